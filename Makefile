@@ -1,0 +1,66 @@
+# Every target sets itself up on a machine that has Python 3.11, Java 17, Maven, Go and make.
+# What is installed stands in .venv, and the servers that tests start in ~/.cache/tidelog-test.
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+LOCK_FLAGS := --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header -q
+
+.PHONY: help demo test test-long lint format bench lock setup servers clean
+
+help:
+	@echo "make demo       see it work"
+	@echo "make test       all tests that fit into minutes, with real servers"
+	@echo "make test-long  the long ones: whole kill matrices, many seeds"
+	@echo "make lint       ruff, mypy, import-linter, the code's own shape"
+	@echo "make bench      speed, beside a peer in the same run"
+	@echo "make lock       pin the newest versions that pyproject.toml allows"
+
+demo: $(READY)
+	-@$(BIN)/python -m tests.servers check
+	@$(BIN)/tidelog demo
+
+test: $(READY)
+	@$(BIN)/python -m tests.servers check
+	$(BIN)/python -m pytest -m "not long"
+
+test-long: $(READY)
+	@$(BIN)/python -m tests.servers check
+	$(BIN)/python -m pytest -m long --timeout=3600
+
+lint: $(READY)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q tests/test_tidy.py
+
+format: $(READY)
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+bench: $(READY)
+	@$(BIN)/python -m tests.servers check
+	$(BIN)/python -m bench
+
+servers: $(READY)
+	$(BIN)/python -m tests.servers fetch
+
+setup: $(READY)
+
+$(READY): requirements.lock requirements-bootstrap.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "tidelog: \`$(PYTHON)\` is missing or older than 3.11: install Python 3.11 or later, or set PYTHON=..." >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || { \
+	  echo "tidelog: \`$(PYTHON) -m venv\` failed: install Python's venv module (Debian: python3-venv)" >&2; exit 1; }
+	$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements-bootstrap.lock
+	$(BIN)/uv pip sync -q --require-hashes requirements.lock
+	$(BIN)/uv pip install -q --no-deps --no-build-isolation -e .
+	@touch $@
+
+lock:
+	$(BIN)/uv pip compile pyproject.toml --all-extras --group dev --upgrade $(LOCK_FLAGS) -o requirements.lock
+	echo uv | $(BIN)/uv pip compile - -c requirements.lock $(LOCK_FLAGS) -o requirements-bootstrap.lock
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache dist
