@@ -1,0 +1,115 @@
+"""Every error that Tidelog raises, grouped by what the one who catches it should do.
+
+::
+
+    TidelogError
+    ├── ConflictError        another writer won           → refresh and decide again
+    ├── FencedError          your lease or epoch is over  → stop; never retry
+    ├── UnknownOutcomeError  the write may have landed    → read back, then decide
+    ├── UnavailableError     store or catalog unreachable → retry with backoff
+    ├── NotFoundError        (also KeyError)              → create it or fix the name
+    ├── AlreadyExistsError                                → choose another or accept it
+    ├── InvalidError         (also ValueError)            → fix the argument or setting
+    ├── CorruptError         bytes are not what we wrote  → stop, keep the evidence, tell a person
+    └── InternalError        our bug                      → report
+
+A message reads *which thing: what happened, expected and found: what to do*. The ``kind`` of an
+error is a stable word for machines (kinds are added, never renamed), and ``context`` holds the
+names and numbers of the message. Errors pickle, since they cross from Spark workers to drivers.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+__all__ = [
+    "AlreadyExistsError",
+    "ConflictError",
+    "CorruptError",
+    "FencedError",
+    "InternalError",
+    "InvalidError",
+    "NotFoundError",
+    "TidelogError",
+    "UnavailableError",
+    "UnknownOutcomeError",
+]
+
+
+class TidelogError(Exception):
+    """The root of the tree; raised only through its children."""
+
+    kind: ClassVar[str] = "tidelog"
+
+    def __init__(self, message: str, **context: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.context = context
+
+    def __str__(self) -> str:
+        return self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, (type(self), self.message, self.context))
+
+    def as_json(self) -> dict[str, Any]:
+        """The one shape in which an error is shown to machines: command line and HTTP alike."""
+        return {"error": {"kind": self.kind, "message": self.message, "context": self.context}}
+
+
+class ConflictError(TidelogError):
+    """Another writer won, and nothing of this write was stored."""
+
+    kind = "conflict"
+
+
+class FencedError(TidelogError):
+    """The lease or epoch under which this write was made is over."""
+
+    kind = "fenced"
+
+
+class UnknownOutcomeError(TidelogError):
+    """The reply was lost and reading back could not tell whether the write landed."""
+
+    kind = "unknown_outcome"
+
+
+class UnavailableError(TidelogError):
+    """A store, catalog or other server could not be reached; nothing of this call was stored."""
+
+    kind = "unavailable"
+
+
+class NotFoundError(TidelogError, KeyError):
+    """The named thing does not exist."""
+
+    kind = "not_found"
+
+
+class AlreadyExistsError(TidelogError):
+    """The named thing exists, and the call was to create it."""
+
+    kind = "already_exists"
+
+
+class InvalidError(TidelogError, ValueError):
+    """An argument, setting, address or permission is wrong, and repeating will not mend it."""
+
+    kind = "invalid"
+
+
+class CorruptError(TidelogError):
+    """Stored bytes are not what was written."""
+
+    kind = "corrupt"
+
+
+class InternalError(TidelogError):
+    """A check inside Tidelog failed: a bug of ours."""
+
+    kind = "internal"
+
+
+def _rebuild(cls: type[TidelogError], message: str, context: dict[str, Any]) -> TidelogError:
+    return cls(message, **context)

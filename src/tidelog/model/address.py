@@ -1,0 +1,109 @@
+"""Addresses of stores and catalogs: taken apart once, here, and never with a secret in them.
+
+An address may be printed, logged and handed on in a config string. So one with a password, or
+with an option that looks like a secret, is refused; credentials come from the environment or from
+the provider's own chain.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+
+from tidelog.errors import InvalidError
+
+__all__ = ["Address", "format_address", "nearest", "parse_address"]
+
+_SECRET_WORDS = ("secret", "password", "passwd", "token", "credential", "access_key", "sas")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A URL in its parts."""
+
+    scheme: str
+    host: str  # may name several, with commas
+    port: int | None
+    path: str  # decoded; with its leading slash where there is one
+    options: dict[str, str]
+    text: str
+
+    def take_options(self, known: Iterable[str]) -> dict[str, str]:
+        """The options, all of which must be known ones."""
+        names = sorted(known)
+        for name in self.options:
+            if name not in names:
+                takes = f"it takes {', '.join(names)}" if names else "it takes none"
+                raise InvalidError(
+                    f"address `{self.text}`: unknown option `{name}`{nearest(name, names)}: {takes}"
+                )
+        return dict(self.options)
+
+
+def parse_address(text: str, plain_scheme: str | None = None) -> Address:
+    """Take a URL apart. Text without a scheme is a path, where ``plain_scheme`` says whose."""
+    scheme, colon, _ = text.partition(":")
+    if plain_scheme and text and (not colon or not _is_scheme(scheme)):
+        return Address(plain_scheme, "", None, str(Path(text).absolute()), {}, text)
+    try:
+        parts = urlsplit(text)
+    except ValueError as exc:
+        raise InvalidError(f"address: {exc}: give scheme://host:port/path?option=value") from exc
+    if not parts.scheme:
+        raise InvalidError(f"address `{text}`: has no scheme: give scheme://host/path?option=value")
+    if "@" in parts.netloc:
+        raise InvalidError(
+            f"address `{parts.scheme}://…`: names a user or password: leave it out, "
+            "credentials come from the environment"
+        )
+    options = _options(text, parts.scheme, parts.query)
+    port = _port(text, parts.netloc)
+    if parts.fragment:
+        raise InvalidError(f"address `{text}`: has a fragment (#…): leave it out, or write %23")
+    host = parts.netloc if port is None else parts.netloc.rpartition(":")[0]
+    return Address(parts.scheme.lower(), host, port, unquote(parts.path), options, text)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`` (did you mean `x`?)`` where a known name is near, else nothing."""
+    close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6)
+    return f" (did you mean `{close[0]}`?)" if close else ""
+
+
+def format_address(scheme: str, host: str, path: str, options: dict[str, str]) -> str:
+    """The text of an address, the other way round."""
+    query = f"?{urlencode(options, safe=':/')}" if options else ""
+    return f"{scheme}://{host}{path}{query}"
+
+
+def _is_scheme(text: str) -> bool:
+    return len(text) > 1 and text[0].isalpha() and all(c.isalnum() or c in "+-." for c in text)
+
+
+def _port(text: str, netloc: str) -> int | None:
+    """The port after the last host; several hosts share one."""
+    _, colon, tail = netloc.rpartition(":")
+    if not colon or netloc.endswith("]"):
+        return None
+    if not tail.isdecimal() or not 0 < int(tail) < 65_536:
+        raise InvalidError(f"address `{text}`: `{tail}` is no port: give a number up to 65535")
+    return int(tail)
+
+
+def _options(text: str, scheme: str, query: str) -> dict[str, str]:
+    options: dict[str, str] = {}
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        if any(word in name.lower() for word in _SECRET_WORDS):
+            raise InvalidError(
+                f"address `{scheme}://…`: option `{name}` looks like a secret: leave it out, "
+                "credentials come from the environment"
+            )
+        if name in options:
+            raise InvalidError(f"address `{text}`: option `{name}` is given twice: give it once")
+        if not value:
+            raise InvalidError(f"address `{text}`: option `{name}` is empty: give it a value")
+        options[name] = value
+    return options
