@@ -1,0 +1,65 @@
+"""The catalog: rows in partitions, changed only by conditional writes.
+
+It promises that a write lands whole or not at all, that no version of a row ever recurs, and
+that a lost reply is told apart from a conflict. It must not know what its rows mean.
+
+``base`` has the interface and its values, ``settle`` brings a write whose reply was lost to its
+true end, and each other file is one backend: ``memory`` (to copy from), ``sqlite``, ``dynamodb``,
+``cql``. Other packages may add a backend by the entry point group ``tidelog.catalogs``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+
+from tidelog.catalog.base import ABSENT, Catalog, Change, Check, Delete, Put, Row
+from tidelog.catalog.settle import Repeat
+from tidelog.errors import InvalidError
+from tidelog.model.address import nearest, parse_address
+
+__all__ = [
+    "ABSENT",
+    "CATALOG_SCHEMES",
+    "Catalog",
+    "Change",
+    "Check",
+    "Delete",
+    "Put",
+    "Row",
+    "open_catalog",
+]
+
+CATALOG_SCHEMES = ("sqlite", "memory", "dynamodb", "cql")
+
+
+def open_catalog(url: str, *, create: bool, repeat: Repeat, environ: Mapping[str, str]) -> Catalog:
+    """The catalog that a URL names, reachable and of the right shape.
+
+    With ``create`` its file or table is made where it is missing; without, that is an error.
+    """
+    address = parse_address(url, plain_scheme="sqlite")
+    if address.scheme == "sqlite":
+        from tidelog.catalog.sqlite import open_sqlite
+
+        return open_sqlite(address, create=create, repeat=repeat)
+    if address.scheme == "memory":
+        from tidelog.catalog.memory import MemoryCatalog
+
+        address.take_options(())
+        return MemoryCatalog()
+    if address.scheme == "dynamodb":
+        from tidelog.catalog.dynamodb import open_dynamodb
+
+        return open_dynamodb(address, create=create, repeat=repeat, environ=environ)
+    if address.scheme == "cql":
+        from tidelog.catalog.cql import open_cql
+
+        return open_cql(address, create=create, repeat=repeat, environ=environ)
+    for entry in entry_points(group="tidelog.catalogs", name=address.scheme):
+        catalog: Catalog = entry.load()(address, create=create, repeat=repeat, environ=environ)
+        return catalog
+    raise InvalidError(
+        f"catalog `{url}`: unknown scheme `{address.scheme}`"
+        f"{nearest(address.scheme, CATALOG_SCHEMES)}: give one of {', '.join(CATALOG_SCHEMES)}"
+    )

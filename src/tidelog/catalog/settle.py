@@ -1,0 +1,115 @@
+"""Bring a write to its true end when replies get lost.
+
+A backend over a network gives one *attempt* to :func:`write_settled`, which repeats it with the
+same write id until it knows the outcome:
+
+1. The attempt returns: done.
+2. It raises ``LostReplyError``: read the rows that the write names. A row carries the write's
+   id: done. Every expectation still holds: send it again; should the first one land after all,
+   one of the two finds the other's id. Anything else: ``UnknownOutcomeError``.
+3. It raises ``ConflictError``: if a row carries the write's id, an earlier attempt had landed:
+   done. If an earlier reply was lost, this conflict may be with our own write that somebody has
+   since overwritten: ``UnknownOutcomeError``. Only otherwise it is a conflict.
+4. It raises ``UnavailableError`` (nothing was sent, or the server refused for load): send again
+   after a while.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from tidelog.catalog.base import Change, Outcome, judge
+from tidelog.clock import Clock
+from tidelog.errors import ConflictError, UnavailableError, UnknownOutcomeError
+from tidelog.model.backoff import Backoff
+
+__all__ = ["LostReplyError", "Repeat", "read_repeated", "write_settled"]
+
+T = TypeVar("T")
+
+
+class LostReplyError(Exception):
+    """Raised by an attempt whose request may have reached the server; never leaves the room."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """With what repeats are spaced."""
+
+    clock: Clock
+    random: random.Random
+    backoff: Backoff = Backoff()
+
+
+def write_settled(
+    attempt: Callable[[], None],
+    read_version: Callable[[str], str | None],
+    partition: str,
+    changes: Sequence[Change],
+    write_id: str,
+    repeat: Repeat,
+) -> None:
+    """Run ``attempt`` until the write is known to be done, refused, or not knowable."""
+    lost: Exception | None = None
+    delays = repeat.backoff.delays_s(repeat.random)
+    while True:
+        try:
+            attempt()
+            return
+        except ConflictError as exc:
+            if _read_outcome(read_version, partition, changes, write_id) is Outcome.DONE:
+                return
+            if lost is not None:
+                raise _unknown(partition, write_id) from lost
+            raise exc
+        except LostReplyError as exc:
+            lost = exc
+            outcome = _read_outcome(read_version, partition, changes, write_id)
+            if outcome is Outcome.DONE:
+                return
+            if outcome is Outcome.FAILED:
+                raise _unknown(partition, write_id) from exc
+            refusal: Exception = exc
+        except UnavailableError as exc:
+            refusal = exc
+        delay_s = next(delays, None)
+        if delay_s is None:
+            if lost is not None:
+                raise _unknown(partition, write_id) from lost
+            raise refusal
+        repeat.clock.sleep(delay_s)
+
+
+def read_repeated(read: Callable[[], T], repeat: Repeat) -> T:
+    """Run ``read`` again while it raises ``UnavailableError``, then let that through."""
+    for delay_s in repeat.backoff.delays_s(repeat.random):
+        try:
+            return read()
+        except UnavailableError:
+            repeat.clock.sleep(delay_s)
+    return read()
+
+
+def _read_outcome(
+    read_version: Callable[[str], str | None],
+    partition: str,
+    changes: Sequence[Change],
+    write_id: str,
+) -> Outcome:
+    try:
+        versions = {change.row: read_version(change.row) for change in changes}
+    except UnavailableError as exc:
+        raise _unknown(partition, write_id) from exc
+    return judge(changes, versions, write_id)
+
+
+def _unknown(partition: str, write_id: str) -> UnknownOutcomeError:
+    return UnknownOutcomeError(
+        f"a write to `{partition}`: the reply to write `{write_id}` was lost and its rows do not "
+        "tell whether it landed: read back what you meant to change, then decide",
+        partition=partition,
+        write_id=write_id,
+    )

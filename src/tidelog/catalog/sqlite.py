@@ -1,0 +1,353 @@
+"""The catalog in one SQLite file: the default, for any number of processes of one machine.
+
+Write-ahead logging with ``synchronous=FULL``, so that an acknowledged write survives a power cut.
+Each thread has a connection of its own; a scan reads page by page and holds nothing between
+pages. Network file systems are refused: SQLite's locks and shared memory do not work there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import quote
+
+from tidelog.catalog.base import (
+    Catalog,
+    Change,
+    Delete,
+    Outcome,
+    Put,
+    Row,
+    check_limit,
+    check_name,
+    check_write,
+    conflict,
+    judge,
+)
+from tidelog.catalog.settle import LostReplyError, Repeat, write_settled
+from tidelog.errors import CorruptError, InvalidError, NotFoundError, UnavailableError
+from tidelog.model import limits
+from tidelog.model.address import Address
+from tidelog.model.backoff import Backoff
+
+__all__ = ["SqliteCatalog", "open_sqlite"]
+
+_APPLICATION_ID = 0x54494445  # "TIDE": tells our files from other programs' databases
+_FORMAT = 1
+_BUSY_MS = 10_000  # a writer waits this long for others; each of them takes about a millisecond
+_PAGE_ROWS = 1_000
+_NETWORK_FILE_SYSTEMS = frozenset(
+    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "9p", "fuse.sshfs", "fuse.s3fs"}
+    | {"glusterfs", "fuse.glusterfs", "lustre", "beegfs", "ocfs2", "gfs2"}
+)
+
+_SCHEMA = """
+CREATE TABLE rows (
+  partition TEXT NOT NULL,
+  row TEXT NOT NULL,
+  version TEXT NOT NULL,
+  value BLOB NOT NULL,
+  PRIMARY KEY (partition, row)
+) STRICT, WITHOUT ROWID
+"""
+
+
+def open_sqlite(address: Address, *, create: bool, repeat: Repeat) -> SqliteCatalog:
+    """Open the file that ``sqlite:PATH`` names; make it where ``create`` says so."""
+    address.take_options(())
+    if address.host or not address.path.startswith("/"):
+        raise InvalidError(
+            f"catalog `{address.text}`: give an absolute path, as in sqlite:///srv/tidelog/catalog.sqlite"
+        )
+    path = Path(address.path)
+    _refuse_network_file_system(path)
+    # SQLite itself waits for a busy file, so a write is tried once.
+    catalog = SqliteCatalog(path, repeat=replace(repeat, backoff=Backoff(attempts=1)))
+    with _translated(path):
+        if create:
+            catalog.create()
+        catalog.check()
+    return catalog
+
+
+class SqliteCatalog:
+    """Rows in one table of one file."""
+
+    def __init__(self, path: Path, *, repeat: Repeat) -> None:
+        self._path = path
+        self._repeat = repeat
+        self._local = threading.local()
+        self._opened: list[sqlite3.Connection] = []
+        self._lock = threading.Lock()
+
+    @property
+    def url(self) -> str:
+        return f"sqlite://{quote(str(self._path))}"
+
+    def create(self) -> None:
+        """Make the file and its table; a file that is one of ours is left as it is."""
+        made_folder = not self._path.parent.exists()
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        connection = self._connect("rwc")
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                if not connection.execute("SELECT 1 FROM sqlite_schema").fetchone():
+                    connection.execute(_SCHEMA)
+                    connection.execute(f"PRAGMA application_id={_APPLICATION_ID}")
+                    connection.execute(f"PRAGMA user_version={_FORMAT}")
+            finally:
+                connection.execute("COMMIT")
+        finally:
+            connection.close()
+        for folder in [self._path.parent, self._path.parent.parent][: 1 + made_folder]:
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            os.fsync(descriptor)
+            os.close(descriptor)
+
+    def check(self) -> None:
+        """Refuse a file that is missing or empty, or that is not a catalog of ours."""
+        if not self._path.exists():
+            _refuse_unwritable(self._path)
+            raise self._missing()
+        connection = self._connection()
+        (application,) = connection.execute("PRAGMA application_id").fetchone()
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        columns = [row[1] for row in connection.execute("PRAGMA table_info(rows)")]
+        if not connection.execute("SELECT 1 FROM sqlite_schema").fetchone():
+            raise self._missing()  # somebody is about to create it
+        if application != _APPLICATION_ID or columns != ["partition", "row", "version", "value"]:
+            raise InvalidError(
+                f"catalog `{self._path}`: is a SQLite file of another program or shape: "
+                "choose another file"
+            )
+        if version > _FORMAT:
+            raise InvalidError(
+                f"catalog `{self._path}`: has format {version}, this code knows {_FORMAT}: "
+                "update tidelog"
+            )
+
+    def get(self, partition: str, row: str) -> Row | None:
+        check_name("partition", partition, limits.PARTITION_BYTES_MAX)
+        check_name("row", row, limits.ROW_BYTES_MAX)
+        with _translated(self._path):
+            found = (
+                self._connection()
+                .execute(
+                    "SELECT value, version FROM rows WHERE partition = ? AND row = ?",
+                    (partition, row),
+                )
+                .fetchone()
+            )
+        return Row(row, found[0], found[1]) if found else None
+
+    def scan(
+        self,
+        partition: str,
+        start: str = "",
+        end: str | None = None,
+        limit: int | None = None,
+        reverse: bool = False,
+    ) -> Iterator[Row]:
+        check_name("partition", partition, limits.PARTITION_BYTES_MAX)
+        check_limit(limit)
+        lower, lower_is, upper = start, ">=", end
+        left = limit
+        while left is None or left > 0:
+            wanted = _PAGE_ROWS if left is None else min(_PAGE_ROWS, left)
+            page = self._page(partition, (lower, lower_is, upper), wanted, reverse)
+            yield from page
+            if len(page) < wanted:
+                return
+            left = None if left is None else left - wanted
+            if reverse:
+                upper = page[-1].row
+            else:
+                lower, lower_is = page[-1].row, ">"
+
+    def write(self, partition: str, *changes: Change, write_id: str) -> None:
+        check_write(partition, changes, write_id)
+
+        def read_version(row: str) -> str | None:
+            found = self.get(partition, row)
+            return found.version if found else None
+
+        def attempt() -> None:
+            with _translated(self._path):
+                self._write_once(partition, changes, write_id)
+
+        write_settled(attempt, read_version, partition, changes, write_id, self._repeat)
+
+    def close(self) -> None:
+        with self._lock:
+            for connection in self._opened:
+                connection.close()
+            self._opened.clear()
+            self._local = threading.local()
+
+    def _write_once(self, partition: str, changes: tuple[Change, ...], write_id: str) -> None:
+        connection = self._connection()
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            versions = {
+                change.row: _version(connection, partition, change.row) for change in changes
+            }
+            outcome = judge(changes, versions, write_id)
+            if outcome is Outcome.FAILED:
+                raise conflict(partition, changes, versions)
+            if outcome is Outcome.HOLDS:
+                for change in changes:
+                    _apply(connection, partition, change, write_id)
+        except BaseException:
+            connection.execute("ROLLBACK")
+            raise
+        try:
+            connection.execute("COMMIT")
+        except sqlite3.Error as exc:
+            with contextlib.suppress(sqlite3.Error):
+                connection.execute("ROLLBACK")
+            raise LostReplyError(str(exc)) from exc
+
+    def _page(
+        self, partition: str, bounds: tuple[str, str, str | None], rows: int, reverse: bool
+    ) -> list[Row]:
+        lower, lower_is, upper = bounds
+        values: list[str | int] = [partition, lower]
+        below = ""
+        if upper is not None:
+            below = "AND row < ?"
+            values.append(upper)
+        query = (  # only fixed words are put in; all values are bound
+            f"SELECT row, value, version FROM rows WHERE partition = ? AND row {lower_is} ? {below} "  # noqa: S608
+            f"ORDER BY row {'DESC' if reverse else 'ASC'} LIMIT ?"
+        )
+        with _translated(self._path):
+            found = self._connection().execute(query, [*values, rows]).fetchall()
+        return [Row(*columns) for columns in found]
+
+    def _connection(self) -> sqlite3.Connection:
+        """This thread's connection; a forked child opens its own."""
+        held: tuple[int, sqlite3.Connection] | None = getattr(self._local, "held", None)
+        if held is not None and held[0] == os.getpid():
+            return held[1]
+        connection = self._connect("rw")
+        with self._lock:
+            self._opened.append(connection)
+        self._local.held = (os.getpid(), connection)
+        return connection
+
+    def _missing(self) -> NotFoundError:
+        return NotFoundError(
+            f"catalog `{self._path}`: no such file: run `tidelog init`, or fix the path"
+        )
+
+    def _connect(self, mode: str) -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            f"file:{quote(str(self._path))}?mode={mode}",
+            uri=True,
+            timeout=_BUSY_MS / 1000,
+            isolation_level=None,
+            check_same_thread=False,
+        )
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=FULL")
+        return connection
+
+
+def _version(connection: sqlite3.Connection, partition: str, row: str) -> str | None:
+    found = connection.execute(
+        "SELECT version FROM rows WHERE partition = ? AND row = ?", (partition, row)
+    ).fetchone()
+    return found[0] if found else None
+
+
+def _apply(connection: sqlite3.Connection, partition: str, change: Change, write_id: str) -> None:
+    if isinstance(change, Put):
+        connection.execute(
+            "INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?)",
+            (partition, change.row, write_id, change.value),
+        )
+    elif isinstance(change, Delete):
+        connection.execute(
+            "DELETE FROM rows WHERE partition = ? AND row = ?", (partition, change.row)
+        )
+
+
+@contextlib.contextmanager
+def _translated(path: Path) -> Iterator[None]:
+    """Turn SQLite's errors into ours."""
+    try:
+        yield
+    except sqlite3.DatabaseError as exc:
+        name = getattr(exc, "sqlite_errorname", "")
+        if name in ("SQLITE_NOTADB", "SQLITE_CORRUPT"):
+            raise CorruptError(
+                f"catalog `{path}`: {exc}: keep the file, and restore it from a copy"
+            ) from exc
+        if name.startswith(("SQLITE_READONLY", "SQLITE_PERM", "SQLITE_AUTH")):
+            raise InvalidError(f"catalog `{path}`: cannot be written: change its rights") from exc
+        if name.startswith("SQLITE_CANTOPEN"):
+            raise InvalidError(
+                f"catalog `{path}`: cannot be opened: check that its folder exists and is writable"
+            ) from exc
+        if name.startswith("SQLITE_BUSY"):
+            raise UnavailableError(
+                f"catalog `{path}`: other processes kept it locked for {_BUSY_MS} ms: try again"
+            ) from exc
+        raise UnavailableError(f"catalog `{path}`: {exc}: mend it and try again") from exc
+    except PermissionError as exc:
+        raise InvalidError(
+            f"catalog `{path}`: no permission for `{exc.filename}`: "
+            "change the folder's rights or choose another"
+        ) from exc
+    except OSError as exc:
+        wrong = exc.errno in (errno.ENOTDIR, errno.EROFS, errno.EEXIST)
+        error = InvalidError if wrong else UnavailableError
+        raise error(
+            f"catalog `{path}`: {exc.strerror} (`{exc.filename}`): choose another path"
+        ) from exc
+
+
+def _refuse_unwritable(path: Path) -> None:
+    """Tell before anything is made that a new file could not be."""
+    folder = path.parent
+    while not folder.exists():
+        folder = folder.parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
+        raise InvalidError(
+            f"catalog `{path}`: cannot be created in `{folder}`: "
+            "change the folder's rights or choose another"
+        )
+
+
+def _refuse_network_file_system(path: Path) -> None:
+    kind = _file_system(path)
+    if kind in _NETWORK_FILE_SYSTEMS:
+        raise InvalidError(
+            f"catalog `{path}`: is on a network file system ({kind}), where SQLite is not safe: "
+            "choose a local disk, or a dynamodb:// or cql:// catalog"
+        )
+
+
+def _file_system(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str:
+    """The type of the file system that holds a path; empty where Linux does not tell."""
+    if not mounts.exists():
+        return ""
+    best, kind = "", ""
+    real = os.path.realpath(path)
+    for line in mounts.read_text(errors="replace").splitlines():
+        fields = line.split()
+        point = fields[4].replace("\\040", " ")
+        inside = real == point or real.startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= len(best) and "-" in fields:
+            best, kind = point, fields[fields.index("-") + 1]
+    return kind
+
+
+_: type[Catalog] = SqliteCatalog
