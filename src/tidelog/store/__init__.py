@@ -1,0 +1,56 @@
+"""The store: immutable objects under keys, made only where nothing was before.
+
+It promises that of racing creates one wins, that an object is seen whole or not at all, and that
+what was acknowledged stays. It must not know what is inside the objects, nor the catalog.
+
+``base`` has the interface, ``local`` (to copy from), ``memory`` and ``remote`` the backends,
+``retry``, ``meter`` and ``cache`` wrap any of them, ``probe`` tries a store's promises out. Other
+packages may add a backend by the entry point group ``tidelog.stores``.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from tidelog.clock import Clock, Ids
+from tidelog.errors import InvalidError
+from tidelog.model.address import nearest, parse_address
+from tidelog.store.base import ObjectInfo, Store
+
+__all__ = ["STORE_SCHEMES", "ObjectInfo", "Store", "open_store"]
+
+STORE_SCHEMES = ("file", "memory", "s3", "gs", "az")
+
+
+def open_store(
+    url: str, *, clock: Clock, ids: Ids, random: random.Random, environ: Mapping[str, str]
+) -> Store:
+    """The store that a URL or a path names. Nothing is sent or created before its first call."""
+    address = parse_address(url, plain_scheme="file")
+    if address.scheme == "file":
+        from tidelog.store.local import LocalStore
+
+        address.take_options(())
+        if address.host not in ("", "localhost") or not address.path.startswith("/"):
+            raise InvalidError(f"store `{url}`: give a path, or file:///absolute/path")
+        return LocalStore(Path(address.path), clock=clock, ids=ids, random=random)
+    if address.scheme == "memory":
+        from tidelog.store.memory import MemoryStore
+
+        address.take_options(())
+        return MemoryStore(clock)
+    if address.scheme in ("s3", "gs", "az"):
+        from tidelog.store import remote
+
+        opens = {"s3": remote.open_s3, "gs": remote.open_google, "az": remote.open_azure}
+        return opens[address.scheme](address, environ)
+    for entry in entry_points(group="tidelog.stores", name=address.scheme):
+        store: Store = entry.load()(address, clock=clock, ids=ids, environ=environ)
+        return store
+    raise InvalidError(
+        f"store `{url}`: unknown scheme `{address.scheme}`"
+        f"{nearest(address.scheme, STORE_SCHEMES)}: give one of {', '.join(STORE_SCHEMES)}"
+    )

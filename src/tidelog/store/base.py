@@ -1,0 +1,149 @@
+"""What a store is: immutable objects under keys, made only where nothing was before.
+
+Keys are ``/``-separated text, relative to the store's root. Nothing is overwritten but by
+:meth:`Store.replace`, which is conditional and serves the erasure of archived events alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from tidelog.errors import AlreadyExistsError, ConflictError, InvalidError, NotFoundError
+from tidelog.model import limits
+
+__all__ = [
+    "ObjectInfo",
+    "Store",
+    "check_data",
+    "check_key",
+    "check_range",
+    "exists_already",
+    "not_found",
+    "replaced_meanwhile",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """What a listing tells of one object."""
+
+    key: str
+    size: int
+    etag: str
+    modified_ms: int
+
+
+class Store(Protocol):
+    """Objects under keys. Safe to share between threads.
+
+    Every method raises ``InvalidError`` for a bad key, for missing rights and for wrong
+    credentials; reads raise ``UnavailableError`` when the store cannot be reached, and so do
+    writes of which nothing landed. A write whose reply was lost raises ``UnknownOutcomeError``.
+    """
+
+    @property
+    def url(self) -> str:
+        """The address that opens this store again; never with a secret in it."""
+        ...
+
+    def put(self, key: str, data: bytes) -> str:
+        """Create an object, durable and whole on return; its etag.
+
+        ``AlreadyExistsError`` when there is one: of racing calls exactly one succeeds. No reader
+        ever sees a part of it.
+        """
+        ...
+
+    def replace(self, key: str, data: bytes, etag: str) -> str:
+        """Overwrite the object if it still has this etag; the new etag.
+
+        ``ConflictError`` when it has changed, ``NotFoundError`` when it is gone.
+        """
+        ...
+
+    def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+        """The bytes of ``[start, end)``, fewer where the object ends before. ``NotFoundError``."""
+        ...
+
+    def head(self, key: str) -> ObjectInfo:
+        """Size, etag and time of an object. ``NotFoundError``."""
+        ...
+
+    def list(self, prefix: str = "", start_after: str = "") -> Iterator[ObjectInfo]:
+        """Objects whose key begins with ``prefix`` and is above ``start_after``, in key order.
+
+        Lazy. Any prefix will do, not only whole folders.
+        """
+        ...
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Remove objects. Idempotent: one that is not there is no error."""
+        ...
+
+    def copy(self, source: str, target: str) -> None:
+        """Create ``target`` with the bytes of ``source``, without moving them through here.
+
+        ``AlreadyExistsError`` when there is a target, ``NotFoundError`` when there is no source.
+        """
+        ...
+
+    def presign(self, key: str, expires_s: int) -> str:
+        """A URL by which anyone can get the object for this long."""
+        ...
+
+
+def check_key(key: str) -> None:
+    """Refuse a key that some backend could not hold, or that could leave its folder."""
+    try:
+        size = len(key.encode())
+    except UnicodeEncodeError as exc:
+        raise InvalidError(f"object key {key!r}: not valid Unicode: give text") from exc
+    if not 1 <= size <= limits.KEY_BYTES_MAX:
+        raise InvalidError(
+            f"object key `{key[:80]}`: has {size} bytes: give 1 to {limits.KEY_BYTES_MAX}"
+        )
+    for segment in key.split("/"):
+        if segment in ("", ".", ".."):
+            raise InvalidError(
+                f"object key `{key}`: has an empty, `.` or `..` part: give plain names"
+            )
+        if len(segment.encode()) > limits.KEY_SEGMENT_BYTES_MAX:
+            raise InvalidError(
+                f"object key `{key[:80]}`: a part is longer than "
+                f"{limits.KEY_SEGMENT_BYTES_MAX} bytes: shorten it"
+            )
+    if any(ord(char) < 32 or ord(char) == 127 for char in key):
+        raise InvalidError(f"object key {key!r}: holds a control character: leave it out")
+
+
+def check_data(key: str, data: bytes) -> None:
+    """Refuse an object that no single put can hold."""
+    if len(data) > limits.OBJECT_BYTES_MAX:
+        raise InvalidError(
+            f"object `{key}`: {len(data)} bytes: at most {limits.OBJECT_BYTES_MAX} in one object"
+        )
+
+
+def check_range(start: int, end: int | None) -> None:
+    """Refuse a byte range that runs backwards."""
+    if start < 0 or (end is not None and end < start):
+        raise InvalidError(f"byte range [{start}, {end}): give 0 <= start <= end")
+
+
+def exists_already(key: str) -> AlreadyExistsError:
+    return AlreadyExistsError(f"object `{key}`: exists already: choose another key", key=key)
+
+
+def not_found(key: str) -> NotFoundError:
+    return NotFoundError(
+        f"object `{key}`: not found: check the key, or read the catalog again", key=key
+    )
+
+
+def replaced_meanwhile(key: str, expected: str, found: str) -> ConflictError:
+    return ConflictError(
+        f"object `{key}`: expected etag {expected}, found {found}: read it again and decide",
+        key=key,
+    )

@@ -1,0 +1,129 @@
+"""A bounded cache of what was read: the same range of the same object costs one request.
+
+Objects do not change, so nothing expires; the least recently used ranges go when the bound is
+reached. Readers that ask for a range while it is on its way wait for that one request. The one
+exception to "do not change" is :meth:`Store.replace`, which drops the key here; a process that
+reads archive files which another one may replace reads them past the cache.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from tidelog.errors import InvalidError
+from tidelog.store.base import ObjectInfo, Store
+
+__all__ = ["CacheStats", "CachedStore"]
+
+_Range = tuple[str, int, int | None]
+
+
+@dataclass(slots=True)
+class CacheStats:
+    """How well the cache does."""
+
+    hits: int = 0
+    misses: int = 0
+    bytes: int = 0
+
+
+class CachedStore:
+    """A store that remembers ranges, up to ``bytes_max`` in all."""
+
+    def __init__(self, inner: Store, bytes_max: int) -> None:
+        if bytes_max < 0:
+            raise InvalidError(f"cache: bytes_max is {bytes_max}: give 0 or more")
+        self._inner = inner
+        self._bytes_max = bytes_max
+        self._held: OrderedDict[_Range, bytes] = OrderedDict()
+        self._coming: dict[_Range, Future[bytes]] = {}
+        self._lock = threading.Lock()
+        self.stats = CacheStats()
+
+    @property
+    def url(self) -> str:
+        return self._inner.url
+
+    def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+        wanted = (key, start, end)
+        with self._lock:
+            if wanted in self._held:
+                self._held.move_to_end(wanted)
+                self.stats.hits += 1
+                return self._held[wanted]
+            coming = self._coming.get(wanted)
+            if coming is None:
+                mine = self._coming[wanted] = Future()
+                self.stats.misses += 1
+            else:
+                self.stats.hits += 1
+        if coming is not None:
+            return coming.result()
+        return self._fetch(wanted, mine)
+
+    def put(self, key: str, data: bytes) -> str:
+        return self._inner.put(key, data)
+
+    def replace(self, key: str, data: bytes, etag: str) -> str:
+        try:
+            return self._inner.replace(key, data, etag)
+        finally:
+            self._drop({key})
+
+    def head(self, key: str) -> ObjectInfo:
+        return self._inner.head(key)
+
+    def list(self, prefix: str = "", start_after: str = "") -> Iterator[ObjectInfo]:
+        return self._inner.list(prefix, start_after)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        wanted = list(keys)
+        try:
+            self._inner.delete(wanted)
+        finally:
+            self._drop(set(wanted))
+
+    def copy(self, source: str, target: str) -> None:
+        self._inner.copy(source, target)
+
+    def presign(self, key: str, expires_s: int) -> str:
+        return self._inner.presign(key, expires_s)
+
+    def _fetch(self, wanted: _Range, mine: Future[bytes]) -> bytes:
+        try:
+            data = self._inner.get(*wanted)
+        except BaseException as exc:
+            with self._lock:
+                self._coming.pop(wanted, None)
+            mine.set_exception(exc)
+            raise
+        with self._lock:
+            # A key that was dropped meanwhile is no longer expected, and is not kept.
+            if self._coming.pop(wanted, None) is mine:
+                self._keep(wanted, data)
+        mine.set_result(data)
+        return data
+
+    def _keep(self, wanted: _Range, data: bytes) -> None:
+        if len(data) > self._bytes_max:
+            return
+        self._held[wanted] = data
+        self.stats.bytes += len(data)
+        while self.stats.bytes > self._bytes_max:
+            _, oldest = self._held.popitem(last=False)
+            self.stats.bytes -= len(oldest)
+
+    def _drop(self, keys: set[str]) -> None:
+        with self._lock:
+            for wanted in [w for w in self._held if w[0] in keys]:
+                self.stats.bytes -= len(self._held.pop(wanted))
+            for wanted in [w for w in self._coming if w[0] in keys]:
+                del self._coming[wanted]
+
+
+def _prove(inner: Store) -> Store:
+    return CachedStore(inner, 0)

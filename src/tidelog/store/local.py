@@ -1,0 +1,299 @@
+"""A store in a folder, for which an acknowledged object survives a power cut.
+
+A put takes five steps. What a crash after each of them leaves behind:
+
+1. write the bytes to a fresh name under ``.tidelog/tmp``   → a leftover there, removed at open
+2. fsync that file                                          → the same
+3. link it to its key, which fails if the key is taken      → the object, perhaps gone after a power
+                                                              cut; nobody was told of it
+4. fsync the key's folder                                   → the object, for good
+5. remove the fresh name                                    → nothing
+
+A folder on the way is made if need be and fsynced in its parent before this process first links
+anything into it, also when another process made it and may not have come so far; folders are never
+removed, so that a put cannot lose its own. A link is atomic, hence no reader ever
+sees a part of an object. Listings leave out ``.tidelog``, which keys cannot reach.
+
+An etag is the file's inode, size and modification time, to which the put adds random nanoseconds:
+so a file that reuses an inode within the file system's clock tick still differs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import random
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from tidelog.clock import Clock, Ids
+from tidelog.errors import InvalidError, UnavailableError
+from tidelog.store.base import (
+    ObjectInfo,
+    Store,
+    check_data,
+    check_key,
+    check_range,
+    exists_already,
+    not_found,
+    replaced_meanwhile,
+)
+
+__all__ = ["LocalStore"]
+
+_PRIVATE = ".tidelog"
+_DURABLE_MAX = 50_000  # remembered folders; forgetting them costs an fsync each
+_LEFTOVER_MS = 24 * 3600 * 1000  # a temporary file this old belongs to no running put
+
+
+class LocalStore:
+    """Objects as files below a folder."""
+
+    def __init__(self, root: Path, *, clock: Clock, ids: Ids, random: random.Random) -> None:
+        self._root = root.absolute()
+        self._tmp = self._root / _PRIVATE / "tmp"
+        self._clock = clock
+        self._ids = ids
+        self._random = random
+        self._durable: set[Path] = set()  # folders that are known to outlast a power cut
+
+    @property
+    def url(self) -> str:
+        return self._root.as_uri()
+
+    def put(self, key: str, data: bytes) -> str:
+        path = self._path(key)
+        check_data(key, data)
+        with _translated(key):
+            fresh, etag = self._write_fresh(data)
+            try:
+                self._link(fresh, path, key)
+            finally:
+                os.unlink(fresh)
+        return etag
+
+    def replace(self, key: str, data: bytes, etag: str) -> str:
+        path = self._path(key)
+        check_data(key, data)
+        with _translated(key), self._locked():
+            found = _etag(os.stat(path))
+            if found != etag:
+                raise replaced_meanwhile(key, etag, found)
+            fresh, new_etag = self._write_fresh(data)
+            os.rename(fresh, path)
+            _fsync_folder(path.parent)
+        return new_etag
+
+    def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+        path = self._path(key)
+        check_range(start, end)
+        with _translated(key), open(path, "rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            wanted = min(size, size if end is None else end) - start
+            return _read_exactly(file.fileno(), start, max(0, wanted))
+
+    def head(self, key: str) -> ObjectInfo:
+        path = self._path(key)
+        with _translated(key):
+            return _info(key, os.stat(path))
+
+    def list(self, prefix: str = "", start_after: str = "") -> Iterator[ObjectInfo]:
+        folder, _, _ = prefix.rpartition("/")
+        if folder:
+            check_key(folder)
+        with _translated(prefix):
+            yield from self._walk(folder, prefix, start_after)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        with _translated("delete"), self._locked():
+            folders = set()
+            for key in keys:
+                path = self._path(key)
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                    os.unlink(path)
+                    folders.add(path.parent)
+            for folder in sorted(folders):
+                _fsync_folder(folder)
+
+    def copy(self, source: str, target: str) -> None:
+        source_path, target_path = self._path(source), self._path(target)
+        with _translated(source):
+            os.stat(source_path)
+            self._link(source_path, target_path, target)
+
+    def presign(self, key: str, expires_s: int) -> str:
+        self.head(key)
+        return self._path(key).as_uri()
+
+    def remove_leftovers(self) -> int:
+        """Remove what puts that were killed left in the private folder; how many."""
+        oldest_ms = self._clock.now_ms() - _LEFTOVER_MS
+        removed = 0
+        if self._tmp.is_dir():
+            for entry in os.scandir(self._tmp):
+                with contextlib.suppress(FileNotFoundError):
+                    if entry.stat().st_mtime_ns // 1_000_000 < oldest_ms:
+                        os.unlink(entry.path)
+                        removed += 1
+        return removed
+
+    def _path(self, key: str) -> Path:
+        check_key(key)
+        if key.split("/", 1)[0] == _PRIVATE:
+            raise InvalidError(f"object key `{key}`: begins with `{_PRIVATE}`, which is reserved")
+        return self._root / key
+
+    def _write_fresh(self, data: bytes) -> tuple[Path, str]:
+        """Steps 1 and 2: the bytes under a name of their own, durable; its path and etag."""
+        fresh = self._tmp / self._ids.new()
+        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
+        try:
+            descriptor = os.open(fresh, flags, 0o644)
+        except FileNotFoundError:
+            self._ensure_folder(self._tmp)
+            descriptor = os.open(fresh, flags, 0o644)
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(descriptor, view) :]
+            jitter_ns = self._random.randrange(1_000_000)
+            modified_ns = self._clock.now_ms() * 1_000_000 + jitter_ns
+            os.utime(descriptor, ns=(modified_ns, modified_ns))
+            os.fsync(descriptor)
+            return fresh, _etag(os.fstat(descriptor))
+        except BaseException:
+            os.unlink(fresh)
+            raise
+        finally:
+            os.close(descriptor)
+
+    def _link(self, source: Path, target: Path, key: str) -> None:
+        """Steps 3 and 4."""
+        try:
+            self._ensure_folder(target.parent)
+            os.link(source, target)
+        except FileExistsError:
+            raise exists_already(key) from None
+        except NotADirectoryError:
+            raise InvalidError(
+                f"object key `{key}`: a part of it is itself an object: choose another key"
+            ) from None
+        _fsync_folder(target.parent)
+
+    def _ensure_folder(self, folder: Path) -> None:
+        if folder in self._durable:
+            return
+        if folder == self._root:
+            _make_folders(folder)
+        else:
+            self._ensure_folder(folder.parent)
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(folder)
+        _fsync_folder(folder.parent)
+        if len(self._durable) >= _DURABLE_MAX:
+            self._durable.clear()
+        self._durable.add(folder)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Keep replaces and deletes apart, over processes; puts need no lock."""
+        path = self._root / _PRIVATE / "lock"
+        try:
+            descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        except FileNotFoundError:
+            self._ensure_folder(path.parent)
+            descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _walk(self, folder: str, prefix: str, start_after: str) -> Iterator[ObjectInfo]:
+        """Objects below a folder in key order; a folder sorts as its name and a slash."""
+        try:
+            with os.scandir(self._root / folder) as entries:
+                found = [(e.name + "/" if e.is_dir() else e.name, e) for e in entries]
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        base = f"{folder}/" if folder else ""
+        for name, entry in sorted(found, key=lambda pair: pair[0]):
+            key = base + name
+            if name == _PRIVATE + "/" and not folder:
+                continue
+            if name.endswith("/"):
+                may_match = key.startswith(prefix) or prefix.startswith(key)
+                if may_match and (key > start_after or start_after.startswith(key)):
+                    yield from self._walk(key[:-1], prefix, start_after)
+            elif key.startswith(prefix) and key > start_after:
+                with contextlib.suppress(FileNotFoundError):  # deleted since the folder was read
+                    yield _info(key, entry.stat())
+
+
+@contextlib.contextmanager
+def _translated(key: str) -> Iterator[None]:
+    """Turn the operating system's errors into ours."""
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as exc:
+        raise not_found(key) from exc
+    except PermissionError as exc:
+        raise InvalidError(
+            f"object `{key}`: no permission for `{exc.filename}`: "
+            "change the folder's rights or choose another folder",
+            key=key,
+        ) from exc
+    except OSError as exc:
+        if exc.errno == errno.EROFS:
+            raise InvalidError(
+                f"object `{key}`: `{exc.filename}` is on a read-only file system: "
+                "choose another folder",
+                key=key,
+            ) from exc
+        raise UnavailableError(
+            f"object `{key}`: the file system says `{exc.strerror}`: mend it and try again",
+            key=key,
+        ) from exc
+
+
+def _make_folders(folder: Path) -> None:
+    if folder.is_dir():
+        return
+    _make_folders(folder.parent)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(folder)
+    _fsync_folder(folder.parent)
+
+
+def _fsync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _read_exactly(descriptor: int, start: int, size: int) -> bytes:
+    chunk = os.pread(descriptor, size, start)
+    if len(chunk) == size:
+        return chunk
+    chunks = [chunk]
+    while chunk and sum(map(len, chunks)) < size:  # one pread returns 2 GiB at most
+        read = sum(map(len, chunks))
+        chunk = os.pread(descriptor, size - read, start + read)
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def _etag(stat: os.stat_result) -> str:
+    return f"{stat.st_ino:x}-{stat.st_size:x}-{stat.st_mtime_ns:x}"
+
+
+def _info(key: str, stat: os.stat_result) -> ObjectInfo:
+    return ObjectInfo(key, stat.st_size, _etag(stat), stat.st_mtime_ns // 1_000_000)
+
+
+def _prove(root: Path, clock: Clock, ids: Ids, random: random.Random) -> Store:
+    return LocalStore(root, clock=clock, ids=ids, random=random)

@@ -1,0 +1,98 @@
+"""A store in a dictionary: for tests and for trying things out. Gone with the process."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import threading
+from collections.abc import Iterable, Iterator
+
+from tidelog.clock import Clock
+from tidelog.store.base import (
+    ObjectInfo,
+    Store,
+    check_data,
+    check_key,
+    check_range,
+    exists_already,
+    not_found,
+    replaced_meanwhile,
+)
+
+__all__ = ["MemoryStore"]
+
+
+class MemoryStore:
+    """Objects in a dictionary, behind one lock."""
+
+    url = "memory:"
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._objects: dict[str, tuple[bytes, ObjectInfo]] = {}
+        self._etags = itertools.count(1)
+        self._lock = threading.Lock()
+
+    def put(self, key: str, data: bytes) -> str:
+        check_key(key)
+        check_data(key, data)
+        with self._lock:
+            if key in self._objects:
+                raise exists_already(key)
+            return self._store(key, data)
+
+    def replace(self, key: str, data: bytes, etag: str) -> str:
+        check_data(key, data)
+        with self._lock:
+            _, info = self._find(key)
+            if info.etag != etag:
+                raise replaced_meanwhile(key, etag, info.etag)
+            return self._store(key, data)
+
+    def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+        check_range(start, end)
+        with self._lock:
+            data, _ = self._find(key)
+        return data[start:end]
+
+    def head(self, key: str) -> ObjectInfo:
+        with self._lock:
+            return self._find(key)[1]
+
+    def list(self, prefix: str = "", start_after: str = "") -> Iterator[ObjectInfo]:
+        with self._lock:
+            infos = [info for _, info in self._objects.values()]
+        matching = [i for i in infos if i.key.startswith(prefix) and i.key > start_after]
+        return iter(sorted(matching, key=lambda info: info.key))
+
+    def delete(self, keys: Iterable[str]) -> None:
+        with self._lock:
+            for key in keys:
+                check_key(key)
+                self._objects.pop(key, None)
+
+    def copy(self, source: str, target: str) -> None:
+        check_key(target)
+        with self._lock:
+            data, _ = self._find(source)
+            if target in self._objects:
+                raise exists_already(target)
+            self._store(target, data)
+
+    def presign(self, key: str, expires_s: int) -> str:
+        return "data:application/octet-stream;base64," + base64.b64encode(self.get(key)).decode()
+
+    def _find(self, key: str) -> tuple[bytes, ObjectInfo]:
+        check_key(key)
+        if key not in self._objects:
+            raise not_found(key)
+        return self._objects[key]
+
+    def _store(self, key: str, data: bytes) -> str:
+        info = ObjectInfo(key, len(data), f"m{next(self._etags)}", self._clock.now_ms())
+        self._objects[key] = (bytes(data), info)
+        return info.etag
+
+
+def _prove(clock: Clock) -> Store:
+    return MemoryStore(clock)

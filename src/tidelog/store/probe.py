@@ -1,0 +1,90 @@
+"""Try out a store's promises before anything is built on them.
+
+Some gateways and emulators ignore conditional requests without a word; on such a store two
+writers could both believe that they created one object. So when a home is created, two threads
+race to create one object: exactly one must win, over several rounds.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from tidelog.clock import Ids
+from tidelog.errors import AlreadyExistsError, ConflictError, InvalidError, TidelogError
+from tidelog.model import layout
+from tidelog.store.base import Store
+
+__all__ = ["probe_store"]
+
+_ROUNDS = 3
+
+
+def probe_store(store: Store, ids: Ids) -> None:
+    """Raise ``InvalidError`` unless the store keeps its word; leaves nothing behind."""
+    keys = [layout.probe(ids.new()) for _ in range(_ROUNDS)]
+    copied = layout.probe(ids.new())
+    try:
+        for key in keys:
+            _probe_create(store, key)
+        _probe_copy(store, keys[0], keys[1], copied)
+        _probe_replace(store, keys[0])
+    finally:
+        store.delete([*keys, copied])
+
+
+def _probe_create(store: Store, key: str) -> None:
+    bodies = (b"first", b"second")
+    outcomes: list[TidelogError | str | None] = [None, None]
+    start = threading.Barrier(len(bodies))
+
+    def create(number: int) -> None:
+        start.wait()
+        try:
+            outcomes[number] = store.put(key, bodies[number])
+        except TidelogError as exc:
+            outcomes[number] = exc
+
+    threads = [threading.Thread(target=create, args=(n,)) for n in range(len(bodies))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for outcome in outcomes:
+        if isinstance(outcome, TidelogError) and not isinstance(outcome, AlreadyExistsError):
+            raise outcome
+    winners = [n for n, outcome in enumerate(outcomes) if isinstance(outcome, str)]
+    if len(winners) != 1:
+        raise _broken(store, f"{len(winners)} of 2 racing creates of one object succeeded")
+    if store.get(key) != bodies[winners[0]]:
+        raise _broken(store, "the object holds the bytes of the create that was refused")
+
+
+def _probe_copy(store: Store, source: str, taken: str, free: str) -> None:
+    _must_refuse(store, "a copy over an object", lambda: store.copy(source, taken))
+    store.copy(source, free)
+    if store.get(free) != store.get(source):
+        raise _broken(store, "a copy differs from its source")
+
+
+def _probe_replace(store: Store, key: str) -> None:
+    etag = store.head(key).etag
+    store.replace(key, b"third", etag)
+    _must_refuse(store, "a replace with an old etag", lambda: store.replace(key, b"fourth", etag))
+    if store.get(key) != b"third":
+        raise _broken(store, "a replaced object does not hold the new bytes")
+
+
+def _must_refuse(store: Store, what: str, call: Callable[[], object]) -> None:
+    try:
+        call()
+    except (AlreadyExistsError, ConflictError):
+        return
+    raise _broken(store, f"{what} was not refused")
+
+
+def _broken(store: Store, what: str) -> InvalidError:
+    return InvalidError(
+        f"store `{store.url}`: {what}, so events could be lost there: "
+        "use a store with conditional writes (If-None-Match, If-Match)"
+    )

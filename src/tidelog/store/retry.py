@@ -1,0 +1,152 @@
+"""Repeat what failed for want of an answer, and settle what may have landed.
+
+Reads and deletes are simply repeated. A create whose reply was lost is repeated too; if the
+object is there then, it is ours when its bytes are ours, and only otherwise somebody else's. The
+same holds for a copy, whose bytes are those of its source, and for a replace.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
+from tidelog.clock import Clock
+from tidelog.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    UnavailableError,
+    UnknownOutcomeError,
+)
+from tidelog.model.backoff import Backoff
+from tidelog.model.limits import COPY_CHUNK_BYTES
+from tidelog.store.base import ObjectInfo, Store
+
+__all__ = ["RetryingStore"]
+
+T = TypeVar("T")
+
+
+class RetryingStore:
+    """A store that tries again, with growing, jittered waits."""
+
+    def __init__(
+        self,
+        inner: Store,
+        *,
+        clock: Clock,
+        random: random.Random,
+        backoff: Backoff,
+    ) -> None:
+        self._inner = inner
+        self._clock = clock
+        self._random = random
+        self._backoff = backoff
+
+    @property
+    def url(self) -> str:
+        return self._inner.url
+
+    def put(self, key: str, data: bytes) -> str:
+        def landed() -> str | None:
+            return self.head(key).etag if self._holds(key, data) else None
+
+        return self._settle(lambda: self._inner.put(key, data), AlreadyExistsError, landed)
+
+    def replace(self, key: str, data: bytes, etag: str) -> str:
+        def landed() -> str | None:
+            info = self.head(key)
+            return info.etag if info.etag != etag and self._holds(key, data) else None
+
+        return self._settle(lambda: self._inner.replace(key, data, etag), ConflictError, landed)
+
+    def copy(self, source: str, target: str) -> None:
+        def landed() -> str | None:
+            return target if self._same(source, target) else None
+
+        self._settle(lambda: self._inner.copy(source, target), AlreadyExistsError, landed)
+
+    def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+        return self._repeat(lambda: self._inner.get(key, start, end))
+
+    def head(self, key: str) -> ObjectInfo:
+        return self._repeat(lambda: self._inner.head(key))
+
+    def list(self, prefix: str = "", start_after: str = "") -> Iterator[ObjectInfo]:
+        """Goes on after the last object that was given out when a page fails."""
+        delays = self._backoff.delays_s(self._random)
+        while True:
+            try:
+                for info in self._inner.list(prefix, start_after):
+                    start_after = info.key
+                    yield info
+                return
+            except UnavailableError:
+                if not self._wait(delays):
+                    raise
+
+    def delete(self, keys: Iterable[str]) -> None:
+        wanted = list(keys)
+        self._repeat(lambda: self._inner.delete(wanted))
+
+    def presign(self, key: str, expires_s: int) -> str:
+        return self._inner.presign(key, expires_s)
+
+    def _settle(
+        self,
+        attempt: Callable[[], T],
+        refusal: type[AlreadyExistsError | ConflictError],
+        landed: Callable[[], T | None],
+    ) -> T:
+        """Repeat ``attempt``; when refused after a lost reply, ask whether that was ourselves."""
+        unsure = False
+        delays = self._backoff.delays_s(self._random)
+        while True:
+            try:
+                return attempt()
+            except UnknownOutcomeError:
+                unsure = True
+                if not self._wait(delays):
+                    raise
+            except UnavailableError:
+                if not self._wait(delays):
+                    raise
+            except refusal:
+                mine = landed() if unsure else None
+                if mine is None:
+                    raise
+                return mine
+
+    def _repeat(self, read: Callable[[], T]) -> T:
+        delays = self._backoff.delays_s(self._random)
+        while True:
+            try:
+                return read()
+            except UnavailableError:
+                if not self._wait(delays):
+                    raise
+
+    def _wait(self, delays: Iterator[float]) -> bool:
+        """Wait until the next try; False when there shall be none."""
+        delay_s = next(delays, None)
+        if delay_s is not None:
+            self._clock.sleep(delay_s)
+        return delay_s is not None
+
+    def _holds(self, key: str, data: bytes) -> bool:
+        return self.head(key).size == len(data) and self.get(key) == data
+
+    def _same(self, source: str, target: str) -> bool:
+        size = self.head(source).size
+        if self.head(target).size != size:
+            return False
+        starts = range(0, size, COPY_CHUNK_BYTES)
+        return all(
+            self.get(source, start, start + COPY_CHUNK_BYTES)
+            == self.get(target, start, start + COPY_CHUNK_BYTES)
+            for start in starts
+        )
+
+
+def _prove(inner: Store, clock: Clock, random: random.Random) -> Store:
+    return RetryingStore(inner, clock=clock, random=random, backoff=Backoff())
