@@ -1,0 +1,45 @@
+"""Tidelog: an event log and archive that lives on object storage.
+
+::
+
+    import tidelog
+
+    home = tidelog.open()          # ./tidelog-data, or a folder, or a config string
+    print(home.config)
+
+The public surface is what ``__all__`` lists; everything else may change.
+"""
+
+from __future__ import annotations
+
+from tidelog.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    CorruptError,
+    FencedError,
+    InternalError,
+    InvalidError,
+    NotFoundError,
+    TidelogError,
+    UnavailableError,
+    UnknownOutcomeError,
+)
+from tidelog.home import Home
+from tidelog.home import open_home as open  # noqa: A004 - read as tidelog.open(...)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AlreadyExistsError",
+    "ConflictError",
+    "CorruptError",
+    "FencedError",
+    "Home",
+    "InternalError",
+    "InvalidError",
+    "NotFoundError",
+    "TidelogError",
+    "UnavailableError",
+    "UnknownOutcomeError",
+    "open",
+]

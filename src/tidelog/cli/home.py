@@ -1,0 +1,103 @@
+"""``tidelog init`` and ``tidelog home``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+import msgspec
+
+from tidelog.cli.output import Output, json_option
+from tidelog.errors import AlreadyExistsError, InvalidError
+from tidelog.home import Home, create_home, open_home
+from tidelog.settings import FILE_NAME, Settings, load_settings
+
+__all__ = ["home", "init"]
+
+
+@click.command()
+@click.option("--store", metavar="URL", help="Where objects go: a folder, s3://, gs:// or az://.")
+@click.option("--catalog", metavar="URL", help="Where rows go: a file, dynamodb:// or cql://.")
+@click.option(
+    "--create-catalog",
+    is_flag=True,
+    help="Create the DynamoDB or CQL table where it is missing (SQLite files always are).",
+)
+@click.option(
+    "--save", is_flag=True, help=f"Write {FILE_NAME} here, so that commands find the home."
+)
+@json_option
+@click.pass_obj
+def init(
+    home_text: str | None,
+    output: Output,
+    store: str | None,
+    catalog: str | None,
+    create_catalog: bool,
+    save: bool,
+) -> None:
+    """Make a home, or finish and check one that is there.
+
+    The store is tried out first: of two racing creates exactly one must win. Running it again
+    changes nothing.
+
+    \b
+    Examples:
+      tidelog init
+      tidelog --home /srv/events init
+      tidelog init --store s3://bucket/events --catalog dynamodb://tidelog --create-catalog --save
+    """
+    settings = _settings(home_text, store, catalog)
+    file = Path.cwd() / FILE_NAME
+    if save and file.exists():
+        raise AlreadyExistsError(f"`{file}`: exists already: edit it, or leave out --save")
+    local = "://" not in settings.catalog or settings.catalog.startswith("sqlite:")
+    made, is_new = create_home(settings, create_catalog=create_catalog or local)
+    with made:
+        if save:
+            text = (msgspec.json.encode(url).decode() for url in (made.store.url, made.catalog.url))
+            file.write_text("store = {}\ncatalog = {}\n".format(*text))
+        output.say("Made a new home." if is_new else "The home is there already.")
+        output.record(_describe(made) | ({"new": is_new} if output.as_json else {}))
+        if not save and not settings.is_default and settings.found_in == "arguments":
+            output.say(f"\nTo use it:  export TIDELOG_HOME='{made.config}'")
+
+
+@click.command()
+@json_option
+@click.pass_obj
+def home(home_text: str | None, output: Output) -> None:
+    """Show where the home is, and the config string that opens it anywhere.
+
+    \b
+    Examples:
+      tidelog home
+      tidelog home --json
+      tidelog --home "$CONFIG" home
+    """
+    with open_home(home_text) as opened:
+        output.record(_describe(opened))
+
+
+def _settings(home_text: str | None, store: str | None, catalog: str | None) -> Settings:
+    if store is None and catalog is None:
+        return load_settings(home_text, os.environ, Path.cwd())  # noqa: TID251
+    if home_text is not None:
+        raise InvalidError(
+            "init: --home and --store or --catalog contradict: give one or the other"
+        )
+    if store is None or catalog is None:
+        missing = "--store" if store is None else "--catalog"
+        raise InvalidError(f"init: {missing} is missing: give both --store and --catalog")
+    return Settings(store=store, catalog=catalog)
+
+
+def _describe(opened: Home) -> dict[str, str]:
+    return {
+        "config": opened.config,
+        "id": opened.id,
+        "store": opened.store.url,
+        "catalog": opened.catalog.url,
+        "found_in": opened.settings.found_in,
+    }

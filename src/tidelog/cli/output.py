@@ -1,0 +1,88 @@
+"""What commands print: tables for people, one JSON object per line with ``--json``.
+
+Results go to standard output; progress and errors to standard error, so that a pipe carries
+results alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+import click
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from tidelog.errors import TidelogError
+
+__all__ = ["Output", "json_option", "print_error"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Output:
+    """Prints one command's results, for a person or for a program."""
+
+    def __init__(self, as_json: bool) -> None:
+        self.as_json = as_json
+        self._console = Console(highlight=False, soft_wrap=True)
+
+    def say(self, text: str) -> None:
+        """A line for people only."""
+        if not self.as_json:
+            self._console.print(text, markup=False)
+
+    def title(self, text: str) -> None:
+        """A heading for people only."""
+        if not self.as_json:
+            self._console.print(f"\n{text}", style="bold", markup=False)
+
+    def record(self, values: Mapping[str, Any]) -> None:
+        """One result: a JSON line, or its fields one below the other."""
+        if self.as_json:
+            self._json(values)
+            return
+        width = max(map(len, values))
+        for name, value in values.items():
+            self._console.print(f"{name:<{width}}  {value}", markup=False)
+
+    def records(self, columns: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> None:
+        """Several results: a JSON line each, or a table."""
+        if self.as_json:
+            for row in rows:
+                self._json(row)
+            return
+        table = Table(box=None, pad_edge=False)
+        names = list(columns)
+        for name in names:
+            table.add_column(name)
+        for row in rows:
+            table.add_row(*[str(row[name]) for name in names])
+        self._console.print(table)
+
+    def _json(self, values: Mapping[str, Any]) -> None:
+        sys.stdout.buffer.write(msgspec.json.encode(values) + b"\n")
+        sys.stdout.buffer.flush()
+
+
+def json_option(command: F) -> F:
+    """Add ``--json``; the command gets an :class:`Output` as its first argument."""
+
+    @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
+    @functools.wraps(command)
+    def with_output(*args: Any, as_json: bool, **options: Any) -> Any:
+        return command(Output(as_json), *args, **options)
+
+    return with_output  # type: ignore[return-value]
+
+
+def print_error(error: TidelogError, as_json: bool) -> None:
+    """One line on standard error, whatever the message holds."""
+    if as_json:
+        line = msgspec.json.encode(error.as_json(), enc_hook=str).decode()
+    else:
+        line = "error: " + " ".join(error.message.split())
+    click.echo(line, err=True)

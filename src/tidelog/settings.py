@@ -1,0 +1,211 @@
+"""Where the home is and how the product behaves: from flags, environment and ``tidelog.toml``.
+
+A flag wins over the environment, which wins over the file. What is unknown is refused with the
+nearest known name, and so is what contradicts itself; nothing is read at import.
+
+The *config string* ``tidelog:?store=…&catalog=…`` says all that a producer or a consumer needs to
+know of a home. It never holds a secret: addresses with one are refused.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, urlencode
+
+from tidelog.errors import InvalidError, NotFoundError
+from tidelog.model.address import nearest, parse_address
+from tidelog.model.backoff import Backoff
+
+__all__ = ["DEFAULT_FOLDER", "FILE_NAME", "Settings", "config_string", "load_settings"]
+
+DEFAULT_FOLDER = "tidelog-data"
+FILE_NAME = "tidelog.toml"
+_PREFIX = "TIDELOG_"
+_CONFIG_SCHEME = "tidelog:"
+_SECRETS = ("CQL_USERNAME", "CQL_PASSWORD")  # read by their backends, from the environment alone
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All settings; plain values that pickle, so that they cross to Spark's executors."""
+
+    store: str  # URL or path of the object store
+    catalog: str  # URL or path of the catalog
+    found_in: str = "arguments"  # for people: what said where the home is
+    is_default: bool = False  # the default home is made on first use, any other by `init`
+    retry_attempts: int = 6  # tries of one request, the first included
+    retry_base_ms: int = 50  # the first wait between tries
+    retry_max_ms: int = 5_000  # the longest wait between tries
+    cache_bytes: int = 64 << 20  # what readers of one process share; a few segments of 8 MiB
+
+    def __post_init__(self) -> None:
+        self.backoff()
+        if self.cache_bytes < 0:
+            raise InvalidError(f"setting cache_bytes: is {self.cache_bytes}: give 0 or more")
+        schemes = {self._scheme("store", "file"), self._scheme("catalog", "sqlite")}
+        if "memory" in schemes and len(schemes) > 1:
+            raise InvalidError(
+                f"settings store `{self.store}` and catalog `{self.catalog}` contradict: "
+                "one is gone with the process, the other stays: keep both in memory, or neither"
+            )
+
+    def backoff(self) -> Backoff:
+        """How repeats are spaced."""
+        return Backoff(self.retry_attempts, self.retry_base_ms, self.retry_max_ms)
+
+    def _scheme(self, name: str, plain: str) -> str:
+        text = getattr(self, name)
+        if not text:
+            raise InvalidError(f"setting {name}: is empty: give a URL or a path")
+        return parse_address(text, plain_scheme=plain).scheme
+
+
+def load_settings(home: str | None, environ: Mapping[str, str], folder: Path) -> Settings:
+    """The settings for a home: a path, a config string, ``memory:``, or None to look around.
+
+    ``folder`` is where relative paths and the default home are.
+    """
+    given = _from_environ(environ)
+    text = home if home is not None else given.pop("home", None)
+    if text is not None:
+        if home is None and (given.keys() & {"store", "catalog"}):
+            raise InvalidError(
+                "environment: TIDELOG_HOME and TIDELOG_STORE or TIDELOG_CATALOG contradict each "
+                "other: set the one or the other two"
+            )
+        for name in ("home", "store", "catalog"):
+            given.pop(name, None)
+        said_by = "--home" if home is not None else "TIDELOG_HOME"
+        return _build({**_from_text(text, folder, said_by), **given})
+    file = folder / FILE_NAME
+    values = _from_file(file) if file.exists() else {}
+    if given.keys() & {"store", "catalog"}:
+        values["found_in"] = "environment"
+    values.update(given)
+    if not values.keys() & {"store", "catalog"}:
+        values.update(_of_folder(folder / DEFAULT_FOLDER), found_in="default", is_default=True)
+    return _build(values)
+
+
+def config_string(store_url: str, catalog_url: str) -> str:
+    """The one string that opens a home anywhere."""
+    return f"{_CONFIG_SCHEME}?{urlencode({'store': store_url, 'catalog': catalog_url}, safe=':/')}"
+
+
+def _from_text(text: str, folder: Path, said_by: str) -> dict[str, Any]:
+    if text.startswith(_CONFIG_SCHEME):
+        return {**_from_config_string(text), "found_in": f"config string of {said_by}"}
+    if text == "memory:":
+        return {"store": text, "catalog": text, "found_in": said_by}
+    if not text:
+        raise InvalidError(f"{said_by}: is empty: give a folder or a config string")
+    if "://" in text:
+        raise InvalidError(
+            f"{said_by} `{text}`: a home is two addresses: give a folder, or a config string "
+            "tidelog:?store=…&catalog=…"
+        )
+    path = (folder / text).absolute()
+    if path.suffix == ".toml" or (path / FILE_NAME).exists():
+        file = path if path.suffix == ".toml" else path / FILE_NAME
+        return _from_file(file)
+    return {**_of_folder(path), "found_in": said_by}
+
+
+def _from_config_string(text: str) -> dict[str, Any]:
+    shape = "tidelog:?store=URL&catalog=URL"
+    mark, query = text[len(_CONFIG_SCHEME) :][:1], text[len(_CONFIG_SCHEME) + 1 :]
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=True)
+    except ValueError as exc:
+        raise InvalidError(f"config string `{text}`: {exc}: give {shape}") from exc
+    values = dict(pairs)
+    for name in values:
+        if name not in ("store", "catalog"):
+            raise InvalidError(
+                f"config string: unknown part `{name}`{nearest(name, ('store', 'catalog'))}: "
+                f"give {shape}"
+            )
+    if mark != "?" or len(pairs) != 2 or set(values) != {"store", "catalog"}:
+        raise InvalidError(
+            f"config string `{text}`: must name one store and one catalog: give {shape}"
+        )
+    return values
+
+
+def _from_file(file: Path) -> dict[str, Any]:
+    try:
+        values = tomllib.loads(file.read_text())
+    except FileNotFoundError as exc:
+        raise NotFoundError(
+            f"settings file `{file}`: not found: create it, or fix the path"
+        ) from exc
+    except (OSError, UnicodeDecodeError) as exc:
+        raise InvalidError(f"settings file `{file}`: cannot be read: {exc}") from exc
+    except tomllib.TOMLDecodeError as exc:
+        raise InvalidError(f"settings file `{file}`: {exc}: write it as TOML") from exc
+    kinds = _kinds()
+    for name, value in values.items():
+        if name not in kinds:
+            raise _unknown(f"settings file `{file}`", name, kinds)
+        if type(value) is not kinds[name]:
+            raise InvalidError(
+                f"settings file `{file}`: {name} is {value!r}: give {_wanted(kinds[name])}"
+            )
+    for name in ("store", "catalog"):
+        if name in values and "://" not in values[name] and not values[name].startswith("memory:"):
+            values[name] = str(file.absolute().parent / values[name])
+    return {**values, "found_in": str(file)}
+
+
+def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
+    kinds: dict[str, type] = {**_kinds(), "home": str}
+    values: dict[str, Any] = {}
+    for variable, text in environ.items():
+        if not variable.startswith(_PREFIX) or variable[len(_PREFIX) :] in _SECRETS:
+            continue
+        name = variable[len(_PREFIX) :].lower()
+        if name not in kinds:
+            names = [_PREFIX + known.upper() for known in kinds]
+            raise InvalidError(
+                f"environment: unknown variable {variable}{nearest(variable, names)}: "
+                "unset it, or fix its name"
+            )
+        try:
+            values[name] = kinds[name](text)
+        except ValueError as exc:
+            raise InvalidError(
+                f"environment: {variable} is `{text}`: give {_wanted(kinds[name])}"
+            ) from exc
+    return values
+
+
+def _of_folder(folder: Path) -> dict[str, Any]:
+    """Where a home in a folder keeps its two halves."""
+    return {"store": str(folder / "objects"), "catalog": str(folder / "catalog.sqlite")}
+
+
+def _build(values: dict[str, Any]) -> Settings:
+    for name, other in (("store", "catalog"), ("catalog", "store")):
+        if name not in values:
+            raise InvalidError(f"settings: {other} is given but {name} is not: give both")
+    return Settings(**values)
+
+
+def _kinds() -> dict[str, type]:
+    """The settings that a file or the environment may give, with their types."""
+    settable = [f for f in fields(Settings) if f.name not in ("found_in", "is_default")]
+    return {f.name: {"str": str, "int": int}[str(f.type)] for f in settable}
+
+
+def _wanted(kind: type) -> str:
+    return "a whole number" if kind is int else "text"
+
+
+def _unknown(where: str, name: str, known: Mapping[str, type]) -> InvalidError:
+    return InvalidError(
+        f"{where}: unknown setting `{name}`{nearest(name, known)}: it takes {', '.join(known)}"
+    )
