@@ -1,0 +1,370 @@
+"""What every catalog must do, as tests: subclass :class:`CatalogContract` and give a fixture.
+
+::
+
+    class TestMyCatalog(CatalogContract):
+        @pytest.fixture
+        def catalog(self):
+            yield MyCatalog(...)
+
+        def opener(self, catalog):       # opens the same rows again, in another process
+            return functools.partial(open_catalog, catalog.url)
+
+Backends over a network also override :meth:`losing_replies`, so that real replies get lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+
+from tidelog.catalog.base import ABSENT, Catalog, Check, Delete, Put, Row
+from tidelog.clock import RandomIds
+from tidelog.errors import ConflictError, InvalidError, UnknownOutcomeError
+from tidelog.model import limits
+from tidelog.testing.faults import Fault, Faults, FaultyCatalog
+
+__all__ = ["CatalogContract"]
+
+ids = RandomIds()
+
+STRANGE_KEYS = [
+    " leading and trailing ",
+    "a/b/c",
+    "a\tb\nc",
+    "quote'\"`;--",
+    "100%_done",
+    "ümlaut-é",
+    "漢字",
+    "\uffff",
+    "\U0001f30a wave",
+    "\U0010ffff",
+    "~",
+    "x" * limits.ROW_BYTES_MAX,
+]
+
+
+class CatalogContract:
+    """The contract. Every test uses partitions of its own, so one server serves all."""
+
+    workers = 8
+    increments_each = 200
+    deleted_rows = 200_000
+
+    @pytest.fixture
+    def catalog(self) -> Iterator[Catalog]:
+        """A catalog to test; override."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def partition(self) -> str:
+        return f"contract/{ids.new()}"
+
+    def opener(self, catalog: Catalog) -> Callable[[], Catalog] | None:
+        """A picklable way to open the same rows in another process; None to use threads."""
+        return None
+
+    @contextlib.contextmanager
+    def losing_replies(self, catalog: Catalog) -> Iterator[tuple[Catalog, Callable[[int], None]]]:
+        """A catalog, and a function that makes it lose the replies to its next n writes."""
+        faults = Faults()
+        yield (
+            FaultyCatalog(catalog, faults),
+            lambda n: faults.on_next("write", *[Fault.LOSE_REPLY] * n),
+        )
+
+    def leave_deleted_rows(self, catalog: Catalog, partition: str, count: int) -> None:
+        """Make and delete rows ``d/00000000`` and on; override where there is a bulk way."""
+        for change in (lambda row: Put(row, b"x"), Delete):
+            for first in range(0, count, limits.CHANGES_MAX):
+                rows = range(first, min(first + limits.CHANGES_MAX, count))
+                changes = [change(f"d/{number:08}") for number in rows]
+                catalog.write(partition, *changes, write_id=ids.new())
+
+    # Reading what was written.
+
+    def test_get_returns_what_was_put_and_the_write_id_as_version(
+        self, catalog: Catalog, partition: str
+    ) -> None:
+        assert catalog.get(partition, "a") is None
+        catalog.write(partition, Put("a", b"one"), write_id="w1")
+        assert catalog.get(partition, "a") == Row("a", b"one", "w1")
+        catalog.write(partition, Put("a", b""), write_id="w2")
+        assert catalog.get(partition, "a") == Row("a", b"", "w2")
+        assert catalog.get(partition + "x", "a") is None
+
+    def test_delete_removes_and_is_quiet_about_what_is_not_there(
+        self, catalog: Catalog, partition: str
+    ) -> None:
+        catalog.write(partition, Put("a", b"one"), write_id=ids.new())
+        catalog.write(partition, Delete("a"), Delete("never"), write_id=ids.new())
+        assert catalog.get(partition, "a") is None
+        assert list(catalog.scan(partition)) == []
+
+    def test_keys_with_any_unicode_and_in_code_point_order(
+        self, catalog: Catalog, partition: str
+    ) -> None:
+        for key in STRANGE_KEYS:
+            catalog.write(partition, Put(key, key.encode()), write_id=ids.new())
+        assert [row.row for row in catalog.scan(partition)] == sorted(STRANGE_KEYS)
+        for key in STRANGE_KEYS:
+            found = catalog.get(partition, key)
+            assert found is not None and found.value == key.encode()
+        catalog.write("漢/" + partition, Put("a", b"1"), write_id=ids.new())
+        assert [row.value for row in catalog.scan("漢/" + partition)] == [b"1"]
+
+    def test_values_and_writes_of_the_largest_size(self, catalog: Catalog, partition: str) -> None:
+        value = bytes(range(256)) * (limits.VALUE_BYTES_MAX // 256)
+        value += b"z" * (limits.VALUE_BYTES_MAX - len(value))
+        catalog.write(partition, Put("big", value), write_id=ids.new())
+        found = catalog.get(partition, "big")
+        assert found is not None and found.value == value
+        each = limits.WRITE_BYTES_MAX // limits.CHANGES_MAX
+        changes = [Put(f"r{n:02}", value[:each]) for n in range(limits.CHANGES_MAX)]
+        catalog.write(partition, *changes, write_id=ids.new())
+        assert all(row.value == value[:each] for row in catalog.scan(partition, "r"))
+
+    # Scans.
+
+    def test_scans_are_ordered_bounded_and_paged(self, catalog: Catalog, partition: str) -> None:
+        keys = [f"k{n:05}" for n in range(2_600)]
+        for first in range(0, len(keys), limits.CHANGES_MAX):
+            changes = [Put(key, b"v" * 1_000) for key in keys[first : first + limits.CHANGES_MAX]]
+            catalog.write(partition, *changes, write_id=ids.new())
+
+        def scan(*args: object, **options: object) -> list[str]:
+            return [row.row for row in catalog.scan(partition, *args, **options)]  # type: ignore[arg-type]
+
+        assert scan() == keys
+        assert scan(reverse=True) == keys[::-1]
+        assert scan("k00100", "k00200") == keys[100:200]
+        assert scan("k00100", "k00200", reverse=True) == keys[100:200][::-1]
+        assert scan("k00100", limit=1_500) == keys[100:1_600]
+        assert scan("k00100", "k02000", limit=1_500, reverse=True) == keys[500:2_000][::-1]
+        assert scan("k00099x", "k00100x") == ["k00100"]
+        assert scan("k00005", "k00005") == []
+        assert scan("k9", "k0") == []
+        assert scan(limit=0) == []
+        assert scan("l") == []
+        assert sum(len(row.value) for row in catalog.scan(partition)) == 2_600_000
+
+    def test_a_scan_beyond_or_across_deleted_rows_neither_slows_nor_fails(
+        self, catalog: Catalog, partition: str
+    ) -> None:
+        fresh = f"{partition}/fresh"
+        for name in (partition, fresh):
+            catalog.write(name, Put("e", b"last"), Put("a", b"first"), write_id=ids.new())
+        self.leave_deleted_rows(catalog, partition, self.deleted_rows)
+
+        def typical_s(name: str) -> float:
+            times = []
+            for _ in range(15):
+                began = time.perf_counter()
+                assert [row.row for row in catalog.scan(name, "e")] == ["e"]
+                times.append(time.perf_counter() - began)
+            return statistics.median(times)
+
+        assert typical_s(partition) < 5 * typical_s(fresh) + 0.02
+        assert [row.row for row in catalog.scan(partition)] == ["a", "e"]
+        assert [row.row for row in catalog.scan(partition, reverse=True)] == ["e", "a"]
+
+    # Expectations.
+
+    def test_expectations_hold_or_nothing_is_written(
+        self, catalog: Catalog, partition: str
+    ) -> None:
+        catalog.write(partition, Put("a", b"1", expect=ABSENT), write_id="w1")
+        with pytest.raises(ConflictError):
+            catalog.write(partition, Put("a", b"2", expect=ABSENT), write_id="w2")
+        with pytest.raises(ConflictError):
+            catalog.write(partition, Put("a", b"2", expect="other"), write_id="w3")
+        with pytest.raises(ConflictError):
+            catalog.write(partition, Put("gone", b"2", expect="w1"), write_id="w4")
+        with pytest.raises(ConflictError):
+            catalog.write(partition, Delete("a", expect="other"), write_id="w5")
+        with pytest.raises(ConflictError):
+            catalog.write(partition, Delete("a", expect=ABSENT), write_id="w5a")
+        with pytest.raises(ConflictError):
+            catalog.write(partition, Check("a", ABSENT), Put("b", b"2"), write_id="w6")
+        assert list(catalog.scan(partition)) == [Row("a", b"1", "w1")]
+        catalog.write(
+            partition,
+            Check("a", "w1"),
+            Check("b", ABSENT),
+            Put("c", b"3", expect=ABSENT),
+            Delete("d", expect=ABSENT),
+            write_id="w7",
+        )
+        catalog.write(partition, Check("c", "w7"), write_id="w8")
+        with pytest.raises(ConflictError):
+            catalog.write(partition, Check("b", "w7"), write_id="w9")
+        catalog.write(partition, Delete("a", expect="w1"), write_id="w10")
+        assert list(catalog.scan(partition)) == [Row("c", b"3", "w7")]
+
+    def test_many_changes_with_one_failed_expectation_change_nothing(
+        self, catalog: Catalog, partition: str
+    ) -> None:
+        rows = [f"r{n:02}" for n in range(limits.CHANGES_MAX)]
+        catalog.write(partition, *[Put(row, b"old") for row in rows], write_id="w1")
+        before = list(catalog.scan(partition))
+        changes = [Put(row, b"new", expect="w1") for row in rows[:-2]]
+        with pytest.raises(ConflictError):
+            catalog.write(
+                partition,
+                *changes,
+                Delete(rows[-2]),
+                Put(rows[-1], b"new", expect="stale"),
+                write_id="w2",
+            )
+        assert list(catalog.scan(partition)) == before
+        catalog.write(partition, *changes, Delete(rows[-2]), write_id="w3")
+        assert [row.value for row in catalog.scan(partition)] == [b"new"] * 23 + [b"old"]
+
+    def test_a_version_never_recurs_and_an_old_expectation_never_succeeds(
+        self, catalog: Catalog, partition: str
+    ) -> None:
+        seen: set[str] = set()
+        for round_number in range(5):
+            made = f"made-{round_number}"
+            catalog.write(partition, Put("a", b"same", expect=ABSENT), write_id=made)
+            found = catalog.get(partition, "a")
+            assert found is not None and found.version not in seen
+            for old in sorted(seen):
+                with pytest.raises(ConflictError):
+                    catalog.write(partition, Put("a", b"late", expect=old), write_id=ids.new())
+                with pytest.raises(ConflictError):
+                    catalog.write(partition, Delete("a", expect=old), write_id=ids.new())
+                with pytest.raises(ConflictError):
+                    catalog.write(partition, Check("a", old), Put("b", b"late"), write_id=ids.new())
+            seen.add(found.version)
+            catalog.write(partition, Delete("a", expect=made), write_id=ids.new())
+        assert list(catalog.scan(partition)) == []
+
+    # Limits.
+
+    def test_a_row_named_twice_is_refused(self, catalog: Catalog, partition: str) -> None:
+        for pair in (
+            (Put("a", b"1"), Put("a", b"2")),
+            (Put("a", b"1"), Delete("a")),
+            (Check("a", ABSENT), Put("a", b"1")),
+        ):
+            with pytest.raises(InvalidError, match="twice"):
+                catalog.write(partition, *pair, write_id=ids.new())
+        assert catalog.get(partition, "a") is None
+
+    def test_what_is_beyond_the_limits_is_refused(self, catalog: Catalog, partition: str) -> None:
+        many = [Put(f"r{n}", b"") for n in range(limits.CHANGES_MAX + 1)]
+        large = b"x" * limits.VALUE_BYTES_MAX
+        bad: list[tuple[str, Sequence[Put | Check], str]] = [
+            (partition, many, "w"),
+            (partition, [], "w"),
+            (partition, [Put("a", large + b"x")], "w"),
+            (partition, [Put(f"r{n}", large) for n in range(11)], "w"),
+            (partition, [Put("x" * (limits.ROW_BYTES_MAX + 1), b"")], "w"),
+            (partition, [Put("", b"")], "w"),
+            (partition, [Put("nul\0", b"")], "w"),
+            (partition, [Put("\ud800", b"")], "w"),
+            (partition, [Put("a", b"")], ""),
+            (partition, [Put("a", b"")], "w" * (limits.WRITE_ID_BYTES_MAX + 1)),
+            (partition, [Put("a", b"", expect="")], "w"),
+            (partition, [Check("a", None)], "w"),  # type: ignore[arg-type]
+            ("", [Put("a", b"")], "w"),
+            ("p" * (limits.PARTITION_BYTES_MAX + 1), [Put("a", b"")], "w"),
+        ]
+        for where, changes, write_id in bad:
+            with pytest.raises(InvalidError):
+                catalog.write(where, *changes, write_id=write_id)
+        with pytest.raises(InvalidError):
+            list(catalog.scan(partition, limit=-1))
+        with pytest.raises(InvalidError):
+            catalog.get("", "a")
+        assert list(catalog.scan(partition)) == []
+
+    # Repeats and lost replies.
+
+    def test_a_repeat_with_the_same_write_id_returns_as_the_first_did(
+        self, catalog: Catalog, partition: str
+    ) -> None:
+        changes = (Put("a", b"1", expect=ABSENT), Put("b", b"1"))
+        catalog.write(partition, *changes, write_id="w1")
+        catalog.write(partition, *changes, write_id="w1")
+        catalog.write(partition, Put("a", b"2", expect="w1"), write_id="w2")
+        catalog.write(partition, *changes, write_id="w1")
+        assert catalog.get(partition, "a") == Row("a", b"2", "w2")
+
+    def test_a_lost_reply_is_settled_to_the_truth(self, catalog: Catalog, partition: str) -> None:
+        catalog.write(partition, Put("n", b"0"), write_id="w0")
+        with self.losing_replies(catalog) as (lossy, lose):
+            lose(1)
+            lossy.write(partition, Put("a", b"1", expect=ABSENT), write_id="w1")
+            lose(2)
+            lossy.write(
+                partition, Put("n", b"1", expect="w0"), Put("m", b"1", ABSENT), write_id="w2"
+            )
+            lose(1)
+            lossy.write(partition, Put("plain", b"1"), write_id="w3")
+        assert list(catalog.scan(partition)) == [
+            Row("a", b"1", "w1"),
+            Row("m", b"1", "w2"),
+            Row("n", b"1", "w2"),
+            Row("plain", b"1", "w3"),
+        ]
+
+    def test_a_lost_reply_to_a_refused_write_is_never_a_conflict(
+        self, catalog: Catalog, partition: str
+    ) -> None:
+        catalog.write(partition, Put("a", b"1"), write_id="w1")
+        with self.losing_replies(catalog) as (lossy, lose):
+            lose(1)
+            with pytest.raises((UnknownOutcomeError, ConflictError)) as told:
+                lossy.write(partition, Put("a", b"2", expect="stale"), write_id="w2")
+        # Only a reply that was read may say "conflict"; the first one here was lost.
+        assert told.type is UnknownOutcomeError
+        assert catalog.get(partition, "a") == Row("a", b"1", "w1")
+
+    def test_a_delete_whose_reply_is_lost_is_not_guessed(
+        self, catalog: Catalog, partition: str
+    ) -> None:
+        catalog.write(partition, Put("a", b"1"), write_id="w1")
+        with self.losing_replies(catalog) as (lossy, lose):
+            lose(1)
+            with pytest.raises(UnknownOutcomeError):
+                lossy.write(partition, Delete("a", expect="w1"), write_id="w2")
+            lose(1)
+            lossy.write(partition, Delete("a"), write_id="w3")
+        assert catalog.get(partition, "a") is None
+
+    # Many at once.
+
+    def test_increments_by_many_workers_add_up(self, catalog: Catalog, partition: str) -> None:
+        catalog.write(partition, Put("n", b"0"), write_id=ids.new())
+        open_again = self.opener(catalog)
+        each = (open_again or (lambda: catalog), partition, self.increments_each)
+        spawn = multiprocessing.get_context("spawn").Process if open_again else threading.Thread
+        workers = [spawn(target=_increment, args=each) for _ in range(self.workers)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        found = catalog.get(partition, "n")
+        assert found is not None
+        assert int(found.value) == self.workers * self.increments_each
+
+
+def _increment(open_again: Callable[[], Catalog], partition: str, times: int) -> None:
+    catalog = open_again()
+    done = 0
+    while done < times:
+        row = catalog.get(partition, "n")
+        if row is None:
+            raise AssertionError("the counter's row is gone")
+        change = Put("n", str(int(row.value) + 1).encode(), expect=row.version)
+        with contextlib.suppress(ConflictError):
+            catalog.write(partition, change, write_id=ids.new())
+            done += 1
