@@ -1,0 +1,32 @@
+"""The contracts on the backends of one machine: a folder and a SQLite file."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.opening import a_catalog, a_store
+
+from tidelog.catalog.base import Catalog
+from tidelog.store.base import Store
+from tidelog.testing.catalog_contract import CatalogContract
+from tidelog.testing.store_contract import StoreContract
+
+
+class TestSqliteCatalog(CatalogContract):
+    @pytest.fixture
+    def catalog(self, tmp_path: Path) -> Iterator[Catalog]:
+        catalog = a_catalog(f"sqlite://{tmp_path}/catalog.sqlite", create=True)
+        yield catalog
+        catalog.close()
+
+    def opener(self, catalog: Catalog) -> Callable[[], Catalog]:
+        return functools.partial(a_catalog, catalog.url)
+
+
+class TestLocalStore(StoreContract):
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Iterator[Store]:
+        yield a_store(str(tmp_path / "objects"))

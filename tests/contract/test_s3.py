@@ -1,0 +1,94 @@
+"""The store contract on S3, by versitygw, and what happens when the server says no."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+from tests.opening import a_store
+from tests.servers.s3 import S3
+
+from tidelog.clock import SystemClock
+from tidelog.errors import InvalidError, NotFoundError, UnavailableError
+from tidelog.model.backoff import Backoff
+from tidelog.store.base import Store
+from tidelog.store.retry import RetryingStore
+from tidelog.testing.store_contract import StoreContract
+
+pytestmark = pytest.mark.server
+
+
+@pytest.fixture(autouse=True)
+def _credentials(s3_server: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3_server.access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3_server.secret_key)
+
+
+@pytest.fixture
+def url(s3_server: S3) -> str:
+    bucket = s3_server.fresh_bucket()
+    return f"s3://{bucket}/some/prefix?endpoint={s3_server.endpoint}&region={s3_server.region}"
+
+
+class TestS3Store(StoreContract):
+    @pytest.fixture
+    def store(self, url: str) -> Iterator[Store]:
+        yield RetryingStore(
+            a_store(url), clock=SystemClock(), random=random.Random(1), backoff=Backoff()
+        )
+
+
+def test_wrong_credentials_are_told_in_one_line(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    store = a_store(url)
+    for call in (lambda: store.put("a", b"x"), lambda: store.get("a"), lambda: list(store.list())):
+        with pytest.raises(InvalidError, match="credentials") as told:
+            call()
+        assert "\n" not in str(told.value)
+
+
+def test_missing_credentials_are_told_before_anything_is_sent(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    with pytest.raises(InvalidError, match="no AWS credentials found"):
+        a_store(url)
+
+
+def test_a_missing_bucket_is_told_from_a_missing_object(s3_server: S3) -> None:
+    store = a_store(f"s3://no-such-bucket-here?endpoint={s3_server.endpoint}")
+    for call in (lambda: store.put("a", b"x"), lambda: store.get("a"), lambda: list(store.list())):
+        with pytest.raises(NotFoundError, match="no such bucket"):
+            call()
+
+
+def test_a_server_that_is_down_is_unavailable() -> None:
+    store = a_store("s3://bucket?endpoint=http://127.0.0.1:9")
+    for call in (
+        lambda: store.put("a", b"x"),
+        lambda: store.get("a"),
+        lambda: list(store.list()),
+        lambda: store.delete(["a"]),
+    ):
+        with pytest.raises(UnavailableError, match="try again"):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("s3://", "names no bucket"),
+        ("s3://bucket?regoin=x", "did you mean `region`"),
+        ("s3://bucket?path_style=maybe", "give true or false"),
+        ("s3://bucket?endpoint=ftp://x", "no http"),
+        ("s3://key:secret@bucket", "credentials come from the environment"),
+        ("s3://bucket?secret_access_key=x", "looks like a secret"),
+        ("s33://bucket", "did you mean `s3`"),
+        ("s3://bucket/a/../b", "plain names"),
+    ],
+)
+def test_malformed_addresses_are_refused(url: str, message: str) -> None:
+    with pytest.raises(InvalidError, match=message):
+        a_store(url)

@@ -1,0 +1,69 @@
+"""The public surface: what it lists, and that errors cross process borders whole."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+import tidelog
+from tidelog import errors
+from tidelog.cli.exit_codes import exit_code
+
+
+def test_the_public_names_are_these() -> None:
+    assert sorted(tidelog.__all__) == [
+        "AlreadyExistsError",
+        "ConflictError",
+        "CorruptError",
+        "FencedError",
+        "Home",
+        "InternalError",
+        "InvalidError",
+        "NotFoundError",
+        "TidelogError",
+        "UnavailableError",
+        "UnknownOutcomeError",
+        "open",
+    ]
+    assert all(hasattr(tidelog, name) for name in tidelog.__all__)
+
+
+ERRORS = [getattr(errors, name) for name in errors.__all__]
+
+
+@pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.__name__)
+def test_errors_pickle_with_their_context(kind: type[errors.TidelogError]) -> None:
+    error = kind("partition `orders/3`: gone: look again", partition="orders/3", offset=41)
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is kind
+    assert str(copy) == str(error) == "partition `orders/3`: gone: look again"
+    assert copy.context == {"partition": "orders/3", "offset": 41}
+    assert copy.as_json() == {
+        "error": {"kind": kind.kind, "message": str(error), "context": copy.context}
+    }
+
+
+def test_error_kinds_are_stable_and_different() -> None:
+    assert {kind.__name__: kind.kind for kind in ERRORS} == {
+        "AlreadyExistsError": "already_exists",
+        "ConflictError": "conflict",
+        "CorruptError": "corrupt",
+        "FencedError": "fenced",
+        "InternalError": "internal",
+        "InvalidError": "invalid",
+        "NotFoundError": "not_found",
+        "TidelogError": "tidelog",
+        "UnavailableError": "unavailable",
+        "UnknownOutcomeError": "unknown_outcome",
+    }
+
+
+def test_errors_are_also_what_python_people_expect() -> None:
+    assert issubclass(errors.NotFoundError, KeyError)
+    assert issubclass(errors.InvalidError, ValueError)
+
+
+def test_every_error_has_an_exit_code() -> None:
+    for kind in ERRORS:
+        assert exit_code(kind("x")) == (2 if issubclass(kind, errors.InvalidError) else 1)
