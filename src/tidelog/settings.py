@@ -117,11 +117,16 @@ def _from_text(text: str, folder: Path, said_by: str) -> dict[str, Any]:
 
 def _from_config_string(text: str) -> dict[str, Any]:
     shape = "tidelog:?store=URL&catalog=URL"
+    wrong = InvalidError(
+        f"config string `{text}`: must name one store and one catalog: give {shape}"
+    )
     mark, query = text[len(_CONFIG_SCHEME) :][:1], text[len(_CONFIG_SCHEME) + 1 :]
+    if mark != "?":
+        raise wrong
     try:
         pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=True)
     except ValueError as exc:
-        raise InvalidError(f"config string `{text}`: {exc}: give {shape}") from exc
+        raise InvalidError(f"config string: not well formed: give {shape}") from exc
     values = dict(pairs)
     for name in values:
         if name not in ("store", "catalog"):
@@ -129,10 +134,8 @@ def _from_config_string(text: str) -> dict[str, Any]:
                 f"config string: unknown part `{name}`{nearest(name, ('store', 'catalog'))}: "
                 f"give {shape}"
             )
-    if mark != "?" or len(pairs) != 2 or set(values) != {"store", "catalog"}:
-        raise InvalidError(
-            f"config string `{text}`: must name one store and one catalog: give {shape}"
-        )
+    if len(pairs) != 2 or set(values) != {"store", "catalog"}:
+        raise wrong
     return values
 
 

@@ -47,8 +47,8 @@ class TestWrappedStoreKeepsTheContract(StoreContract):
     races = 5
 
     @pytest.fixture
-    def store(self) -> Iterator[Store]:
-        yield CachedStore(Wrapped().store, 1 << 20)
+    def store(self) -> Store:  # type: ignore[override]
+        return CachedStore(Wrapped().store, 1 << 20)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from tidelog.catalog.base import Change, Outcome, judge
@@ -41,7 +41,7 @@ class Repeat:
 
     clock: Clock
     random: random.Random
-    backoff: Backoff = Backoff()
+    backoff: Backoff = field(default_factory=Backoff)
 
 
 def write_settled(

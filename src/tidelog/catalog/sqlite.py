@@ -224,7 +224,8 @@ class SqliteCatalog:
             below = "AND row < ?"
             values.append(upper)
         query = (  # only fixed words are put in; all values are bound
-            f"SELECT row, value, version FROM rows WHERE partition = ? AND row {lower_is} ? {below} "  # noqa: S608
+            "SELECT row, value, version FROM rows "  # noqa: S608
+            f"WHERE partition = ? AND row {lower_is} ? {below} "
             f"ORDER BY row {'DESC' if reverse else 'ASC'} LIMIT ?"
         )
         with _translated(self._path):

@@ -151,7 +151,7 @@ class LocalStore:
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
         try:
             descriptor = os.open(fresh, flags, 0o644)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             self._ensure_folder(self._tmp)
             descriptor = os.open(fresh, flags, 0o644)
         try:
@@ -202,7 +202,7 @@ class LocalStore:
         path = self._root / _PRIVATE / "lock"
         try:
             descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             self._ensure_folder(path.parent)
             descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
         try:
@@ -261,6 +261,8 @@ def _translated(key: str) -> Iterator[None]:
 def _make_folders(folder: Path) -> None:
     if folder.is_dir():
         return
+    if folder.exists():
+        raise InvalidError(f"store: `{folder}` is a file: choose another folder")
     _make_folders(folder.parent)
     with contextlib.suppress(FileExistsError):
         os.mkdir(folder)

@@ -7,8 +7,10 @@ race to create one object: exactly one must win, over several rounds.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 from tidelog.clock import Ids
 from tidelog.errors import AlreadyExistsError, ConflictError, InvalidError, TidelogError
@@ -29,34 +31,30 @@ def probe_store(store: Store, ids: Ids) -> None:
             _probe_create(store, key)
         _probe_copy(store, keys[0], keys[1], copied)
         _probe_replace(store, keys[0])
-    finally:
-        store.delete([*keys, copied])
+    except Exception:
+        with contextlib.suppress(TidelogError):  # the first error is the one that tells
+            store.delete([*keys, copied])
+        raise
+    store.delete([*keys, copied])
 
 
 def _probe_create(store: Store, key: str) -> None:
     bodies = (b"first", b"second")
-    outcomes: list[TidelogError | str | None] = [None, None]
     start = threading.Barrier(len(bodies))
 
-    def create(number: int) -> None:
+    def create(body: bytes) -> bool:
         start.wait()
         try:
-            outcomes[number] = store.put(key, bodies[number])
-        except TidelogError as exc:
-            outcomes[number] = exc
+            store.put(key, body)
+        except AlreadyExistsError:
+            return False
+        return True
 
-    threads = [threading.Thread(target=create, args=(n,)) for n in range(len(bodies))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for outcome in outcomes:
-        if isinstance(outcome, TidelogError) and not isinstance(outcome, AlreadyExistsError):
-            raise outcome
-    winners = [n for n, outcome in enumerate(outcomes) if isinstance(outcome, str)]
-    if len(winners) != 1:
-        raise _broken(store, f"{len(winners)} of 2 racing creates of one object succeeded")
-    if store.get(key) != bodies[winners[0]]:
+    with ThreadPoolExecutor(len(bodies)) as racers:
+        won = list(racers.map(create, bodies))
+    if sum(won) != 1:
+        raise _broken(store, f"{sum(won)} of {len(bodies)} racing creates of one object succeeded")
+    if store.get(key) != bodies[won.index(True)]:
         raise _broken(store, "the object holds the bytes of the create that was refused")
 
 

@@ -26,7 +26,7 @@ import pytest
 
 from tidelog.catalog.base import ABSENT, Catalog, Check, Delete, Put, Row
 from tidelog.clock import RandomIds
-from tidelog.errors import ConflictError, InvalidError, UnknownOutcomeError
+from tidelog.errors import ConflictError, InternalError, InvalidError, UnknownOutcomeError
 from tidelog.model import limits
 from tidelog.testing.faults import Fault, Faults, FaultyCatalog
 
@@ -60,7 +60,7 @@ class CatalogContract:
     @pytest.fixture
     def catalog(self) -> Iterator[Catalog]:
         """A catalog to test; override."""
-        raise NotImplementedError
+        raise InternalError("the contract needs the fixture `catalog`: override it")
 
     @pytest.fixture
     def partition(self) -> str:

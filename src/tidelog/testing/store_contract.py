@@ -17,7 +17,13 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tidelog.clock import RandomIds
-from tidelog.errors import AlreadyExistsError, ConflictError, InvalidError, NotFoundError
+from tidelog.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    InternalError,
+    InvalidError,
+    NotFoundError,
+)
 from tidelog.model import limits
 from tidelog.store.base import Store
 from tidelog.store.probe import probe_store
@@ -52,7 +58,7 @@ class StoreContract:
     @pytest.fixture
     def store(self) -> Iterator[Store]:
         """A store to test; override."""
-        raise NotImplementedError
+        raise InternalError("the contract needs the fixture `store`: override it")
 
     @pytest.fixture
     def base(self) -> str:

@@ -1,0 +1,171 @@
+"""``init``, ``home`` and ``demo`` as a person runs them: real processes, bad input above all."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TIDELOG = [sys.executable, "-c", "from tidelog.cli.main import main; main()"]
+
+
+def run(folder: Path, *args: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*TIDELOG, *args],
+        cwd=folder,
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_init_is_idempotent_and_home_shows_the_same(tmp_path: Path) -> None:
+    first, second, shown = (
+        run(tmp_path, "init", "--json"),
+        run(tmp_path, "init", "--json"),
+        run(tmp_path, "home", "--json"),
+    )
+    made, again, home = (json.loads(done.stdout) for done in (first, second, shown))
+    assert (made.pop("new"), again.pop("new")) == (True, False)
+    assert made == again == home
+    assert home["config"].startswith("tidelog:?store=file:///")
+    assert "Made a new home" in run(tmp_path, "--home", "other", "init").stdout
+    assert "there already" in run(tmp_path, "--home", "other", "init").stdout
+
+
+def test_home_by_config_string_by_variable_and_saved(tmp_path: Path) -> None:
+    made = run(tmp_path, "init", "--store", "o", "--catalog", "c.sqlite", "--save", "--json")
+    config = json.loads(made.stdout)["config"]
+    expected = json.loads(made.stdout)["id"]
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for shown in (
+        run(elsewhere, "--home", config, "home", "--json"),
+        run(elsewhere, "home", "--json", TIDELOG_HOME=config),
+        run(elsewhere, "home", "--json", TIDELOG_HOME=str(tmp_path)),
+        run(tmp_path, "home", "--json"),
+    ):
+        assert json.loads(shown.stdout)["id"] == expected
+    twice = run(tmp_path, "init", "--store", "o", "--catalog", "c.sqlite", "--save")
+    assert (twice.returncode, "exists already" in twice.stderr) == (1, True)
+
+
+def test_the_default_home_is_made_on_first_use(tmp_path: Path) -> None:
+    assert run(tmp_path, "home").returncode == 0
+    assert (tmp_path / "tidelog-data" / "catalog.sqlite").exists()
+
+
+BAD = {
+    "a home that was not made": (["--home", "gone", "home"], {}, 1, "run `tidelog init`"),
+    "a URL as home": (["--home", "s3://b", "home"], {}, 2, "two addresses"),
+    "a malformed config string": (["--home", "tidelog:?x", "home"], {}, 2, "tidelog:?store=URL"),
+    "an unknown scheme": (
+        ["init", "--store", "s33://b", "--catalog", "x"],
+        {},
+        2,
+        "did you mean `s3`",
+    ),
+    "an unknown catalog": (
+        ["init", "--store", "x", "--catalog", "dynamo://t"],
+        {},
+        2,
+        "did you mean `dynamodb`",
+    ),
+    "half a home": (["init", "--store", "x"], {}, 2, "--catalog is missing"),
+    "two ways at once": (
+        ["--home", "a", "init", "--store", "x", "--catalog", "y"],
+        {},
+        2,
+        "contradict",
+    ),
+    "a secret": (
+        ["init", "--store", "s3://AKIA:hunter2@b", "--catalog", "x"],
+        {},
+        2,
+        "credentials come from the environment",
+    ),
+    "an unknown variable": (["home"], {"TIDELOG_HOMR": "x"}, 2, "did you mean `TIDELOG_HOME`"),
+    "no credentials": (
+        ["init", "--store", "s3://b", "--catalog", "x"],
+        {},
+        2,
+        "no AWS credentials",
+    ),
+    "a store that is down": (
+        ["init", "--store", "s3://b?endpoint=http://127.0.0.1:9", "--catalog", "x"],
+        {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "TIDELOG_RETRY_ATTEMPTS": "2"},
+        1,
+        "no answer",
+    ),
+    "a file where a folder should be": (
+        ["init", "--store", "/dev/null/x", "--catalog", "x"],
+        {},
+        2,
+        "error:",
+    ),
+    "a catalog below a file": (
+        ["init", "--store", "x", "--catalog", "/dev/null/x.sqlite"],
+        {},
+        2,
+        "cannot be created",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD, ids=str)
+def test_bad_input_gets_one_line_an_exit_code_and_leaves_nothing(tmp_path: Path, case: str) -> None:
+    args, environ, code, message = BAD[case]
+    done = run(tmp_path, *args, **environ)
+    assert done.returncode == code, done.stderr
+    assert message in done.stderr
+    assert "hunter2" not in done.stderr + done.stdout
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+    as_json = run(tmp_path, *args, "--json", **environ)
+    assert as_json.returncode == code
+    assert json.loads(as_json.stderr)["error"]["message"]
+
+
+def test_wrong_usage_is_told_by_the_command_itself(tmp_path: Path) -> None:
+    done = run(tmp_path, "init", "--catlog", "x")
+    assert done.returncode == 2
+    assert "--catalog" in done.stderr
+    assert run(tmp_path, "nonsense").returncode == 2
+    assert run(tmp_path, "--version").stdout.startswith("tidelog, version ")
+
+
+def test_every_command_has_help_with_examples(tmp_path: Path) -> None:
+    for command in ("init", "home", "demo"):
+        shown = run(tmp_path, command, "--help")
+        assert shown.returncode == 0
+        assert "Examples:" in shown.stdout
+
+
+def test_the_demo_shows_real_work_and_ends(tmp_path: Path) -> None:
+    shown = run(tmp_path, "demo")
+    assert shown.returncode == 0
+    assert "the counter says" in shown.stdout
+    steps = [json.loads(line) for line in run(tmp_path, "demo", "--json").stdout.splitlines()]
+    by_name = {step.get("step"): step for step in steps}
+    assert by_name["race"]["the counter says"] == 200
+    assert by_name["reopened"]["same home"] is True
+    assert "exists already" in by_name["objects"]["second create"]
+
+
+def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:
+    done = subprocess.run(
+        f"{sys.executable} -c 'from tidelog.cli.main import main; main()' demo | head -c 1",
+        shell=True,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,165 @@
+"""The local store: durable in the right order, whole or not there, whatever kills it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from tests.opening import a_store
+
+from tidelog.clock import RandomIds, SystemClock, system_random
+from tidelog.errors import InvalidError, UnavailableError
+from tidelog.store.local import LocalStore
+
+KILLS = 200
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore(
+        tmp_path / "objects", clock=SystemClock(), ids=RandomIds(), random=system_random()
+    )
+
+
+def test_a_put_is_durable_before_it_is_visible_and_before_it_returns(
+    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.put("warm/up", b"")
+    done: list[str] = []
+    real_fsync, real_link = os.fsync, os.link
+
+    def fsync(descriptor: int) -> None:
+        done.append("fsync " + os.readlink(f"/proc/self/fd/{descriptor}"))
+        real_fsync(descriptor)
+
+    def link(source: Path, target: Path) -> None:
+        done.append(f"link {target}")
+        real_link(source, target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "link", link)
+    store.put("new/folder/key", b"bytes")
+    root = tmp_path / "objects"
+    assert done[0].startswith(f"fsync {root}/.tidelog/tmp/")
+    assert done[1:] == [
+        f"fsync {root}",  # holds `new`
+        f"fsync {root}/new",  # holds `folder`
+        f"link {root}/new/folder/key",
+        f"fsync {root}/new/folder",  # holds `key`
+    ]
+    done.clear()
+    store.put("new/folder/other", b"bytes")
+    assert [step.split()[0] for step in done] == ["fsync", "link", "fsync"]
+
+
+def test_a_folder_that_another_process_made_is_made_durable_too(
+    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.put("warm/up", b"")
+    (tmp_path / "objects" / "theirs").mkdir()  # by a process that has not come to its fsync
+    synced: list[str] = []
+    real_fsync = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        real_fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    store.put("theirs/key", b"bytes")
+    assert str(tmp_path / "objects") in synced
+
+
+def test_a_full_disk_is_told_and_leaves_nothing(
+    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.put("a", b"x")
+
+    def full(_descriptor: int, _data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(UnavailableError, match="No space left"):
+        store.put("b", b"x")
+    assert list((tmp_path / "objects" / ".tidelog" / "tmp").iterdir()) == []
+    assert [info.key for info in store.list()] == ["a"]
+
+
+def test_its_own_folder_is_out_of_reach(store: LocalStore) -> None:
+    for key in (".tidelog/tmp/x", ".tidelog/lock", ".tidelog"):
+        with pytest.raises(InvalidError, match="reserved"):
+            store.put(key, b"x")
+    store.put("a/.tidelog/fine", b"x")
+    assert [info.key for info in store.list()] == ["a/.tidelog/fine"]
+
+
+def test_a_key_below_an_object_is_refused(store: LocalStore) -> None:
+    store.put("a", b"x")
+    with pytest.raises(InvalidError, match="itself an object"):
+        store.put("a/b", b"x")
+
+
+def test_leftovers_of_dead_puts_are_removed_when_they_are_old(
+    store: LocalStore, tmp_path: Path
+) -> None:
+    store.put("a", b"x")
+    tmp = tmp_path / "objects" / ".tidelog" / "tmp"
+    (tmp / "old").write_bytes(b"half")
+    os.utime(tmp / "old", (time.time() - 100_000, time.time() - 100_000))
+    (tmp / "young").write_bytes(b"half")
+    assert store.remove_leftovers() == 1
+    assert [path.name for path in tmp.iterdir()] == ["young"]
+
+
+def test_etags_differ_also_within_a_clock_tick(store: LocalStore) -> None:
+    seen = set()
+    for _ in range(300):
+        seen.add(store.put("a", b"same"))
+        store.delete(["a"])
+    assert len(seen) == 300
+
+
+def put_until_killed(folder: Path, name: str, told: int) -> None:
+    """In a child process: put objects whose names hold their digests, and tell of each."""
+    store = a_store(str(folder))
+    number = 0
+    while True:
+        data = bytes([number % 251]) * (1 << 18) + name.encode()
+        key = f"spread/{name}-{number}-{hashlib.sha256(data).hexdigest()}"
+        store.put(key, data)
+        os.write(told, f"{key}\n".encode())
+        number += 1
+
+
+def test_sigkill_in_the_middle_of_puts_leaves_no_torn_object(tmp_path: Path) -> None:
+    """Kill putters 200 times; every object that can be seen is whole, every told one is there."""
+    folder = tmp_path / "objects"
+    chance = random.Random(20261115)
+    told: set[str] = set()
+    for attempt in range(KILLS):
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                put_until_killed(folder, str(attempt), write)
+            finally:
+                os._exit(1)
+        os.close(write)
+        with os.fdopen(read) as lines:
+            told.add(lines.readline().strip())
+            time.sleep(chance.random() * 0.01)
+            os.kill(child, signal.SIGKILL)
+            told.update(line.strip() for line in lines if line.endswith("\n"))
+        _, status = os.waitpid(child, 0)
+        assert os.WTERMSIG(status) == signal.SIGKILL
+    store = a_store(str(folder))
+    seen = {info.key for info in store.list()}
+    for key in seen:
+        digest = key.rsplit("-", 1)[1]
+        assert hashlib.sha256(store.get(key)).hexdigest() == digest
+    assert told <= seen
+    assert len(told) >= KILLS

@@ -1,0 +1,237 @@
+"""Homes: created once, whatever crashes or races; two halves that belong together."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import tidelog
+from tidelog import home as home_module
+from tidelog.catalog.base import Catalog, Put
+from tidelog.catalog.memory import MemoryCatalog
+from tidelog.errors import CorruptError, InvalidError, NotFoundError
+from tidelog.home import World, create_home, open_home
+from tidelog.model import layout
+from tidelog.settings import Settings
+from tidelog.store.base import Store
+from tidelog.store.memory import MemoryStore
+from tidelog.testing.clock import FakeClock, seeded_ids
+from tidelog.testing.faults import Faults, FaultyCatalog, FaultyStore
+from tidelog.testing.scheduler import Crash
+
+
+def world(folder: Path, **environ: str) -> World:
+    return World(environ=environ, folder=folder)
+
+
+def settings(folder: Path, name: str = "home") -> Settings:
+    return Settings(str(folder / name / "objects"), str(folder / name / "catalog.sqlite"))
+
+
+def test_the_default_home_is_made_on_first_use_and_found_again(tmp_path: Path) -> None:
+    with open_home(world=world(tmp_path)) as first:
+        first.catalog.write("p", Put("a", b"1"), write_id="w1")
+        first.store.put("a", b"x")
+    with open_home(world=world(tmp_path)) as second:
+        assert second.id == first.id
+        assert second.store.get("a") == b"x"
+        assert second.catalog.get("p", "a") is not None
+
+
+def test_any_other_home_needs_init(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match="tidelog init"):
+        open_home("elsewhere", world=world(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+    made, is_new = create_home(settings(tmp_path, "elsewhere"), world=world(tmp_path))
+    made.close()
+    again, is_new_again = create_home(settings(tmp_path, "elsewhere"), world=world(tmp_path))
+    again.close()
+    assert (is_new, is_new_again) == (True, False)
+    with open_home("elsewhere", world=world(tmp_path)) as opened:
+        assert opened.id == made.id == again.id
+
+
+def test_the_config_string_opens_the_home_anywhere(tmp_path: Path) -> None:
+    with create_home(settings(tmp_path), world=world(tmp_path))[0] as made:
+        config = made.config
+    with open_home(config, world=world(Path("/"))) as opened:
+        assert opened.id == made.id
+        assert opened.config == config
+    with tidelog.open(config) as opened:
+        assert repr(opened) == f"Home({config!r})"
+
+
+def test_a_path_object_will_do_and_memory_too(tmp_path: Path) -> None:
+    create_home(settings(tmp_path), world=world(tmp_path))[0].close()
+    with tidelog.open(tmp_path / "home") as opened:
+        assert opened.store.url == (tmp_path / "home" / "objects").as_uri()
+    with tidelog.open("memory:") as first, tidelog.open("memory:") as second:
+        assert first.id != second.id
+
+
+def test_halves_of_two_homes_are_refused(tmp_path: Path) -> None:
+    one, two = settings(tmp_path, "one"), settings(tmp_path, "two")
+    for each in (one, two):
+        create_home(each, world=world(tmp_path))[0].close()
+    mixed = Settings(one.store, two.catalog)
+    config = f"tidelog:?store=file://{mixed.store}&catalog=sqlite://{mixed.catalog}"
+    with pytest.raises(InvalidError, match="belong together"):
+        open_home(config, world=world(tmp_path))
+    with pytest.raises(InvalidError, match="belong together"):
+        create_home(mixed, world=world(tmp_path))
+
+
+def test_a_store_of_another_home_is_not_given_a_new_catalog(tmp_path: Path) -> None:
+    one = settings(tmp_path, "one")
+    create_home(one, world=world(tmp_path))[0].close()
+    fresh = tmp_path / "fresh.sqlite"
+    with pytest.raises(InvalidError, match="give its own catalog"):
+        create_home(Settings(one.store, str(fresh)), world=world(tmp_path))
+    assert not fresh.exists()
+
+
+def test_a_catalog_whose_store_is_gone_is_refused(tmp_path: Path) -> None:
+    one = settings(tmp_path, "one")
+    create_home(one, world=world(tmp_path))[0].close()
+    emptied = Settings(str(tmp_path / "empty"), one.catalog)
+    for attempt in (
+        lambda: create_home(emptied, world=world(tmp_path)),
+        lambda: open_home(
+            f"tidelog:?store={emptied.store}&catalog=sqlite://{one.catalog}", world=world(tmp_path)
+        ),
+    ):
+        with pytest.raises(InvalidError, match="holds no home"):
+            attempt()
+    assert not (tmp_path / "empty").exists()
+
+
+@pytest.mark.parametrize("field", ["reader", "writer"])
+def test_a_home_of_a_newer_format_is_refused(tmp_path: Path, field: str) -> None:
+    one = settings(tmp_path)
+    create_home(one, world=world(tmp_path))[0].close()
+    path = Path(one.store) / layout.HOME_OBJECT
+    identity = msgspec.json.decode(path.read_bytes())
+    path.write_bytes(msgspec.json.encode({**identity, field: layout.FORMAT + 1, "more": "fields"}))
+    with pytest.raises(InvalidError, match="update tidelog"):
+        open_home("home", world=world(tmp_path))
+    with pytest.raises(InvalidError, match="update tidelog"):
+        create_home(one, world=world(tmp_path))
+
+
+def test_a_damaged_identity_is_corrupt(tmp_path: Path) -> None:
+    one = settings(tmp_path)
+    create_home(one, world=world(tmp_path))[0].close()
+    (Path(one.store) / layout.HOME_OBJECT).write_bytes(b"{")
+    with pytest.raises(CorruptError, match=r"home.json"):
+        open_home("home", world=world(tmp_path))
+
+
+def test_files_that_are_no_catalog_of_ours_are_refused(tmp_path: Path) -> None:
+    one = settings(tmp_path)
+    file = Path(one.catalog)
+    file.parent.mkdir()
+    file.write_bytes(b"not a database, but long enough to look at" * 100)
+    with pytest.raises(CorruptError, match="not a database"):
+        create_home(one, world=world(tmp_path))
+    file.unlink()
+    with sqlite3.connect(file) as other:
+        other.execute("CREATE TABLE rows (something TEXT)")
+    other.close()
+    with pytest.raises(InvalidError, match="another program or shape"):
+        create_home(one, world=world(tmp_path))
+    assert not Path(one.store).exists()
+
+
+def as_nobody(folder: Path) -> None:
+    """Drop root's right to write everywhere, as a test under root would otherwise have."""
+    os.chmod(folder, 0o555)
+    if os.geteuid() == 0:
+        os.seteuid(65534)
+
+
+@pytest.mark.parametrize("half", ["store", "catalog"])
+def test_a_read_only_folder_is_told_and_nothing_is_half_created(tmp_path: Path, half: str) -> None:
+    locked, free = tmp_path / "locked", tmp_path / "free"
+    for folder in (locked, free):
+        folder.mkdir()
+        folder.chmod(0o777)
+    for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
+        folder.chmod(0o755)
+    places = {"store": str(free / "objects"), "catalog": str(free / "catalog.sqlite")}
+    places[half] = str(locked / Path(places[half]).name)
+    before = os.geteuid()
+    as_nobody(locked)
+    try:
+        with pytest.raises(InvalidError, match=r"rights|permission"):
+            create_home(Settings(**places), world=world(tmp_path))
+    finally:
+        os.seteuid(before)
+    assert list(free.iterdir()) == []
+    assert list(locked.iterdir()) == []
+
+
+def test_many_who_create_one_home_at_once_get_the_same(tmp_path: Path) -> None:
+    ids: list[str] = []
+    errors: list[Exception] = []
+
+    def create() -> None:
+        try:
+            with create_home(settings(tmp_path), world=world(tmp_path))[0] as made:
+                ids.append(made.id)
+        except Exception as exc:  # noqa: BLE001 - shown below
+            errors.append(exc)
+
+    threads = [threading.Thread(target=create) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert len(ids) == 8
+    assert len(set(ids)) == 1
+
+
+class TestDiesAfterEveryStep:
+    """``create_home`` on faulty halves: it dies after the n-th call, and the next one finishes."""
+
+    @pytest.fixture
+    def halves(self) -> tuple[MemoryStore, MemoryCatalog]:
+        return MemoryStore(FakeClock()), MemoryCatalog()
+
+    def create(
+        self, monkeypatch: pytest.MonkeyPatch, store: Store, catalog: Catalog, seed: int
+    ) -> tuple[home_module.Home, bool]:
+        monkeypatch.setattr(home_module, "_open_store", lambda *_: store)
+        monkeypatch.setattr(home_module, "_open_catalog", lambda *_, create: catalog)
+        outside = World(environ={}, clock=FakeClock(), ids=seeded_ids(seed))
+        return create_home(Settings("s3://store", "dynamodb://catalog"), world=outside)
+
+    @pytest.mark.parametrize("call", range(1, 40))
+    def test_and_is_finished_by_the_next(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        halves: tuple[MemoryStore, MemoryCatalog],
+        call: int,
+    ) -> None:
+        faults = Faults(crash_after_call=call)
+        store, catalog = halves
+        died = False
+        try:
+            # A dead process cleans nothing up: the probe's objects stay, and harm nobody.
+            self.create(
+                monkeypatch, FaultyStore(store, faults), FaultyCatalog(catalog, faults), seed=1
+            )
+        except Crash:
+            died = True
+        made, _ = self.create(monkeypatch, store, catalog, seed=2)
+        again, is_new = self.create(monkeypatch, store, catalog, seed=3)
+        assert again.id == made.id
+        assert not is_new
+        stored = msgspec.json.decode(store.get(layout.HOME_OBJECT))
+        assert stored["id"] == made.id
+        assert died or faults.calls < call
