@@ -1,0 +1,24 @@
+"""``python -m bench [SUITE…]``: run benchmark suites and print their tables."""
+
+from __future__ import annotations
+
+import sys
+
+from bench import ground
+from bench.measure import show
+
+SUITES = {"ground": ground.run}
+
+
+def main(names: list[str]) -> int:
+    """Run the named suites, or all."""
+    unknown = [name for name in names if name not in SUITES]
+    if unknown:
+        print(f"unknown suite {unknown[0]}: give {', '.join(SUITES)}", file=sys.stderr)
+        return 2
+    for name in names or SUITES:
+        show(name, SUITES[name]())
+    return 0
+
+
+sys.exit(main(sys.argv[1:]))
