@@ -13,10 +13,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from bench.measure import Result, beside, measure
 from tests.opening import a_catalog, a_store
 from tests.servers import cassandra, dynamodb, s3
-
-from bench.measure import Result, beside, measure
 from tidelog.catalog.base import Catalog, Put
 from tidelog.clock import RandomIds
 from tidelog.store.base import Store

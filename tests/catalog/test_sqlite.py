@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.opening import a_catalog
 
+from tests.opening import a_catalog
 from tidelog.catalog import sqlite as sqlite_module
 from tidelog.catalog.base import ABSENT, Put
 from tidelog.errors import InvalidError, NotFoundError, UnavailableError

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.opening import a_catalog, a_store
 
+from tests.opening import a_catalog, a_store
 from tidelog.catalog.base import Catalog
 from tidelog.store.base import Store
 from tidelog.testing.catalog_contract import CatalogContract

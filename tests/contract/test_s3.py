@@ -6,9 +6,9 @@ import random
 from collections.abc import Iterator
 
 import pytest
+
 from tests.opening import a_store
 from tests.servers.s3 import S3
-
 from tidelog.clock import SystemClock
 from tidelog.errors import InvalidError, NotFoundError, UnavailableError
 from tidelog.model.backoff import Backoff

@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.opening import a_store
 
+from tests.opening import a_store
 from tidelog.clock import RandomIds, SystemClock, system_random
 from tidelog.errors import InvalidError, UnavailableError
 from tidelog.store.local import LocalStore

@@ -4,8 +4,9 @@ It promises that a write lands whole or not at all, that no version of a row eve
 that a lost reply is told apart from a conflict. It must not know what its rows mean.
 
 ``base`` has the interface and its values, ``settle`` brings a write whose reply was lost to its
-true end, and each other file is one backend: ``memory`` (to copy from), ``sqlite``, ``dynamodb``,
-``cql``. Other packages may add a backend by the entry point group ``tidelog.catalogs``.
+true end, and each other file is a backend or a part of one: ``memory`` (to copy from), ``sqlite``,
+``dynamodb`` with its client, ``cql`` with its session and table. Other packages may add a backend
+by the entry point group ``tidelog.catalogs``.
 """
 
 from __future__ import annotations

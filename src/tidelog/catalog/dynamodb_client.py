@@ -1,0 +1,218 @@
+"""The SDK's client for DynamoDB, and what its errors mean: all that we know of boto3.
+
+The SDK repeats nothing on its own. Its errors are translated here, once:
+
+- the table refused (a condition, a busy row, throttling) or was never reached: nothing was
+  written, so it is a conflict, or ``UnavailableError``, and may be repeated;
+- the reply broke off, came too late, or said that the server itself failed: a write may have
+  landed, so it is a lost reply;
+- the table, the permission or the address is wrong: repeating will not mend it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tidelog.catalog.base import Change, conflict
+from tidelog.catalog.settle import LostReplyError
+from tidelog.errors import InvalidError, NotFoundError, TidelogError, UnavailableError
+
+try:
+    import boto3
+    from botocore import exceptions as sdk
+    from botocore.config import Config
+except ImportError as exc:  # this module is imported only when such an address is opened
+    raise InvalidError("dynamodb catalog is not installed: pip install 'tidelog[aws]'") from exc
+
+if TYPE_CHECKING:
+    from mypy_boto3_dynamodb import DynamoDBClient
+
+__all__ = ["SDK_ERRORS", "connect", "error_code", "missing_error", "read_error", "write_error"]
+
+SDK_ERRORS = (sdk.ClientError, sdk.BotoCoreError)
+
+_CONNECT_TIMEOUT_S = 3  # a server in another region answers a connect well within this
+_READ_TIMEOUT_S = 5  # DynamoDB answers in milliseconds; what takes longer is lost
+_CONNECTIONS_MAX = 64  # threads that share one catalog without waiting for a connection
+
+# Nothing was written, and the same request may succeed in a moment.
+_REFUSED = {
+    "LimitExceededException",
+    "ProvisionedThroughputExceededException",
+    "ReplicatedWriteConflictException",
+    "RequestLimitExceeded",
+    "RequestThrottled",
+    "Throttling",
+    "ThrottlingException",
+    "TooManyRequestsException",
+    "TransactionConflictException",
+}
+# The reasons for which a transaction is cancelled that pass by themselves, and "None".
+_PASSING_REASONS = {
+    "None",
+    "ProvisionedThroughputExceeded",
+    "ThrottlingError",
+    "TransactionConflict",
+}
+# Our own earlier attempt is still under way, and may yet land.
+_UNSURE = {"TransactionInProgressException"}
+_NO_PERMISSION = {
+    "AccessDenied",
+    "AccessDeniedException",
+    "ExpiredToken",
+    "ExpiredTokenException",
+    "IncompleteSignature",
+    "IncompleteSignatureException",
+    "InvalidAccessKeyId",
+    "InvalidClientTokenId",
+    "InvalidSignatureException",
+    "MissingAuthenticationToken",
+    "MissingAuthenticationTokenException",
+    "NotAuthorized",
+    "OptInRequired",
+    "RequestExpired",
+    "SignatureDoesNotMatch",
+    "UnrecognizedClientException",
+}
+_NO_CREDENTIALS = (
+    sdk.CredentialRetrievalError,
+    sdk.LoginError,
+    sdk.NoAuthTokenError,
+    sdk.NoCredentialsError,
+    sdk.PartialCredentialsError,
+    sdk.ProfileNotFound,
+    sdk.SSOError,
+    sdk.TokenRetrievalError,
+)
+_NEVER_SENT = (sdk.ConnectTimeoutError, sdk.EndpointConnectionError, sdk.ProxyConnectionError)
+
+
+def connect(
+    url: str, region: str | None, endpoint: str | None, keys: Mapping[str, Any]
+) -> DynamoDBClient:
+    """A client of its own session; ``InvalidError`` where the SDK cannot make one of these."""
+    config = Config(
+        connect_timeout=_CONNECT_TIMEOUT_S,
+        read_timeout=_READ_TIMEOUT_S,
+        max_pool_connections=_CONNECTIONS_MAX,
+        retries={"total_max_attempts": 1, "mode": "standard"},
+        tcp_keepalive=True,
+    )
+    try:
+        session = boto3.session.Session(region_name=region, **keys)
+        return session.client("dynamodb", endpoint_url=endpoint, config=config)
+    except sdk.NoRegionError as exc:
+        raise InvalidError(
+            f"catalog `{url}`: no AWS region: add ?region=… to the address, or set AWS_REGION"
+        ) from exc
+    except (sdk.BotoCoreError, ValueError) as exc:
+        raise InvalidError(
+            f"catalog `{url}`: cannot be opened: {_line(exc)}: fix the address"
+        ) from exc
+
+
+def read_error(exc: Exception, table: str, region: str) -> TidelogError:
+    """What a read, or anything that may be done twice, ended with."""
+    return _lasting_error(exc, table, region) or _unavailable(exc, table)
+
+
+def write_error(
+    exc: Exception, table: str, region: str, partition: str, changes: Sequence[Change]
+) -> Exception:
+    """What one attempt at a write ended with."""
+    reasons = _reasons(exc)
+    versions = {
+        change.row: _version(reason.get("Item"))
+        for change, reason in zip(changes, reasons, strict=False)
+        if reason["Code"] == "ConditionalCheckFailed"
+    }
+    if versions:
+        return conflict(partition, changes, versions)
+    if reasons and all(reason["Code"] in _PASSING_REASONS for reason in reasons):
+        return _unavailable(exc, table)
+    lasting = _lasting_error(exc, table, region)
+    if lasting is not None:
+        return lasting
+    if isinstance(exc, _NEVER_SENT) or _is_refusal(exc):
+        return _unavailable(exc, table)
+    return LostReplyError(str(exc))
+
+
+def missing_error(table: str, region: str) -> NotFoundError:
+    """There is no such table."""
+    return NotFoundError(
+        f"catalog table `{table}`: not found in region {region}: "
+        "run `tidelog init --create-catalog` or fix the URL",
+        table=table,
+        region=region,
+    )
+
+
+def error_code(exc: Exception) -> str | None:
+    """The server's word for an error; None where the server said nothing."""
+    return exc.response["Error"].get("Code") if isinstance(exc, sdk.ClientError) else None
+
+
+def _lasting_error(exc: Exception, table: str, region: str) -> TidelogError | None:
+    """The error that repeating will not mend, or None for one that may pass."""
+    if isinstance(exc, _NO_CREDENTIALS):
+        return InvalidError(
+            f"catalog table `{table}`: no usable AWS credentials: {_line(exc)}: set "
+            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or log in to your AWS profile",
+            table=table,
+        )
+    code = error_code(exc)
+    if code is None or code in _UNSURE or _is_refusal(exc) or _status(exc) >= 500:
+        return None
+    if code == "ResourceNotFoundException":
+        return missing_error(table, region)
+    if code in _NO_PERMISSION:
+        return InvalidError(
+            f"catalog table `{table}`: AWS refuses these credentials: {_line(exc)}: "
+            "check the keys, their expiry and the policy of their user or role",
+            table=table,
+            code=code,
+        )
+    return InvalidError(
+        f"catalog table `{table}`: DynamoDB refuses the request: {_line(exc)}",
+        table=table,
+        code=code,
+    )
+
+
+def _unavailable(exc: Exception, table: str) -> UnavailableError:
+    return UnavailableError(
+        f"catalog table `{table}`: DynamoDB is out of reach or too busy: {_line(exc)}: "
+        "try again in a while",
+        table=table,
+    )
+
+
+def _status(exc: Exception) -> int:
+    if not isinstance(exc, sdk.ClientError):
+        return 0
+    return exc.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+
+
+def _is_refusal(exc: Exception) -> bool:
+    return error_code(exc) in _REFUSED or _status(exc) == 429
+
+
+def _reasons(exc: Exception) -> list[dict[str, Any]]:
+    """Why each change of a write was refused, in their order; nothing for other errors."""
+    response: Any = getattr(exc, "response", {})
+    if error_code(exc) == "ConditionalCheckFailedException":
+        return [{"Code": "ConditionalCheckFailed", "Item": response.get("Item")}]
+    if error_code(exc) == "TransactionCanceledException":
+        return list(response.get("CancellationReasons", []))
+    return []
+
+
+def _version(item: dict[str, Any] | None) -> str | None:
+    version: str | None = item.get("version", {}).get("S") if item else None
+    return version
+
+
+def _line(exc: Exception) -> str:
+    return " ".join(str(exc).split())

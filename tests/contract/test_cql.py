@@ -1,0 +1,590 @@
+"""The catalog's contract on Cassandra, and what is CQL's own."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import multiprocessing
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import cassandra
+import pytest
+from cassandra.cluster import NoHostAvailable
+from cassandra.connection import ConnectionShutdown
+from cassandra.protocol import IsBootstrappingErrorMessage, OverloadedErrorMessage, ServerError
+from cassandra.query import BatchStatement, BatchType
+
+from tests.contract.lossy_proxy import LossyProxy, cut, lossy_proxy
+from tests.servers.base import HOST, free_port
+from tests.servers.cassandra import Cassandra
+from tidelog.catalog import cql, cql_session, cql_table
+from tidelog.catalog.base import ABSENT, Catalog, Check, Delete, Put, Row
+from tidelog.catalog.cql import CqlCatalog, open_cql
+from tidelog.catalog.settle import Repeat
+from tidelog.clock import RandomIds, SystemClock, system_random
+from tidelog.errors import (
+    ConflictError,
+    CorruptError,
+    InvalidError,
+    NotFoundError,
+    UnavailableError,
+    UnknownOutcomeError,
+)
+from tidelog.model.address import parse_address
+from tidelog.model.backoff import Backoff
+from tidelog.testing.catalog_contract import CatalogContract
+
+ids = RandomIds()
+
+
+def open_table(url: str, create: bool = False, attempts: int = 6, **environ: str) -> CqlCatalog:
+    repeat = Repeat(SystemClock(), system_random(), Backoff(attempts=attempts))
+    return open_cql(parse_address(url), create=create, repeat=repeat, environ=environ)
+
+
+def url_of(server: Cassandra, keyspace: str, port: int | None = None) -> str:
+    return f"cql://{server.host}:{port or server.port}/{keyspace}"
+
+
+def new_name(prefix: str) -> str:
+    return f"{prefix}_{ids.new()[:12]}"
+
+
+def raw_session(catalog: CqlCatalog) -> Any:
+    session = catalog._session
+    assert session is not None
+    return session.session
+
+
+@pytest.fixture(scope="module")
+def keyspace(cassandra_server: Cassandra) -> str:
+    name = new_name("Contract")
+    open_table(url_of(cassandra_server, name), create=True).close()
+    return name
+
+
+@pytest.fixture(scope="module")
+def shared_catalog(cassandra_server: Cassandra, keyspace: str) -> Iterator[CqlCatalog]:
+    catalog = open_table(url_of(cassandra_server, keyspace))
+    yield catalog
+    catalog.close()
+
+
+@pytest.mark.server
+class TestCqlCatalog(CatalogContract):
+    increments_each = 25
+    deleted_rows = 120_000  # Cassandra fails a read that meets more than 100,000 of them
+
+    @pytest.fixture
+    def catalog(self, shared_catalog: CqlCatalog) -> Catalog:
+        return shared_catalog
+
+    @pytest.fixture(autouse=True)
+    def _server(self, cassandra_server: Cassandra) -> None:
+        self.server = cassandra_server
+
+    def opener(self, catalog: Catalog) -> Callable[[], Catalog]:
+        return functools.partial(open_table, catalog.url)
+
+    @contextlib.contextmanager
+    def losing_replies(self, catalog: Catalog) -> Iterator[tuple[Catalog, Callable[[int], None]]]:
+        with proxied(self.server, catalog) as (lossy, proxy):
+            yield lossy, proxy.lose
+            assert proxy.lost > 0
+
+    def leave_deleted_rows(self, catalog: Catalog, partition: str, count: int) -> None:
+        """Only the deletions, in bulk: what a row was before it was deleted leaves no trace."""
+        assert isinstance(catalog, CqlCatalog)
+        session = raw_session(catalog)
+        name = catalog._place.name
+        delete = session.prepare(f'DELETE FROM {name} WHERE "partition" = ? AND "row" = ?')
+        for first in range(0, count, 1_000):
+            batch = BatchStatement(BatchType.UNLOGGED)
+            for number in range(first, min(first + 1_000, count)):
+                batch.add(delete, (partition.encode(), f"d/{number:08}".encode()))
+            session.execute(batch)
+
+    def test_it_is_usable_after_a_fork(self, catalog: Catalog, partition: str) -> None:
+        catalog.write(partition, Put("parent", b"1"), write_id="w1")
+        child = multiprocessing.get_context("fork").Process(
+            target=_write_in_child, args=(catalog, partition)
+        )
+        child.start()
+        child.join(60)
+        assert child.exitcode == 0
+        catalog.write(partition, Put("parent", b"2", expect="w1"), write_id="w3")
+        assert [row.version for row in catalog.scan(partition)] == ["w2", "w3"]
+
+    def test_a_conflict_says_which_row(self, catalog: Catalog, partition: str) -> None:
+        catalog.write(partition, Put("a", b"1"), Put("b", b"1"), write_id="w1")
+        with pytest.raises(ConflictError, match=r"row `b` .*expected no row, found version w1"):
+            catalog.write(partition, Check("a", "w1"), Put("b", b"", ABSENT), write_id="w2")
+        with pytest.raises(
+            ConflictError, match=r"row `a` .*expected version old, found version w1"
+        ):
+            catalog.write(partition, Delete("a", expect="old"), write_id="w3")
+        with pytest.raises(ConflictError, match=r"row `c` .*expected version old, found no row"):
+            catalog.write(partition, Check("a", "w1"), Check("c", "old"), write_id="w4")
+
+
+def _write_in_child(catalog: Catalog, partition: str) -> None:
+    if catalog.get(partition, "parent") is None:
+        raise AssertionError("the child does not see the parent's row")
+    catalog.write(partition, Put("child", b"1"), write_id="w2")
+    catalog.close()
+
+
+@contextlib.contextmanager
+def proxied(
+    server: Cassandra, catalog: Catalog, attempts: int = 6
+) -> Iterator[tuple[CqlCatalog, LossyProxy]]:
+    """The same table through a proxy that knows writes by the ids of their prepared statements."""
+    with lossy_proxy(server.host, server.port, ()) as proxy:
+        place = parse_address(catalog.url)
+        lossy = open_table(f"cql://{HOST}:{proxy.port}{place.path}", attempts=attempts)
+        assert lossy._session is not None
+        proxy.marks |= {
+            statement.query_id
+            for name, statement in lossy._session.statements.items()
+            if name.startswith(("put", "delete", "check"))
+        }
+        yield lossy, proxy
+        lossy.close()
+
+
+@pytest.mark.server
+def test_a_range_with_more_deleted_rows_than_cassandra_reads_is_cut(
+    shared_catalog: CqlCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partition = ids.new()
+    shared_catalog.write(
+        partition, Put("a", b""), Put("d/00060000+", b""), Put("e", b""), write_id="w"
+    )
+    TestCqlCatalog().leave_deleted_rows(shared_catalog, partition, 110_000)
+    with pytest.raises(cassandra.ReadFailure, match="0x0001"):
+        raw_session(shared_catalog).execute(
+            f'SELECT "row" FROM {shared_catalog._place.name} WHERE "partition" = %s',
+            (partition.encode(),),
+        )
+
+    def scan(*args: Any, **options: Any) -> list[str]:
+        return [row.row for row in shared_catalog.scan(partition, *args, **options)]
+
+    assert scan() == ["a", "d/00060000+", "e"]
+    assert scan(reverse=True) == ["e", "d/00060000+", "a"]
+    assert scan(limit=2) == ["a", "d/00060000+"]
+    assert scan("d/", "d0") == ["d/00060000+"]
+    monkeypatch.setattr(cql, "_SPLITS_MAX", 2)
+    with pytest.raises(UnavailableError, match="the server's log"):
+        scan()
+
+
+@pytest.mark.parametrize(
+    ("first", "last"),
+    [
+        (b"", b"\xff"),
+        (b"a", b"b"),
+        (b"run/00000123", b"run/99999999"),
+        (b"a\xff\xff\xff", b"b"),
+        (b"a", b"a\0\0"),
+        ("ключ".encode(), "ключи".encode()),
+    ],
+)
+def test_cuts_lie_inside_in_order_and_reach_every_key(first: bytes, last: bytes) -> None:
+    for _ in range(100):
+        cuts = cql._keys_between(first, last, 16)
+        bounds = [first, *cuts, last]
+        assert bounds == sorted(set(bounds))
+        assert len(cuts) <= 15
+        if not cuts:
+            break
+        first, last = bounds[len(bounds) // 2 - 1 : len(bounds) // 2 + 1]
+    assert max(len(first), len(last)) < 80
+
+
+def test_nothing_lies_between_neighbours() -> None:
+    assert cql._keys_between(b"a", b"a\0", 16) == []
+
+
+@pytest.mark.server
+def test_large_rows_come_in_pages_of_few(
+    shared_catalog: CqlCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partition, counts = ids.new(), []
+    for number in range(4):
+        rows = [Put(f"r{number}{n}", b"v" * 250_000) for n in range(8)]
+        shared_catalog.write(partition, *rows, write_id=ids.new())
+    read_page = cql_session.CqlSession.read_page
+
+    def counted(self: Any, name: str, values: Any) -> Any:
+        counts.append(values[-1])
+        return read_page(self, name, values)
+
+    monkeypatch.setattr(cql_session.CqlSession, "read_page", counted)
+    monkeypatch.setattr(cql, "_PAGE_ROWS_FIRST", 10)
+    assert len(list(shared_catalog.scan(partition))) == 32
+    assert counts == [10] + [4] * 6
+    counts.clear()
+    next(shared_catalog.scan(partition))
+    assert len(counts) == 1
+
+
+# Opening.
+
+
+@pytest.mark.server
+def test_a_missing_keyspace_or_table_is_not_found_and_made_when_asked(
+    cassandra_server: Cassandra,
+) -> None:
+    url = url_of(cassandra_server, new_name("missing"))
+    with pytest.raises(NotFoundError, match=r"table `missing_.*tidelog`: not found: run `tidelog"):
+        open_table(url)
+    catalog = open_table(url, create=True)
+    assert catalog.url == url
+    with pytest.raises(NotFoundError, match=r"\.other`: not found: run `tidelog init"):
+        open_table(f"{url}?table=other")
+    raw_session(catalog).execute(f"DROP TABLE {catalog._place.name}")
+    with pytest.raises(NotFoundError, match="not found"):
+        catalog.get("p", "r")
+    with pytest.raises(NotFoundError, match="not found"):
+        catalog.write("p", Put("r", b""), write_id="w")
+    catalog.close()
+    catalog.close()
+    with pytest.raises(InvalidError, match="is closed"):
+        catalog.get("p", "r")
+    open_table(f"{url}?table=Other&datacenter=datacenter1", create=True).close()
+
+
+def test_a_keyspace_on_several_nodes_is_not_ours_to_make() -> None:
+    hosts = [SimpleNamespace(datacenter=name) for name in ("east", "west", "east")]
+    cluster = SimpleNamespace(metadata=SimpleNamespace(all_hosts=lambda: hosts))
+    session = SimpleNamespace(execute=lambda *_: Nothing())
+    place = cql_table.place_of(parse_address("cql://one,two/Logs"), {})
+    wanted = r"3 nodes .* run CREATE KEYSPACE \"Logs\" .*'east': 3, 'west': 3}"
+    with pytest.raises(NotFoundError, match=wanted):
+        cql_table.ensure_table(place, cluster, session, create=True)
+
+
+class Nothing(list[Any]):
+    """A reply without rows."""
+
+    def one(self) -> None:
+        return None
+
+
+@pytest.mark.server
+def test_racing_creators_all_succeed(cassandra_server: Cassandra) -> None:
+    url = url_of(cassandra_server, new_name("raced"))
+    barrier = threading.Barrier(4)
+
+    def create(_: int) -> CqlCatalog:
+        barrier.wait()
+        return open_table(url, create=True)
+
+    with ThreadPoolExecutor(4) as pool:
+        catalogs = list(pool.map(create, range(4)))
+    for number, catalog in enumerate(catalogs):
+        catalog.write("p", Put(f"r{number}", b""), write_id=ids.new())
+    assert len(list(catalogs[0].scan("p"))) == 4
+    for catalog in catalogs:
+        catalog.close()
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("create", [True, False])
+@pytest.mark.parametrize(
+    "columns",
+    [
+        "id int PRIMARY KEY, value blob",
+        (
+            '"partition" blob, "row" blob, version text, value blob, "unset" tinyint, '
+            'PRIMARY KEY ("partition", "row")) WITH CLUSTERING ORDER BY ("row" DESC'
+        ),
+    ],
+    ids=["another key", "the other order"],
+)
+def test_a_table_of_another_shape_is_refused(
+    shared_catalog: CqlCatalog, columns: str, create: bool
+) -> None:
+    name = new_name("other")
+    place = shared_catalog._place
+    raw_session(shared_catalog).execute(f'CREATE TABLE "{place.keyspace}".{name} ({columns})')
+    with pytest.raises(InvalidError, match=r"its columns are .*, expected `partition`"):
+        open_table(f"{shared_catalog.url}?table={name}", create=create)
+
+
+@pytest.mark.server
+def test_a_datacenter_that_is_not_there_is_named(shared_catalog: CqlCatalog) -> None:
+    with pytest.raises(InvalidError, match=r"no datacenter `dc9`: give one of datacenter1"):
+        open_table(f"{shared_catalog.url}?datacenter=dc9")
+
+
+@pytest.mark.server
+def test_rows_that_somebody_else_wrote_are_corrupt(shared_catalog: CqlCatalog) -> None:
+    insert = f'INSERT INTO {shared_catalog._place.name} ("partition", "row", value) VALUES '
+    raw_session(shared_catalog).execute(insert + "(textAsBlob('foreign'), 0x61, 0x00)")
+    with pytest.raises(CorruptError, match="has no version"):
+        shared_catalog.get("foreign", "a")
+    raw_session(shared_catalog).execute(insert + "(textAsBlob('foreign2'), 0xff, 0x00)")
+    with pytest.raises(CorruptError, match="no version"):
+        list(shared_catalog.scan("foreign", reverse=True))
+
+
+@pytest.mark.parametrize(
+    ("url", "complaint"),
+    [
+        ("cql://host/keyspace?tabel=x", "did you mean `table`"),
+        ("cql://host/keyspace?password=x", "looks like a secret"),
+        ("cql://user@host/keyspace", "names a user or password"),
+        ("cql:///keyspace", "names no hosts"),
+        ("cql://one,,two/keyspace", "names no hosts"),
+        ("cql://one:9042,two:9042/keyspace", "with one port for all"),
+        ("cql://host", "`` is no keyspace's name"),
+        ("cql://host/a/b", "`a/b` is no keyspace's name"),
+        ("cql://host/keyspace?table=a-b", "`a-b` is no table's name"),
+    ],
+)
+def test_addresses_that_are_refused(url: str, complaint: str) -> None:
+    with pytest.raises(InvalidError, match=complaint):
+        open_table(url)
+
+
+def test_a_login_is_a_name_and_a_password() -> None:
+    with pytest.raises(InvalidError, match="only one of TIDELOG_CQL_USERNAME"):
+        open_table("cql://host/keyspace", TIDELOG_CQL_USERNAME="me")
+
+
+def test_without_the_driver_it_says_what_to_install() -> None:
+    code = (
+        "import sys; sys.modules['cassandra'] = None\n"
+        "from tidelog.errors import InvalidError\n"
+        "try:\n    import tidelog.catalog.cql\n"
+        "except InvalidError as exc:\n    print(exc)"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout == "cql catalog is not installed: pip install 'tidelog[scylla]'\n"
+
+
+# Servers that are gone, and logins that they refuse.
+
+
+def test_a_server_that_is_down_is_unavailable_said_soon_and_without_noise() -> None:
+    code = (
+        "import random\n"
+        "from tidelog.catalog import open_catalog\n"
+        "from tidelog.catalog.settle import Repeat\n"
+        "from tidelog.clock import SystemClock\n"
+        "repeat = Repeat(SystemClock(), random.Random(0))\n"
+        f"url = 'cql://{HOST}:{free_port()}/keyspace'\n"
+        "try:\n    open_catalog(url, create=False, repeat=repeat, environ={})\n"
+        "except Exception as exc:\n    print(type(exc).__name__, exc)"
+    )
+    began = time.monotonic()
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert time.monotonic() - began < 15
+    assert told.stdout.startswith("UnavailableError catalog table `keyspace.tidelog`: 127.0.0.1")
+    assert "Connection refused" in told.stdout
+    assert told.stderr == ""
+
+
+def test_a_host_that_nobody_knows_is_unavailable() -> None:
+    with pytest.raises(UnavailableError, match=r"no address is known for nowhere\.invalid"):
+        open_table("cql://nowhere.invalid/keyspace", attempts=1)
+
+
+@pytest.mark.server
+def test_a_server_that_falls_silent_or_dies_is_waited_for_so_long_only(
+    cassandra_server: Cassandra, shared_catalog: CqlCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cql_session, "_REQUEST_TIMEOUT_S", 0.5)
+    with proxied(cassandra_server, shared_catalog, attempts=3) as (catalog, proxy):
+        began = time.monotonic()
+        proxy.go_silent()
+        with pytest.raises(UnavailableError, match="cannot be reached or cannot answer"):
+            catalog.get("p", "r")
+        with pytest.raises(UnknownOutcomeError):
+            catalog.write(ids.new(), Put("r", b""), write_id="w1")
+        proxy.close()
+        with pytest.raises(UnavailableError):
+            list(catalog.scan("p"))
+        with pytest.raises((UnavailableError, UnknownOutcomeError)):
+            catalog.write(ids.new(), Put("r", b""), write_id="w1")
+        assert time.monotonic() - began < 15
+
+
+def test_a_login_that_the_server_refuses_is_invalid() -> None:
+    login = {"TIDELOG_CQL_USERNAME": "me", "TIDELOG_CQL_PASSWORD": "hush"}
+    with login_server() as port:
+        url = f"cql://{HOST}:{port}/keyspace"
+        with pytest.raises(InvalidError, match=r"refuses the login: .*are incorrect") as told:
+            open_table(url, **login)
+        assert "hush" not in str(told.value)
+        with pytest.raises(InvalidError, match=r"refuses the login: .*requires authentication"):
+            open_table(url)
+
+
+@contextlib.contextmanager
+def login_server() -> Iterator[int]:
+    """Speaks the native protocol, version 4, as far as a login, which it always refuses."""
+    listener = socket.create_server((HOST, 0))
+
+    def text(value: str) -> bytes:
+        return struct.pack(">H", len(value)) + value.encode()
+
+    def error(code: int, message: str) -> tuple[int, bytes]:
+        return 0x00, struct.pack(">i", code) + text(message)
+
+    def answer(version: int, opcode: int) -> tuple[int, bytes]:
+        if version != 4:
+            return error(0x000A, "Invalid or unsupported protocol version: 5")
+        if opcode == 0x05:
+            versions = text("CQL_VERSION") + b"\0\1" + text("3.4.7")
+            return 0x06, b"\0\2" + versions + text("COMPRESSION") + b"\0\0"
+        if opcode == 0x01:
+            return 0x03, text("org.apache.cassandra.auth.PasswordAuthenticator")
+        return error(0x0100, "Provided username me and/or password are incorrect")
+
+    def serve(client: socket.socket) -> None:
+        with client, client.makefile("rb") as requests, contextlib.suppress(OSError):
+            while header := requests.read(9):
+                version, _, stream, opcode, length = struct.unpack(">BBhBi", header)
+                requests.read(length)
+                reply, body = answer(version, opcode)
+                client.sendall(struct.pack(">BBhBi", 0x84, 0, stream, reply, len(body)) + body)
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = listener.accept()
+                threading.Thread(target=serve, args=(client,), daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    yield listener.getsockname()[1]
+    cut(listener)
+
+
+# What the server answers, and what becomes of it.
+
+
+class Refusals:
+    """Stands in for a session's ``execute``: raises while it has something to raise."""
+
+    def __init__(self, session: Any, *errors: Exception) -> None:
+        self.left = list(errors)
+        self.execute = session.execute
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        if self.left:
+            raise self.left.pop(0)
+        return self.execute(*args, **options)
+
+
+SERIAL, QUORUM = cassandra.ConsistencyLevel.SERIAL, cassandra.ConsistencyLevel.QUORUM
+NEVER_BEGAN = [
+    cassandra.Unavailable("too few replicas", consistency=SERIAL),
+    IsBootstrappingErrorMessage(0x1002, "bootstrapping", None),
+    NoHostAvailable("no host", {"host": ConnectionShutdown("gone")}),
+]
+MAY_HAVE_LANDED = [
+    cassandra.Unavailable("too few replicas", consistency=QUORUM),
+    cassandra.WriteTimeout("slow", write_type=6, consistency=SERIAL),
+    cassandra.WriteFailure("failed", write_type=6, consistency=QUORUM),
+    cassandra.OperationTimedOut(),
+    ConnectionShutdown("cut"),
+    OverloadedErrorMessage(0x1001, "overloaded", None),
+    ServerError(0x0000, "a bug", None),
+    cassandra.RateLimitReached(cassandra.OperationType.Write, False),
+]
+
+
+def name_of(error: Exception) -> str:
+    return type(error).__name__
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("error", NEVER_BEGAN, ids=name_of)
+def test_a_write_that_never_began_is_repeated(
+    shared_catalog: CqlCatalog, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    partition = ids.new()
+    shared_catalog.write(partition, Put("a", b"1"), write_id="w1")
+    session = raw_session(shared_catalog)
+    refusals = Refusals(session, error, error)
+    monkeypatch.setattr(session, "execute", refusals)
+    with pytest.raises(ConflictError):
+        shared_catalog.write(partition, Put("a", b"2", ABSENT), write_id="w2")
+    refusals.left = [error] * 6
+    with pytest.raises(UnavailableError):
+        shared_catalog.write(partition, Put("a", b"2", ABSENT), write_id="w2")
+    refusals.left = [error] * 2
+    assert shared_catalog.get(partition, "a") == Row("a", b"1", "w1")
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("error", MAY_HAVE_LANDED, ids=name_of)
+def test_a_write_that_may_have_landed_is_settled(
+    shared_catalog: CqlCatalog, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    partition = ids.new()
+    session = raw_session(shared_catalog)
+    refusals = Refusals(session, error)
+    monkeypatch.setattr(session, "execute", refusals)
+    shared_catalog.write(partition, Put("a", b"1", ABSENT), Put("b", b"", ABSENT), write_id="w1")
+    refusals.left = [error]
+    with pytest.raises(UnknownOutcomeError):
+        shared_catalog.write(partition, Put("a", b"2", ABSENT), write_id="w2")
+    refusals.left = [error]
+    assert shared_catalog.get(partition, "a") == Row("a", b"1", "w1")
+    refusals.left = [error]
+    assert [row.row for row in shared_catalog.scan(partition)] == ["a", "b"]
+
+
+@pytest.mark.server
+@pytest.mark.parametrize(
+    ("error", "complaint"),
+    [
+        (cassandra.Unauthorized("User me has no MODIFY permission"), "this login may not do that"),
+        (cassandra.InvalidRequest("LWT is not supported here"), "refuses the request: LWT is not"),
+    ],
+    ids=["unauthorized", "invalid"],
+)
+def test_what_the_server_forbids_is_invalid(
+    shared_catalog: CqlCatalog,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    complaint: str,
+) -> None:
+    session = raw_session(shared_catalog)
+    monkeypatch.setattr(session, "execute", Refusals(session, error, error))
+    with pytest.raises(InvalidError, match=complaint):
+        shared_catalog.get("p", "r")
+    with pytest.raises(InvalidError, match=complaint):
+        shared_catalog.write("p", Put("r", b""), write_id="w")
+
+
+@pytest.mark.server
+def test_a_failed_read_of_an_older_server_may_be_for_deleted_rows_and_is_cut(
+    shared_catalog: CqlCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partition = ids.new()
+    shared_catalog.write(partition, Put("a", b""), Put("b", b""), write_id="w1")
+    session = raw_session(shared_catalog)
+    silent = cassandra.ReadFailure("failed")
+    other = cassandra.ReadFailure("failed", error_code_map={"127.0.0.1": 0x0000})
+    refusals = Refusals(session, silent, silent, silent)
+    monkeypatch.setattr(session, "execute", refusals)
+    assert [row.row for row in shared_catalog.scan(partition)] == ["a", "b"]
+    refusals.left = [silent] * 2
+    assert [row.row for row in shared_catalog.scan(partition, reverse=True)] == ["b", "a"]
+    refusals.left = [other] * 6
+    with pytest.raises(UnavailableError, match="cannot answer"):
+        list(shared_catalog.scan(partition))

@@ -1,0 +1,63 @@
+"""The servers as fixtures, one of each for the whole run, started when a test first asks.
+
+Say `pytest_plugins = ["tests.servers.fixtures"]` in the topmost conftest. A test must leave a
+shared server as it found it: use names of its own in it, and `running()` of the server's module to
+have one that may be paused or killed.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from typing import TypeVar
+
+import pytest
+
+from tests.servers import cassandra, dynamodb, kafka, moto, s3, spark
+from tests.servers.base import ServerError
+
+T = TypeVar("T")
+
+
+@pytest.fixture(scope="session")
+def kafka_server() -> Iterator[kafka.Kafka]:
+    """A Kafka broker."""
+    yield from _shared(kafka.running)
+
+
+@pytest.fixture(scope="session")
+def dynamodb_server() -> Iterator[dynamodb.DynamoDb]:
+    """A DynamoDB Local server."""
+    yield from _shared(dynamodb.running)
+
+
+@pytest.fixture(scope="session")
+def cassandra_server() -> Iterator[cassandra.Cassandra]:
+    """A Cassandra node."""
+    yield from _shared(cassandra.running)
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[s3.S3]:
+    """An S3 server."""
+    yield from _shared(s3.running)
+
+
+@pytest.fixture(scope="session")
+def moto_server() -> Iterator[moto.Moto]:
+    """A moto server, for Kinesis and SNS."""
+    yield from _shared(moto.running)
+
+
+@pytest.fixture(scope="session")
+def spark_cluster() -> Iterator[spark.SparkCluster]:
+    """A Spark standalone cluster of two workers."""
+    yield from _shared(spark.running)
+
+
+def _shared(running: Callable[[], AbstractContextManager[T]]) -> Iterator[T]:
+    """Fail, not skip, when the server cannot be had: a skipped promise looks like a kept one."""
+    with ExitStack() as stack:
+        try:
+            server = stack.enter_context(running())
+        except ServerError as error:
+            raise pytest.fail.Exception(str(error), pytrace=False) from None
+        yield server

@@ -1,0 +1,180 @@
+"""A Spark standalone cluster out of the pyspark package: one master and its workers.
+
+Each is a process of its own, so that a test can kill a worker and see what a job makes of it.
+"""
+
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.servers import probe
+from tests.servers.base import HOST, ServerError, environment, free_port, workspace
+from tests.servers.java import LEAN
+from tests.servers.process import Launch, Process
+from tests.servers.tools import JAVA, require
+
+NAME = "spark"
+TOOLS = (JAVA,)
+PACKAGE = None  # a dependency of the project itself
+
+WORKERS = 2
+# Each application takes one core and one executor's memory of each worker, so that a second driver
+# can run beside the first: a test of two writers, or a session that another test holds open.
+APPLICATIONS_AT_ONCE = 2
+EXECUTOR_MEMORY_MB = 1_024
+DAEMON_HEAP_MB = 256
+STOP_SECONDS_MAX = 1.0  # a worker would wait for executors that the same signal has reached
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class SparkCluster:
+    """A running cluster whose workers have all registered."""
+
+    master_url: str
+    master: Process
+    workers: tuple[Process, ...]
+
+    @property
+    def address(self) -> str:
+        return self.master_url
+
+    @property
+    def worker_pids(self) -> tuple[int, ...]:
+        """The process ids of the workers, for a test that kills one."""
+        return tuple(worker.pid for worker in self.workers)
+
+    def settings(self) -> dict[str, str]:
+        """What a session needs here: one executor on each worker, and only the loopback.
+
+        To be given before the process has a session: the driver's Java options come with its start.
+        """
+        lean = " ".join(LEAN)
+        return {
+            "spark.master": self.master_url,
+            "spark.driver.host": HOST,
+            "spark.driver.bindAddress": HOST,
+            "spark.driver.extraJavaOptions": lean,
+            "spark.executor.extraJavaOptions": lean,
+            "spark.cores.max": str(len(self.workers)),
+            "spark.executor.cores": "1",
+            "spark.executor.memory": f"{EXECUTOR_MEMORY_MB}m",
+            "spark.pyspark.python": sys.executable,
+            "spark.ui.enabled": "false",
+        }
+
+
+@contextmanager
+def running(workers: int = WORKERS) -> Iterator[SparkCluster]:
+    """A cluster of one's own."""
+    require(NAME, TOOLS)
+    port, ui_port = free_port(), free_port()
+    url = f"spark://{HOST}:{port}"
+    with workspace(NAME) as folder, ExitStack() as stack:
+        (folder / "conf").mkdir()
+        (folder / "conf" / "log4j2.properties").write_text(LOG4J2)
+        master = Process(_master(folder, port, ui_port))
+        members = tuple(Process(_worker(folder, n, url, ui_port)) for n in range(workers))
+        for process in (master, *members):
+            stack.callback(process.stop)
+        # A worker that finds no master waits five seconds and more before it asks again.
+        master.start()
+        for worker in members:
+            worker.spawn()
+        for worker in members:
+            worker.wait_until_it_answers()
+        yield SparkCluster(url, master, members)
+
+
+LOG4J2 = """rootLogger.level = warn
+rootLogger.appenderRef.stderr.ref = stderr
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = %d{HH:mm:ss.SSS} %p %c{1}: %m%n%ex
+"""
+
+
+def _master(folder: Path, port: int, ui_port: int) -> Launch:
+    return Launch(
+        name="spark-master",
+        command=[
+            *(_spark_class(), "org.apache.spark.deploy.master.Master"),
+            *("--host", HOST, "--port", str(port), "--webui-port", str(ui_port)),
+        ],
+        environment=_environment(folder),
+        folder=folder,
+        answers=lambda: _status(ui_port) is not None,
+        stop_seconds_max=STOP_SECONDS_MAX,
+    )
+
+
+def _worker(folder: Path, number: int, master_url: str, master_ui_port: int) -> Launch:
+    port = free_port()
+    memory_mb = APPLICATIONS_AT_ONCE * EXECUTOR_MEMORY_MB
+    return Launch(
+        name=f"spark-worker-{number}",
+        command=[
+            *(_spark_class(), "org.apache.spark.deploy.worker.Worker"),
+            *("--host", HOST, "--port", str(port), "--webui-port", "0"),
+            *("--cores", str(APPLICATIONS_AT_ONCE), "--memory", f"{memory_mb}m"),
+            *("--work-dir", str(folder / f"worker-{number}"), master_url),
+        ],
+        environment=_environment(folder),
+        folder=folder,
+        answers=lambda: port in _registered_ports(master_ui_port),
+        stop_seconds_max=STOP_SECONDS_MAX,
+    )
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    # Executors inherit it, so that they import what the tests import.
+    python_path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return environment(
+        {
+            "SPARK_HOME": str(_home()),
+            "SPARK_CONF_DIR": str(folder / "conf"),
+            "SPARK_LOCAL_DIRS": str(folder / "local"),
+            "SPARK_LOCAL_IP": HOST,
+            "SPARK_PUBLIC_DNS": HOST,
+            "SPARK_DAEMON_MEMORY": f"{DAEMON_HEAP_MB}m",
+            # The master would also take jobs over HTTP, on a port that we did not choose.
+            "SPARK_DAEMON_JAVA_OPTS": " ".join([*LEAN, "-Dspark.master.rest.enabled=false"]),
+            "PYSPARK_PYTHON": sys.executable,
+            "PYTHONPATH": os.pathsep.join(python_path),
+        },
+        without=("SPARK_", "PYSPARK_"),
+    )
+
+
+def _spark_class() -> str:
+    return str(_home() / "bin" / "spark-class")
+
+
+def _home() -> Path:
+    found = importlib.util.find_spec("pyspark")
+    if found is None or found.origin is None:
+        raise ServerError(f"{NAME}: pyspark is not installed: install the project's dependencies")
+    return Path(found.origin).parent
+
+
+def _status(ui_port: int) -> dict[str, object] | None:
+    status, body = probe.http(ui_port, "/json/")
+    if status != 200:
+        return None
+    answer: dict[str, object] = json.loads(body)
+    return answer
+
+
+def _registered_ports(ui_port: int) -> set[int]:
+    """The ports of the workers that the master counts as alive."""
+    workers = (_status(ui_port) or {}).get("workers", [])
+    if not isinstance(workers, list):
+        raise ValueError(f"master's status: `workers` is a {type(workers).__name__}, not a list")
+    return {int(worker["port"]) for worker in workers if worker["state"] == "ALIVE"}
