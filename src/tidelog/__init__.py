@@ -20,12 +20,14 @@ from tidelog.errors import (
     InternalError,
     InvalidError,
     NotFoundError,
+    PartialAppendError,
     TidelogError,
     UnavailableError,
     UnknownOutcomeError,
 )
 from tidelog.home import Home
 from tidelog.home import open_home as open  # noqa: A004 - read as tidelog.open(...)
+from tidelog.model.event import Event, Position
 
 __version__ = "0.1.0"
 
@@ -33,11 +35,14 @@ __all__ = [
     "AlreadyExistsError",
     "ConflictError",
     "CorruptError",
+    "Event",
     "FencedError",
     "Home",
     "InternalError",
     "InvalidError",
     "NotFoundError",
+    "PartialAppendError",
+    "Position",
     "TidelogError",
     "UnavailableError",
     "UnknownOutcomeError",

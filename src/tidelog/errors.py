@@ -9,6 +9,7 @@
     ├── UnavailableError     store or catalog unreachable → retry with backoff
     ├── NotFoundError        (also KeyError)              → create it or fix the name
     ├── AlreadyExistsError                                → choose another or accept it
+    ├── PartialAppendError   some events are stored       → append its remainder
     ├── InvalidError         (also ValueError)            → fix the argument or setting
     ├── CorruptError         bytes are not what we wrote  → stop, keep the evidence, tell a person
     └── InternalError        our bug                      → report
@@ -30,6 +31,7 @@ __all__ = [
     "InternalError",
     "InvalidError",
     "NotFoundError",
+    "PartialAppendError",
     "TidelogError",
     "UnavailableError",
     "UnknownOutcomeError",
@@ -91,6 +93,25 @@ class AlreadyExistsError(TidelogError):
     """The named thing exists, and the call was to create it."""
 
     kind = "already_exists"
+
+
+class PartialAppendError(TidelogError):
+    """Some events of an append are stored and some are not.
+
+    ``positions`` has one entry for each event that was given, None where it is not stored, and
+    ``remainder`` the indexes of those. The cause says why.
+    """
+
+    kind = "partial_append"
+
+    @property
+    def positions(self) -> list[Any]:
+        stored: list[Any] = self.context["positions"]
+        return stored
+
+    @property
+    def remainder(self) -> list[int]:
+        return [index for index, position in enumerate(self.positions) if position is None]
 
 
 class InvalidError(TidelogError, ValueError):

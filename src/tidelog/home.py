@@ -1,42 +1,42 @@
 """A home: one store and one catalog that belong together. Alone in choosing implementations.
 
-A home is created once, by :func:`create_home`, in four steps. Each can be repeated, by anyone, at
-any time; what a crash after each of them leaves behind:
-
-1. check that the catalog answers, and probe the store    → nothing
-2. put the identity row in the catalog, as ``creating``   → the next ``init`` goes on with this id
-3. put ``home.json`` with the same id into the store      → the same
-4. mark the identity row as ``ready``                     → a home
-
-A store that has another id, or an id where the catalog has none, belongs to another home and is
-refused. A catalog that is ``ready`` while its store has no ``home.json`` is refused too: the store
-is the wrong one, or was emptied.
+:func:`open_home` opens what the settings point to, :func:`create_home` makes it where it is not
+there (the steps are in ``identity``), and :class:`Home` is the one object that users work with.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Literal
 
-import msgspec
+import pyarrow as pa
 
-from tidelog.catalog import ABSENT, Catalog, Delete, Put, open_catalog
+from tidelog.catalog import Catalog, open_catalog
 from tidelog.catalog.settle import Repeat
 from tidelog.clock import Clock, Ids, RandomIds, SystemClock, system_random
-from tidelog.errors import (
-    AlreadyExistsError,
-    ConflictError,
-    CorruptError,
-    InvalidError,
-    NotFoundError,
+from tidelog.errors import NotFoundError
+from tidelog.identity import (
+    Identity,
+    create_identity,
+    other_catalog,
+    read_catalog,
+    read_pair,
+    read_store,
 )
-from tidelog.model import layout
+from tidelog.log.base import Log
+from tidelog.log.positions import Positions
+from tidelog.log.producer import Producer
+from tidelog.log.read import Reader
+from tidelog.log.topics import create_topic, delete_topic, find_topic, list_topics
+from tidelog.model.event import Event
+from tidelog.model.times import duration_ms
+from tidelog.model.topic import Topic, partition_for
 from tidelog.settings import Settings, config_string, load_settings
 from tidelog.store import Store, open_store
 from tidelog.store.cache import CachedStore
@@ -46,14 +46,8 @@ from tidelog.store.retry import RetryingStore
 
 __all__ = ["Home", "World", "create_home", "open_home"]
 
-
-class Identity(msgspec.Struct, frozen=True):
-    """Who a home is; stored in the store and in the catalog."""
-
-    id: str
-    reader: int = layout.FORMAT  # the least format that a reader must know
-    writer: int = layout.FORMAT  # the least format that a writer must know
-    state: Literal["creating", "ready"] = "ready"
+_READERS = 4  # objects fetched at once, for all readers of a home
+_REMOTE_COMMITS = 8  # partitions of one flush that are committed side by side
 
 
 @dataclass(frozen=True)
@@ -68,24 +62,113 @@ class World:
 
 
 class Home:
-    """An open home. Close it, or use it in a ``with``."""
+    """An open home, and all that can be done with it. Close it, or use it in a ``with``."""
 
-    def __init__(
-        self, identity: Identity, settings: Settings, store: Store, catalog: Catalog, meter: Meter
-    ) -> None:
+    def __init__(self, identity: Identity, settings: Settings, log: Log, meter: Meter) -> None:
         self.id = identity.id
         self.settings = settings
-        self.store = store
-        self.catalog = catalog
+        self.log = log
         self.meter = meter
+        self._producers: dict[str, Producer] = {}
+        self._lock = threading.Lock()
+        self._pool = ThreadPoolExecutor(_READERS, "tidelog-read")
+
+    @property
+    def store(self) -> Store:
+        """Where objects are."""
+        return self.log.store
+
+    @property
+    def catalog(self) -> Catalog:
+        """Where rows are."""
+        return self.log.catalog
 
     @property
     def config(self) -> str:
         """The config string: all that is needed to open this home elsewhere; no secrets."""
         return config_string(self.store.url, self.catalog.url)
 
+    # Topics.
+
+    def create_topic(
+        self,
+        name: str,
+        partitions: int = 1,
+        *,
+        slot: str | int = "1s",
+        notify: Iterable[str] = (),
+        max_latency_ms: int = 1_000,
+    ) -> Topic:
+        """Make a topic; its partitions are fixed for good. ``AlreadyExistsError``."""
+        wanted = Topic(
+            name=name,
+            incarnation=self.log.ids.new(),
+            partitions=partitions,
+            created_ms=self.log.clock.now_ms(),
+            slot_ms=duration_ms(slot),
+            notify=tuple(notify),
+            max_latency_ms=max_latency_ms,
+        )
+        return create_topic(self.log, wanted)
+
+    def topic(self, name: str) -> Topic:
+        """The topic of this name. ``NotFoundError``."""
+        return find_topic(self.log, name)
+
+    def topics(self) -> list[Topic]:
+        """All topics, by name."""
+        return list(list_topics(self.log))
+
+    def delete_topic(self, name: str) -> None:
+        """Remove a topic with all its events and consumers. ``NotFoundError``."""
+        with self._lock:
+            self._producers.pop(name, None)
+        delete_topic(self.log, name)
+
+    def partition_for(self, topic: str, key: bytes) -> int:
+        """The partition that a key's events go to: ``int(sha256(key)) mod N``."""
+        return partition_for(key, self.topic(topic).partitions)
+
+    # Writing and reading.
+
+    def producer(self, topic: str, name: str | None = None) -> Producer:
+        """A producer; one with a name is idempotent over restarts, and fences older ones."""
+        return Producer(self.log, self.topic(topic), name)
+
+    def append(
+        self,
+        topic: str,
+        events: Iterable[Event] | pa.Table | pa.RecordBatch,
+        *,
+        partition: int | None = None,
+        expected_offset: int | None = None,
+    ) -> Positions:
+        """Store many events, ``Event`` objects or an Arrow table; durable on return."""
+        producer = self._shared_producer(topic)
+        return producer.append(events, partition=partition, expected_offset=expected_offset)
+
+    def read(
+        self, topic: str, partition: int = 0, start: int = 0, end: int | None = None
+    ) -> Iterator[Event]:
+        """The events of ``[start, end)``, or up to the end that is there now."""
+        for stretch in self._reader(topic, partition, start).stretches(start, end):
+            yield from stretch.events()
+
+    def read_arrow(
+        self, topic: str, partition: int = 0, start: int = 0, end: int | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """The same as Arrow batches in event columns."""
+        for stretch in self._reader(topic, partition, start).stretches(start, end):
+            yield stretch.arrow()
+
     def close(self) -> None:
-        """Release connections."""
+        """Flush what is under way, and release threads and connections."""
+        with self._lock:
+            producers = list(self._producers.values())
+            self._producers.clear()
+        for producer in producers:
+            producer.close()
+        self._pool.shutdown(wait=True)
         self.catalog.close()
 
     def __enter__(self) -> Home:
@@ -101,6 +184,20 @@ class Home:
 
     def __repr__(self) -> str:
         return f"Home({self.config!r})"
+
+    def _reader(self, topic: str, partition: int, start: int) -> Reader:
+        reader = Reader(self.log, self.topic(topic), partition, self._pool)
+        reader.check_start(start)
+        return reader
+
+    def _shared_producer(self, topic: str) -> Producer:
+        """One unnamed producer for all appends to a topic; a new one when it was made again."""
+        found = self.topic(topic)
+        with self._lock:
+            producer = self._producers.get(topic)
+            if producer is None or producer.incarnation != found.incarnation:
+                producer = self._producers[topic] = Producer(self.log, found)
+            return producer
 
 
 def open_home(home: str | os.PathLike[str] | None = None, *, world: World | None = None) -> Home:
@@ -118,11 +215,11 @@ def open_home(home: str | os.PathLike[str] | None = None, *, world: World | None
     store = _open_store(settings, world, meter)
     catalog = _open_catalog(settings, world, create=False)
     try:
-        identity = _read_pair(store, catalog)
+        identity = read_pair(store, catalog)
     except BaseException:
         catalog.close()
         raise
-    return Home(identity, settings, store, catalog, meter)
+    return Home(identity, settings, _log(settings, world, store, catalog), meter)
 
 
 def create_home(
@@ -137,149 +234,35 @@ def create_home(
     meter = Meter()
     store = _open_store(settings, world, meter)
     catalog = _find_catalog(store, settings, world, create_catalog)
+    is_new = True
     try:
-        claimed = _read_catalog(catalog) if catalog else None
+        claimed = read_catalog(catalog) if catalog else None
         if catalog and claimed and claimed[0].state == "ready":
-            return Home(_read_pair(store, catalog), settings, store, catalog, meter), False
-        probe_store(store, world.ids)
-        catalog = catalog or _open_catalog(settings, world, create=True)
-        identity = _create_identity(store, catalog, world.ids)
+            identity, is_new = read_pair(store, catalog), False
+        else:
+            probe_store(store, world.ids)
+            catalog = catalog or _open_catalog(settings, world, create=True)
+            identity = create_identity(store, catalog, world.ids)
     except BaseException:
         if catalog:
             catalog.close()
         raise
-    return Home(identity, settings, store, catalog, meter), True
+    return Home(identity, settings, _log(settings, world, store, catalog), meter), is_new
 
 
 def _find_catalog(
     store: Store, settings: Settings, world: World, may_create: bool
 ) -> Catalog | None:
     """Step 1: look at both sides before anything is made on either; None for "to be created"."""
-    in_store = _read_store(store)
+    in_store = read_store(store)
     try:
         return _open_catalog(settings, world, create=False)
     except NotFoundError:
         if in_store is not None:
-            raise _other_catalog(store, settings.catalog, in_store) from None
+            raise other_catalog(store, settings.catalog, in_store) from None
         if not may_create:
             raise
         return None
-
-
-def _create_identity(store: Store, catalog: Catalog, ids: Ids) -> Identity:
-    """Steps 2 to 4."""
-    identity, version = _claim(store, catalog, ids)
-    if identity.state == "creating":
-        ready = Identity(identity.id, identity.reader, identity.writer)
-        _mark_store(store, catalog, ready, Delete(layout.HOME_ROW, expect=version), ids)
-        with contextlib.suppress(ConflictError):  # somebody else finished it first
-            catalog.write(
-                layout.HOME_PARTITION,
-                Put(layout.HOME_ROW, msgspec.json.encode(ready), expect=version),
-                write_id=ids.new(),
-            )
-    return _read_pair(store, catalog)
-
-
-def _claim(store: Store, catalog: Catalog, ids: Ids) -> tuple[Identity, str]:
-    """Step 2: our new identity in the catalog, or the one that is there already."""
-    claimed = _read_catalog(catalog)
-    if claimed is not None:
-        return claimed
-    in_store = _read_store(store)
-    if in_store is not None:
-        raise _other_catalog(store, catalog.url, in_store)
-    mine, write_id = Identity(ids.new(), state="creating"), ids.new()
-    try:
-        catalog.write(
-            layout.HOME_PARTITION,
-            Put(layout.HOME_ROW, msgspec.json.encode(mine), expect=ABSENT),
-            write_id=write_id,
-        )
-    except ConflictError:
-        return _claim(store, catalog, ids)  # somebody else was first: go on with theirs
-    return mine, write_id
-
-
-def _mark_store(store: Store, catalog: Catalog, ready: Identity, undo: Delete, ids: Ids) -> None:
-    """Step 3. A store that somebody else took meanwhile is refused, and our claim taken back."""
-    try:
-        store.put(layout.HOME_OBJECT, msgspec.json.encode(ready))
-    except AlreadyExistsError:
-        in_store = _read_store(store)
-        if in_store is None or in_store.id != ready.id:
-            with contextlib.suppress(ConflictError):
-                catalog.write(layout.HOME_PARTITION, undo, write_id=ids.new())
-            raise _other_catalog(store, catalog.url, in_store or ready) from None
-
-
-def _read_pair(store: Store, catalog: Catalog) -> Identity:
-    """The identity, if store and catalog have the same and this code knows its format."""
-    in_store, claimed = _read_store(store), _read_catalog(catalog)
-    if claimed is None:
-        if in_store is not None:
-            raise _other_catalog(store, catalog.url, in_store)
-        raise NotFoundError(
-            f"home of store `{store.url}` and catalog `{catalog.url}`: not found: "
-            "run `tidelog init`, or fix the addresses"
-        )
-    in_catalog, _ = claimed
-    if in_store is None:
-        if in_catalog.state == "creating":
-            raise NotFoundError(
-                f"home of store `{store.url}`: not finished: run `tidelog init` again"
-            )
-        raise InvalidError(
-            f"store `{store.url}`: holds no home, but catalog `{catalog.url}` is of home "
-            f"`{in_catalog.id}`: give the store that belongs to it"
-        )
-    if in_store.id != in_catalog.id:
-        raise InvalidError(
-            f"store `{store.url}` is of home `{in_store.id}` and catalog `{catalog.url}` of home "
-            f"`{in_catalog.id}`: give two that belong together"
-        )
-    return _known_format(in_store)
-
-
-def _known_format(identity: Identity) -> Identity:
-    needed = max(identity.reader, identity.writer)
-    if needed > layout.FORMAT:
-        raise InvalidError(
-            f"home `{identity.id}`: needs format {needed}, this code knows {layout.FORMAT}: "
-            "update tidelog"
-        )
-    return identity
-
-
-def _read_store(store: Store) -> Identity | None:
-    try:
-        data = store.get(layout.HOME_OBJECT)
-    except NotFoundError as exc:
-        if exc.context.get("key") == layout.HOME_OBJECT:
-            return None
-        raise  # the bucket itself is missing
-    return _decode(f"object `{layout.HOME_OBJECT}` of `{store.url}`", data)
-
-
-def _read_catalog(catalog: Catalog) -> tuple[Identity, str] | None:
-    row = catalog.get(layout.HOME_PARTITION, layout.HOME_ROW)
-    if row is None:
-        return None
-    return _decode(f"row `{layout.HOME_ROW}` of `{catalog.url}`", row.value), row.version
-
-
-def _decode(what: str, data: bytes) -> Identity:
-    try:
-        return msgspec.json.decode(data, type=Identity)
-    except msgspec.MsgspecError as exc:
-        raise CorruptError(f"{what}: {exc}: keep it, and restore it from a copy") from exc
-
-
-def _other_catalog(store: Store, catalog_url: str, found: Identity) -> InvalidError:
-    return InvalidError(
-        f"store `{store.url}`: belongs to home `{found.id}`, and catalog `{catalog_url}` is not "
-        "that home's: give its own catalog, or another store"
-    )
 
 
 def _open_store(settings: Settings, world: World, meter: Meter) -> Store:
@@ -300,6 +283,21 @@ def _open_store(settings: Settings, world: World, meter: Meter) -> Store:
 def _open_catalog(settings: Settings, world: World, *, create: bool) -> Catalog:
     repeat = Repeat(world.clock, world.random, settings.backoff())
     return open_catalog(settings.catalog, create=create, repeat=repeat, environ=world.environ)
+
+
+def _log(settings: Settings, world: World, store: Store, catalog: Catalog) -> Log:
+    remote_store = not store.url.startswith(("file:", "memory:"))
+    remote_catalog = not catalog.url.startswith(("sqlite:", "memory:"))
+    return Log(
+        store=store,
+        catalog=catalog,
+        clock=world.clock,
+        ids=world.ids,
+        random=world.random,
+        settings=settings.log_settings(remote_store),
+        backoff=settings.backoff(),
+        commits_at_once=_REMOTE_COMMITS if remote_catalog else 1,
+    )
 
 
 def _real_world() -> World:

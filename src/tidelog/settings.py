@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
 from tidelog.errors import InvalidError, NotFoundError
+from tidelog.log.base import LogSettings
 from tidelog.model.address import nearest, parse_address
 from tidelog.model.backoff import Backoff
 
@@ -42,8 +43,16 @@ class Settings:
     retry_max_ms: int = 5_000  # the longest wait between tries
     cache_bytes: int = 64 << 20  # what readers of one process share; a few segments of 8 MiB
 
+    linger_ms: int = -1  # how long a producer collects; -1: 5 for a folder, 250 for a remote store
+    segment_bytes: int = 8 << 20  # a flush of this size does not wait longer
+    buffer_bytes: int = 64 << 20  # what a producer holds at most; a full one blocks
+    event_bytes_max: int = 1 << 20  # larger events are refused
+    lease_ttl_ms: int = 10_000  # a consumer that is silent this long loses its leases
+    max_poll_interval_ms: int = 300_000  # a handler slower than this loses its leases
+
     def __post_init__(self) -> None:
         self.backoff()
+        self.log_settings(remote=False)
         if self.cache_bytes < 0:
             raise InvalidError(f"setting cache_bytes: is {self.cache_bytes}: give 0 or more")
         schemes = {self._scheme("store", "file"), self._scheme("catalog", "sqlite")}
@@ -56,6 +65,20 @@ class Settings:
     def backoff(self) -> Backoff:
         """How repeats are spaced."""
         return Backoff(self.retry_attempts, self.retry_base_ms, self.retry_max_ms)
+
+    def log_settings(self, remote: bool) -> LogSettings:
+        """How the log behaves, on a remote store or on this machine."""
+        if self.linger_ms < -1:
+            raise InvalidError(f"setting linger_ms: is {self.linger_ms}: give 0 or more, or -1")
+        usual_ms = 250 if remote else 5
+        return LogSettings(
+            linger_ms=usual_ms if self.linger_ms == -1 else self.linger_ms,
+            segment_bytes=self.segment_bytes,
+            buffer_bytes=self.buffer_bytes,
+            event_bytes_max=self.event_bytes_max,
+            lease_ttl_ms=self.lease_ttl_ms,
+            max_poll_interval_ms=self.max_poll_interval_ms,
+        )
 
     def _scheme(self, name: str, plain: str) -> str:
         text = getattr(self, name)

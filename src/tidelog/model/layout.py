@@ -1,12 +1,16 @@
 """Every object path and every catalog row that Tidelog keeps, on one screen.
 
 Persisted names are stable: they may be added to, never renamed. ``OBJECTS`` and ``ROWS`` list
-them for people; ARCHITECTURE.md shows the same tables, and a test compares the two.
+them for people; ARCHITECTURE.md shows the same tables, and a test compares the two. ``<t>`` is a
+topic's incarnation and ``<p>`` a partition.
 """
 
 from __future__ import annotations
 
+import hashlib
 from typing import NamedTuple
+
+from tidelog.model.limits import ROW_BYTES_MAX
 
 __all__ = [
     "FORMAT",
@@ -14,9 +18,26 @@ __all__ = [
     "HOME_PARTITION",
     "HOME_ROW",
     "OBJECTS",
+    "REGISTRY",
+    "REGISTRY_CHANGES",
     "ROWS",
+    "TOPIC_ROW_KINDS",
     "Kind",
+    "consumer_members",
+    "consumer_row",
+    "lease_partition",
+    "member_row",
+    "notify_partition",
     "probe",
+    "producer_row",
+    "run_row",
+    "segment",
+    "segment_generation",
+    "segments",
+    "slot_row",
+    "slot_rows",
+    "topic_partition",
+    "topic_row",
 ]
 
 FORMAT = 1  # of everything below; a home says the least that its readers and writers must know
@@ -29,18 +50,107 @@ class Kind(NamedTuple):
     what: str
 
 
-HOME_OBJECT = "home.json"
-HOME_PARTITION = "home"
-HOME_ROW = "identity"
-
 OBJECTS = (
     Kind("home.json", "the home's id and the formats it needs; written once, by init"),
     Kind("probe/<id>", "tries out conditional writes during init; deleted at once"),
+    Kind(
+        "topics/<t>/segments/<generation>/<xx>/<id>.arrow",
+        "segment: Arrow IPC file, zstd; the events of one flush, partition by partition",
+    ),
 )
 
-ROWS = (Kind("home · identity", "the same id and formats, and whether init has finished"),)
+ROWS = (
+    Kind("home · identity", "the same id and formats, and whether init has finished"),
+    Kind("registry · changes", "counts creations and deletions; each of them expects its version"),
+    Kind("registry · topic/<name>", "incarnation, settings, segment generation, state"),
+    Kind("registry · consumer/<t>/<name>", "that this consumer exists"),
+    Kind("topic/<t>/<p> · head", "next and start offset, segment floor, closed or not"),
+    Kind("topic/<t>/<p> · run/<base>", "a run: object, byte range, checksum, times"),
+    Kind("topic/<t>/<p> · slot/<level>/<start>/<base>/<write id>", "time index: the run's end"),
+    Kind("topic/<t>/<p> · producer/<name>", "epoch, last sequence, recent batches and offsets"),
+    Kind("consumer/<t>/<name> · member/<id>", "a member's heartbeat, host and process"),
+    Kind("consumer/<t>/<name>/<p> · lease", "owner, epoch, cursor, resolved start"),
+    Kind("notify/<t>/<p> · state", "the debounce waiter, and the offset notified so far"),
+)
+
+HOME_OBJECT = "home.json"
+HOME_PARTITION = "home"
+HOME_ROW = "identity"
+REGISTRY = "registry"
+REGISTRY_CHANGES = "changes"
+TOPIC_ROW_KINDS = ("head", "producer", "run", "slot")  # what a sweep must understand
 
 
 def probe(probe_id: str) -> str:
     """Where ``init`` tries the store out."""
     return f"probe/{probe_id}"
+
+
+def segments(incarnation: str) -> str:
+    """The folder of a topic's segments."""
+    return f"topics/{incarnation}/segments/"
+
+
+def segment(incarnation: str, generation: int, segment_id: str) -> str:
+    """A segment's key; two digits of its id spread keys over prefixes."""
+    return f"{segments(incarnation)}{generation:010}/{segment_id[:2]}/{segment_id}.arrow"
+
+
+def segment_generation(key: str) -> int:
+    """The generation under which a segment was written."""
+    return int(key.split("/")[3])
+
+
+def topic_row(name: str) -> str:
+    return f"topic/{name}"
+
+
+def topic_partition(incarnation: str, partition: int) -> str:
+    """The catalog partition that holds all rows of a topic's partition."""
+    return f"topic/{incarnation}/{partition}"
+
+
+def run_row(base: int) -> str:
+    return f"run/{base:020}"
+
+
+def slot_row(level: int, start_ms: int, base: int, write_id: str) -> str:
+    return f"slot/{level:02}/{start_ms:015}/{base:020}/{write_id}"
+
+
+def slot_rows(level: int, first_ms: int, last_ms: int) -> tuple[str, str]:
+    """The rows of the slots that start in ``[first, last]``, as bounds of a scan."""
+    return f"slot/{level:02}/{first_ms:015}/", f"slot/{level:02}/{last_ms:015}0"
+
+
+def producer_row(name: str) -> str:
+    return f"producer/{_short(name)}"
+
+
+def consumer_row(incarnation: str, name: str) -> str:
+    return f"consumer/{incarnation}/{_short(name)}"
+
+
+def consumer_members(incarnation: str, name: str) -> str:
+    """The catalog partition of a consumer's members."""
+    return f"consumer/{incarnation}/{_short(name)}"
+
+
+def member_row(member_id: str) -> str:
+    return f"member/{member_id}"
+
+
+def lease_partition(incarnation: str, name: str, partition: int) -> str:
+    """The catalog partition that holds the lease on one partition of a topic."""
+    return f"{consumer_members(incarnation, name)}/{partition}"
+
+
+def notify_partition(incarnation: str, partition: int) -> str:
+    return f"notify/{incarnation}/{partition}"
+
+
+def _short(name: str) -> str:
+    """A name that fits into a row key; a longer one is hashed."""
+    if len(name.encode()) <= ROW_BYTES_MAX // 2:
+        return name
+    return "sha256:" + hashlib.sha256(name.encode()).hexdigest()

@@ -7,15 +7,28 @@ keys of 1,024 bytes and transactions of 4 MB.
 from __future__ import annotations
 
 __all__ = [
+    "BATCH_EVENTS_MAX",
     "CHANGES_MAX",
+    "COMMIT_ATTEMPTS",
     "COPY_CHUNK_BYTES",
+    "EVENT_BYTES_CEILING",
+    "EVENT_BYTES_MAX",
+    "ID_BYTES_MAX",
     "KEY_BYTES_MAX",
     "KEY_SEGMENT_BYTES_MAX",
     "OBJECT_BYTES_MAX",
+    "PARTITIONS_MAX",
     "PARTITION_BYTES_MAX",
     "PRESIGN_SECONDS_MAX",
+    "PRODUCER_NAME_MAX",
+    "PRODUCER_RECENT",
+    "PRODUCER_STEPS_MAX",
     "ROW_BYTES_MAX",
+    "SEGMENT_EVENTS_MAX",
     "SETTLE_ATTEMPTS",
+    "SLOT_MS_MAX",
+    "TIMESTAMP_MS_END",
+    "TOPIC_NAME_MAX",
     "VALUE_BYTES_MAX",
     "WRITE_BYTES_MAX",
     "WRITE_ID_BYTES_MAX",
@@ -36,3 +49,18 @@ KEY_SEGMENT_BYTES_MAX = 240  # one part between slashes; file systems take 255
 OBJECT_BYTES_MAX = 5_000_000_000  # one put, and one server-side copy, on S3
 COPY_CHUNK_BYTES = 8 << 20  # how much of two objects is compared at a time
 PRESIGN_SECONDS_MAX = 7 * 24 * 3600  # S3 signs for a week at most
+
+# Topics and events.
+TOPIC_NAME_MAX = 200  # characters; the name stands in archive paths
+PARTITIONS_MAX = 10_000  # of one topic; each has a head row
+EVENT_BYTES_MAX = 1 << 20  # one event by default: value, key, id, type and headers
+EVENT_BYTES_CEILING = 64 << 20  # what event_bytes_max may be raised to
+ID_BYTES_MAX = 65_536  # an event's id, as UTF-8
+TIMESTAMP_MS_END = 253_402_300_800_000  # the year 10000
+SEGMENT_EVENTS_MAX = 250_000  # events of one segment; keeps batches well below 2 GiB
+BATCH_EVENTS_MAX = 50_000  # events of one record batch, so that a reader decodes piece by piece
+SLOT_MS_MAX = 24 * 3600 * 1000  # the coarsest time index
+PRODUCER_NAME_MAX = 200  # characters
+PRODUCER_RECENT = 8  # batches whose offsets a producer's row keeps
+PRODUCER_STEPS_MAX = 60_000  # sequences with gaps that it keeps in all; about a byte each
+COMMIT_ATTEMPTS = 200  # of one commit against other writers; each waits 0.2 s at most

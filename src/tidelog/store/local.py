@@ -259,9 +259,9 @@ def _translated(key: str) -> Iterator[None]:
 
 
 def _make_folders(folder: Path) -> None:
-    if folder.is_dir():
-        return
     if folder.exists():
+        if folder.is_dir():
+            return
         raise InvalidError(f"store: `{folder}` is a file: choose another folder")
     _make_folders(folder.parent)
     with contextlib.suppress(FileExistsError):

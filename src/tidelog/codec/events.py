@@ -1,0 +1,219 @@
+"""Events as Arrow batches, and batches as events.
+
+The event columns have the same names everywhere. A batch in *stored* columns has what a segment
+holds; the position (topic, partition, offset) comes from the catalog and is put in front when a
+batch is given to somebody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidelog.errors import InvalidError
+from tidelog.model import limits
+from tidelog.model.event import Event, check_headers, check_timestamp
+
+__all__ = [
+    "EVENT_SCHEMA",
+    "STORED_SCHEMA",
+    "batch_bytes",
+    "batch_of",
+    "check_sizes",
+    "events_of",
+    "stored_batch",
+    "table_of",
+    "with_position",
+]
+
+_HEADERS = pa.list_(pa.struct([("name", pa.string()), ("value", pa.binary())]))
+_TIME = pa.timestamp("ms", "UTC")
+
+STORED_SCHEMA = pa.schema(
+    [
+        pa.field("timestamp", _TIME, nullable=False),
+        ("id", pa.string()),
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("type", pa.string()),
+        ("headers", _HEADERS),
+    ]
+)
+
+EVENT_SCHEMA = pa.schema(
+    [
+        pa.field("topic", pa.string(), nullable=False),
+        pa.field("partition", pa.int32(), nullable=False),
+        pa.field("offset", pa.int64(), nullable=False),
+        *STORED_SCHEMA,
+    ]
+)
+
+
+def batch_of(columns: Sequence[Sequence[Any]]) -> pa.RecordBatch:
+    """A stored batch from columns of Python values, in the order of ``STORED_SCHEMA``."""
+    arrays = [
+        _array(values, field.type) for values, field in zip(columns, STORED_SCHEMA, strict=True)
+    ]
+    return pa.record_batch(arrays, schema=STORED_SCHEMA)
+
+
+def table_of(events: Sequence[Event], now_ms: int) -> pa.Table:
+    """Events as a table in stored columns. ``InvalidError`` for values of wrong types."""
+    columns: dict[str, list[Any]] = {
+        name: [getattr(event, name) for event in events] for name in STORED_SCHEMA.names
+    }
+    for name, kind in (("value", bytes), ("key", bytes), ("id", str), ("type", str)):
+        wrong = set(map(type, columns[name])) - {kind, type(None)}
+        if wrong:
+            wanted = "bytes" if kind is bytes else "text"
+            raise InvalidError(
+                f"event: its {name} is {wrong.pop().__name__}: give {wanted} or None"
+            )
+    times = columns["timestamp"]
+    if set(map(type, times)) != {int}:
+        columns["timestamp"] = [now_ms if t is None else check_timestamp(t) for t in times]
+    for headers in columns["headers"]:
+        if headers:
+            check_headers(headers)
+    if "" in columns["id"]:
+        raise InvalidError("event: its id is empty: give text, or None for no id")
+    try:
+        table = pa.Table.from_batches([batch_of(list(columns.values()))])
+    except (pa.ArrowInvalid, UnicodeEncodeError, OverflowError) as exc:
+        raise InvalidError(f"event: cannot be stored: {exc}") from exc
+    _check_times(table.column("timestamp"))
+    return table
+
+
+def check_sizes(table: pa.Table, bytes_max: int) -> None:
+    """Refuse events that are too large."""
+    lengths = [pc.binary_length(table.column(name)) for name in ("value", "key", "id", "type")]
+    if sum(pc.max(each).as_py() or 0 for each in lengths) <= bytes_max:
+        return
+    total = sum(pc.fill_null(each, 0).to_numpy().astype(np.int64) for each in lengths)
+    if int(np.max(total)) > bytes_max:
+        raise InvalidError(
+            f"event: has {int(np.max(total))} bytes, at most {bytes_max} are allowed: "
+            "split it, or raise event_bytes_max"
+        )
+
+
+def stored_batch(table: pa.Table | pa.RecordBatch, now_ms: int) -> pa.Table:
+    """A user's table in stored columns: missing ones are null, times default to now.
+
+    ``InvalidError`` for unknown columns, wrong types, times out of range and events too large.
+    """
+    known = set(STORED_SCHEMA.names) | {"topic", "partition", "offset"}
+    unknown = [name for name in table.schema.names if name not in known]
+    if unknown:
+        raise InvalidError(
+            f"table: unknown column `{unknown[0]}`: events have {', '.join(STORED_SCHEMA.names)}"
+        )
+    if "value" not in table.schema.names:
+        raise InvalidError("table: has no column `value`: name the column of the payload so")
+    columns = [_column(table, field, now_ms) for field in STORED_SCHEMA]
+    stored = pa.table(columns, schema=STORED_SCHEMA)
+    _check_times(stored.column("timestamp"))
+    return stored
+
+
+def with_position(batch: pa.RecordBatch, topic: str, partition: int, base: int) -> pa.RecordBatch:
+    """The batch in event columns; its first row stands at offset ``base``."""
+    rows = batch.num_rows
+    front = [
+        pa.DictionaryArray.from_arrays(
+            pa.array(np.zeros(rows, np.int8)), pa.array([topic])
+        ).dictionary_decode(),
+        pa.array(np.full(rows, partition, np.int32)),
+        pa.array(np.arange(base, base + rows, dtype=np.int64)),
+    ]
+    return pa.record_batch([*front, *batch.columns], schema=EVENT_SCHEMA)
+
+
+def events_of(batch: pa.RecordBatch, topic: str, partition: int, base: int) -> Iterator[Event]:
+    """The events of a stored batch, whose first stands at offset ``base``."""
+    columns = {name: batch.column(name) for name in batch.schema.names}
+    headers: Iterable[Any] = repeat(())
+    if columns["headers"].null_count < batch.num_rows:
+        headers = map(_headers, columns["headers"].to_pylist())
+    return map(
+        Event,
+        columns["value"].to_pylist(),
+        _values(columns["key"]),
+        _values(columns["id"]),
+        columns["timestamp"].cast(pa.int64()).to_numpy().tolist(),
+        _values(columns["type"]),
+        headers,
+        repeat(topic),
+        repeat(partition),
+        range(base, base + batch.num_rows),
+    )
+
+
+def batch_bytes(batch: pa.RecordBatch | pa.Table) -> int:
+    """About how much memory a batch takes, and so its size before compression."""
+    return int(batch.get_total_buffer_size())
+
+
+def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    if kind == _TIME:
+        return pa.array(values, pa.int64()).cast(_TIME)
+    if kind == _HEADERS:
+        if not any(values):
+            return pa.nulls(len(values), kind)
+        listed = [
+            [{"name": name, "value": value} for name, value in each] if each else None
+            for each in values
+        ]
+        return pa.array(listed, kind)
+    return pa.array(values, kind)
+
+
+def _values(column: pa.Array) -> Iterable[Any]:
+    return repeat(None) if column.null_count == len(column) else column.to_pylist()
+
+
+def _headers(value: list[dict[str, Any]] | None) -> tuple[tuple[str, bytes], ...]:
+    return tuple((each["name"], each["value"]) for each in value) if value else ()
+
+
+def _column(table: pa.Table | pa.RecordBatch, field: pa.Field, now_ms: int) -> Any:
+    if field.name not in table.schema.names:
+        if field.name == "timestamp":
+            return pa.array(np.full(table.num_rows, now_ms, np.int64)).cast(_TIME)
+        return pa.nulls(table.num_rows, field.type)
+    column = table.column(field.name)
+    try:
+        if field.name == "timestamp":
+            whole = pa.types.is_integer(column.type)
+            column = column.cast(pa.int64()).cast(_TIME) if whole else _zoned(column).cast(_TIME)
+            return pc.fill_null(column, pa.scalar(now_ms, pa.int64()).cast(_TIME))
+        return column if column.type == field.type else column.cast(field.type)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as exc:
+        raise InvalidError(
+            f"table: column `{field.name}` is {column.type}: give {field.type}"
+        ) from exc
+
+
+def _zoned(column: Any) -> Any:
+    """A timestamp column without a zone is refused: nobody could tell what it means."""
+    if pa.types.is_timestamp(column.type) and column.type.tz is None:
+        raise InvalidError("table: column `timestamp` has no time zone: give UTC times")
+    return column
+
+
+def _check_times(column: pa.ChunkedArray) -> None:
+    if len(column) == 0:
+        return
+    bounds = pc.min_max(column.cast(pa.int64())).as_py()
+    if bounds["min"] < 0 or bounds["max"] >= limits.TIMESTAMP_MS_END:
+        wrong = bounds["min"] if bounds["min"] < 0 else bounds["max"]
+        raise InvalidError(
+            f"table: timestamp {wrong} is outside of the years 1970 to 9999: give milliseconds UTC"
+        )

@@ -1,0 +1,98 @@
+"""A segment: one Arrow IPC file that holds the batches of several partitions, one after another.
+
+Any Arrow reader can open it. A run's row names the byte range of its partition and its crc32c, so a
+reader fetches and checks that range alone. Offsets are not in it: they are given out at commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import crc32c
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidelog.codec.events import STORED_SCHEMA, batch_bytes
+from tidelog.errors import CorruptError, InternalError
+from tidelog.model.limits import BATCH_EVENTS_MAX
+
+__all__ = ["Piece", "Segment", "encode_segment", "read_piece"]
+
+_MAGIC_BYTES = 8  # "ARROW1" and padding, before the schema
+_FIRST_BATCH = _MAGIC_BYTES + STORED_SCHEMA.serialize().size
+_OPTIONS = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1))
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One partition's part of a segment."""
+
+    partition: int
+    count: int
+    byte_start: int
+    byte_end: int
+    crc: int
+    first_ms: int
+    last_ms: int
+    raw_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Bytes to store, and what is where in them."""
+
+    data: bytes
+    pieces: tuple[Piece, ...]
+
+
+def encode_segment(parts: Sequence[tuple[int, pa.Table]]) -> Segment:
+    """Pack the events of each partition; every part has at least one."""
+    sink = pa.BufferOutputStream()
+    ends: list[int] = []
+    with pa.ipc.new_file(sink, STORED_SCHEMA, options=_OPTIONS) as writer:
+        for _, table in parts:
+            if table.num_rows == 0:
+                raise InternalError("a segment was to hold a partition without events")
+            for batch in table.combine_chunks().to_batches(max_chunksize=BATCH_EVENTS_MAX):
+                writer.write_batch(batch)
+            ends.append(sink.tell())
+    data = sink.getvalue().to_pybytes()
+    view = memoryview(data)
+    pieces = []
+    for (partition, table), start, end in zip(parts, [_FIRST_BATCH, *ends], ends, strict=False):
+        times = pc.min_max(table.column("timestamp").cast(pa.int64())).as_py()
+        pieces.append(
+            Piece(
+                partition=partition,
+                count=table.num_rows,
+                byte_start=start,
+                byte_end=end,
+                crc=crc32c.crc32c(view[start:end]),
+                first_ms=times["min"],
+                last_ms=times["max"],
+                raw_bytes=batch_bytes(table),
+            )
+        )
+    return Segment(data, tuple(pieces))
+
+
+def read_piece(data: bytes, crc: int, count: int, what: str) -> Iterator[pa.RecordBatch]:
+    """The batches of one partition's byte range, checked before the first is given out."""
+    found = crc32c.crc32c(data)
+    if found != crc:
+        raise CorruptError(
+            f"{what}: expected crc32c {crc:08x}, found {found:08x}: "
+            "keep the object, and restore it from a copy"
+        )
+    rows = 0
+    try:
+        reader = pa.BufferReader(data)
+        while reader.tell() < len(data):
+            batch = pa.ipc.read_record_batch(pa.ipc.read_message(reader), STORED_SCHEMA)
+            rows += batch.num_rows
+            yield batch
+    except (pa.ArrowInvalid, OSError, EOFError) as exc:
+        raise CorruptError(f"{what}: does not decode ({exc}): keep the object") from exc
+    if rows != count:
+        raise CorruptError(f"{what}: holds {rows} events, its row says {count}: keep both")

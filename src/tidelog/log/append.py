@@ -1,0 +1,332 @@
+"""Committing a segment to the partitions of a topic. No threads here; see ``producer``.
+
+Append, in five steps; what a crash after each leaves behind:
+
+1. collect events                                  → nothing
+2. encode one segment for all partitions touched   → nothing
+3. upload it, under a fresh id, in the topic's
+   current generation                              → an orphan, swept later; never a hole
+4. for each partition one conditional write: the
+   ``head`` from n to n+k, the ``run``, its
+   ``slot`` rows, and the ``producer`` row         → the events, where it was written
+5. acknowledge with positions                      → the same
+
+On a conflict the head is read again and the write repeated with the same segment, unless a sweep
+has raised the floor above its generation: then the segment is uploaded anew. A lost reply is
+settled by the producer's row, which nobody else writes: it holds this producer's last sequences
+with their offsets. If the row does not show them and the head has moved on, the write can never
+land any more, since it expects a version that never recurs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import msgspec
+
+from tidelog.catalog.base import ABSENT, Change, Check, Delete, Put
+from tidelog.codec.segment import Piece, Segment
+from tidelog.errors import (
+    ConflictError,
+    FencedError,
+    InternalError,
+    NotFoundError,
+    UnavailableError,
+    UnknownOutcomeError,
+)
+from tidelog.log.base import Log
+from tidelog.log.topics import find_topic, read_head
+from tidelog.model import layout, limits
+from tidelog.model.run import Head, ProducerState, Run, SentBatch, decode_row, encode_row
+from tidelog.model.slot import slots_of
+from tidelog.model.topic import Topic
+
+__all__ = ["Appender", "Stored"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A segment in the store, not yet part of anything."""
+
+    segment: Segment
+    key: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """One commit: what is expected, and what will be true after it."""
+
+    changes: tuple[Change, ...]
+    head_version: str
+    head: Head
+    state: ProducerState
+    batch: SentBatch
+
+
+class Appender:
+    """One producer's commits to one topic. Calls for one partition must not overlap."""
+
+    def __init__(self, log: Log, topic: Topic, producer: str, epoch: int = 0) -> None:
+        self._log = log
+        self._topic = topic
+        self._producer = producer
+        self._epoch = epoch
+        self._heads: dict[int, tuple[Head, str]] = {}
+        self._states: dict[int, tuple[ProducerState, str | None]] = {}
+
+    @property
+    def topic(self) -> Topic:
+        """The topic as it was last seen."""
+        return self._topic
+
+    def open_named(self) -> dict[int, ProducerState]:
+        """Raise the epoch in every partition, which fences older processes; what they had sent."""
+        found = {p: self._read_state(p) for p in range(self._topic.partitions)}
+        self._epoch = max(state.epoch for state, _ in found.values()) + 1
+        for partition in found:
+            self._raise_epoch(partition)
+        return {partition: state for partition, (state, _) in self._states.items()}
+
+    def upload(self, segment: Segment) -> Stored:
+        """Step 3."""
+        generation = self._topic.generation
+        key = layout.segment(self._topic.incarnation, generation, self._log.ids.new())
+        self._log.store.put(key, segment.data)
+        return Stored(segment, key, generation)
+
+    def commit(
+        self,
+        stored: Stored,
+        piece: Piece,
+        sequences: Sequence[int] | None = None,
+        expected_offset: int | None = None,
+    ) -> tuple[int, Stored]:
+        """Step 4 for one partition: the first offset, and the segment, if it had to move.
+
+        ``ConflictError`` when ``expected_offset`` is not the next one, ``FencedError`` when a newer
+        process has taken this producer's name, ``NotFoundError`` when the topic was deleted.
+        """
+        for delay_s in self._delays():
+            head, head_version = self._head(piece.partition)
+            if head.closed:
+                raise self._deleted()
+            if expected_offset not in (None, head.next):
+                raise ConflictError(
+                    f"partition `{self._topic.name}/{piece.partition}`: append at offset "
+                    f"{expected_offset} conflicts, next is {head.next}: "
+                    f"read from {head.next} and retry",
+                    next=head.next,
+                )
+            if stored.generation < head.floor:
+                stored = self._upload_anew(stored, head.floor)
+            plan = self._plan(stored, piece, sequences, (head, head_version))
+            if self._write(piece.partition, plan):
+                self._log.wakeups.committed(
+                    self._topic.incarnation, piece.partition, plan.head.next
+                )
+                return plan.batch.base, stored
+            self._log.clock.sleep(delay_s)
+        raise UnavailableError(
+            f"partition `{self._topic.name}/{piece.partition}`: too many writers at once: try again"
+        )
+
+    def close(self) -> None:
+        """Remove the rows of an unnamed producer; best effort, as sweeps remove old ones too."""
+        for partition, (_, version) in self._states.items():
+            if version is not None:
+                self._remove_state(partition, version)
+        self._states.clear()
+
+    def _plan(
+        self,
+        stored: Stored,
+        piece: Piece,
+        sequences: Sequence[int] | None,
+        at: tuple[Head, str],
+    ) -> _Plan:
+        """What one commit writes; pure but for the time and the id that mark it."""
+        head, head_version = at
+        state, state_version = self._state(piece.partition)
+        batch = _sent_batch(head.next, piece.count, sequences, state.last + 1)
+        now_ms = self._log.clock.now_ms()
+        run = Run(
+            base=head.next,
+            count=piece.count,
+            object=stored.key,
+            byte_start=piece.byte_start,
+            byte_end=piece.byte_end,
+            crc=piece.crc,
+            first_ms=piece.first_ms,
+            last_ms=piece.last_ms,
+            raw_bytes=piece.raw_bytes,
+            committed_ms=now_ms,
+        )
+        new_head = msgspec.structs.replace(head, next=run.end)
+        new_state = ProducerState(
+            self._epoch, batch.sequences()[-1], _recent(state.recent, batch), now_ms
+        )
+        level, starts = slots_of(piece.first_ms, piece.last_ms, self._topic.slot_ms)
+        slot_id = self._log.ids.new()
+        slots = [
+            Put(layout.slot_row(level, start, run.base, slot_id), str(run.end).encode())
+            for start in starts
+        ]
+        changes: list[Change] = [
+            Put("head", encode_row(new_head), expect=head_version),
+            Put(layout.run_row(run.base), encode_row(run), expect=ABSENT),
+            Put(
+                layout.producer_row(self._producer),
+                encode_row(new_state),
+                expect=state_version or ABSENT,
+            ),
+            *slots,
+        ]
+        return _Plan(tuple(changes), head_version, new_head, new_state, batch)
+
+    def _write(self, partition: int, plan: _Plan) -> bool:
+        """Whether the plan became true; False when it never will, so that a new one is needed."""
+        where = layout.topic_partition(self._topic.incarnation, partition)
+        write_id = self._log.ids.new()
+        for delay_s in self._delays():
+            try:
+                self._log.catalog.write(where, *plan.changes, write_id=write_id)
+            except ConflictError:
+                self._forget(partition)
+                self._check_fence(partition)
+                return False
+            except UnknownOutcomeError:
+                landed = self._landed(partition, plan)
+                if landed is not None:
+                    return landed
+                self._log.clock.sleep(delay_s)
+            else:
+                self._heads[partition] = (plan.head, write_id)
+                self._states[partition] = (plan.state, write_id)
+                return True
+        raise UnknownOutcomeError(
+            f"partition `{self._topic.name}/{partition}`: nobody could tell whether the append "
+            "landed: read the topic's end, then decide"
+        )
+
+    def _landed(self, partition: int, plan: _Plan) -> bool | None:
+        """After a lost reply: it landed, it never will, or None where it may be sent again."""
+        self._forget(partition)
+        head, head_version = self._head(partition)  # before the producer's row, on purpose
+        state, _ = self._state(partition)
+        if state.offset_of(plan.batch.first) == plan.batch.base:
+            return True
+        self._check_fence(partition)
+        if head_version != plan.head_version or head.closed:
+            return False
+        return None
+
+    def _head(self, partition: int) -> tuple[Head, str]:
+        if partition not in self._heads:
+            self._heads[partition] = read_head(self._log, self._topic, partition)
+        return self._heads[partition]
+
+    def _state(self, partition: int) -> tuple[ProducerState, str | None]:
+        if partition not in self._states:
+            self._states[partition] = self._read_state(partition)
+        return self._states[partition]
+
+    def _read_state(self, partition: int) -> tuple[ProducerState, str | None]:
+        where = layout.topic_partition(self._topic.incarnation, partition)
+        row = self._log.catalog.get(where, layout.producer_row(self._producer))
+        if row is None:
+            return ProducerState(self._epoch), None
+        return decode_row(row.value, ProducerState, f"producer `{self._producer}`"), row.version
+
+    def _forget(self, partition: int) -> None:
+        self._heads.pop(partition, None)
+        self._states.pop(partition, None)
+
+    def _check_fence(self, partition: int) -> None:
+        state, _ = self._state(partition)
+        if state.epoch > self._epoch:
+            raise FencedError(
+                f"producer `{self._producer}` on `{self._topic.name}/{partition}`: opened "
+                f"elsewhere (epoch {state.epoch}), ours was epoch {self._epoch}: stop this process",
+                producer=self._producer,
+            )
+
+    def _raise_epoch(self, partition: int) -> None:
+        where = layout.topic_partition(self._topic.incarnation, partition)
+        for delay_s in self._delays():
+            self._forget(partition)
+            _, head_version = self._head(partition)
+            state, version = self._state(partition)
+            if state.epoch > self._epoch:
+                self._check_fence(partition)
+            mine = ProducerState(self._epoch, state.last, state.recent, self._log.clock.now_ms())
+            row = layout.producer_row(self._producer)
+            change = Put(row, encode_row(mine), expect=version or ABSENT)
+            write_id = self._log.ids.new()
+            try:
+                # A new row also expects the head: ABSENT alone could come true again later.
+                guard = () if version else (Check("head", head_version),)
+                self._log.catalog.write(where, change, *guard, write_id=write_id)
+            except (ConflictError, UnknownOutcomeError):
+                self._log.clock.sleep(delay_s)
+            else:
+                self._states[partition] = (mine, write_id)
+                return
+        raise UnavailableError(
+            f"producer `{self._producer}` on `{self._topic.name}/{partition}`: not opened, "
+            "others keep changing it: try again"
+        )
+
+    def _upload_anew(self, stored: Stored, floor: int) -> Stored:
+        """A sweep has passed this segment's generation: store it again under the present one."""
+        topic = find_topic(self._log, self._topic.name)
+        if topic.incarnation != self._topic.incarnation:
+            raise self._deleted()
+        if topic.generation < floor:
+            raise InternalError(
+                f"topic `{topic.name}`: a head has floor {floor}, the registry generation "
+                f"{topic.generation}"
+            )
+        self._topic = topic
+        return self.upload(stored.segment)
+
+    def _remove_state(self, partition: int, version: str) -> None:
+        where = layout.topic_partition(self._topic.incarnation, partition)
+        change = Delete(layout.producer_row(self._producer), expect=version)
+        try:
+            self._log.catalog.write(where, change, write_id=self._log.ids.new())
+        except (ConflictError, UnknownOutcomeError, UnavailableError):
+            return  # the row is a few bytes, and a sweep removes it when it is old
+
+    def _deleted(self) -> NotFoundError:
+        return NotFoundError(f"topic `{self._topic.name}`: was deleted: nothing was appended")
+
+    def _delays(self) -> list[float]:
+        """Short waits first: a conflict means that somebody else got on."""
+        return [
+            self._log.random.uniform(0, min(0.2, 0.001 * 2 ** min(attempt, 8)))
+            for attempt in range(limits.COMMIT_ATTEMPTS)
+        ]
+
+
+def _sent_batch(base: int, count: int, given: Sequence[int] | None, following: int) -> SentBatch:
+    if given is None:
+        return SentBatch(following, base, count)
+    steps = tuple(after - before for before, after in pairwise(given))
+    if all(step == 1 for step in steps):
+        steps = ()
+    return SentBatch(given[0], base, count, steps)
+
+
+def _recent(batches: tuple[SentBatch, ...], new: SentBatch) -> tuple[SentBatch, ...]:
+    """The newest batches, as many as a row can hold."""
+    kept = [new]
+    room = limits.PRODUCER_STEPS_MAX - len(new.steps)
+    for batch in reversed(batches):
+        room -= len(batch.steps)
+        if len(kept) == limits.PRODUCER_RECENT or room < 0:
+            break
+        kept.append(batch)
+    return tuple(reversed(kept))

@@ -1,0 +1,150 @@
+"""Carry flushes to the log, side by side and in order.
+
+A flush is encoded and uploaded by a pool of threads and committed in the order in which it was
+started: each waits for its turn. What is under way is bounded in bytes. A flush that fails also
+fails those behind it, so that order within a partition holds; a named producer's carrier then stays
+failed, as later sequences must not overtake lost ones.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+from tidelog.codec.segment import Piece, encode_segment
+from tidelog.errors import ConflictError, InvalidError, UnavailableError
+from tidelog.log.append import Appender, Stored
+from tidelog.log.base import Log
+from tidelog.log.flush import Flush, Part
+from tidelog.model.topic import Topic
+
+__all__ = ["UPLOADS", "Carrier"]
+
+UPLOADS = 4  # flushes under way at once
+_FULL_TIMEOUT_S = 60.0  # how long a full buffer may block
+
+
+class Carrier:
+    """The way of one producer's flushes. Its ``state`` is the lock of the producer's buffer too."""
+
+    def __init__(self, log: Log, topic: Topic, appender: Appender, named: bool) -> None:
+        self._log = log
+        self._topic = topic
+        self._appender = appender
+        self._named = named
+        self.state = threading.Condition()
+        self.closed = False
+        self.under_way: dict[int, Flush] = {}
+        self.held_bytes = 0  # in the buffer and under way
+        self._keyless = itertools.count(log.random.randrange(topic.partitions))
+        self._numbers = itertools.count()
+        self._turn = 0
+        self._failed_until = 0  # flushes numbered below this fail with their forerunner
+        self._cause: BaseException | None = None
+        self._unreported: BaseException | None = None
+        self._pool = ThreadPoolExecutor(UPLOADS, "tidelog-upload")
+        self._committers: ThreadPoolExecutor | None = None
+
+    def next_keyless(self) -> int:
+        """The partition for events without a key: one for each flush, in turns."""
+        return next(self._keyless) % self._topic.partitions
+
+    def start(self, flush: Flush) -> None:
+        """With the lock held: send a flush on its way. Its bytes are held already."""
+        flush.number = next(self._numbers)
+        self.under_way[flush.number] = flush
+        self._pool.submit(self._run, flush)
+
+    def wait_for_room(self, size: int) -> None:
+        """With the lock held: until there is room for more. ``UnavailableError``."""
+
+        def usable() -> bool:
+            room = self._log.settings.buffer_bytes - self.held_bytes
+            return self.closed or size <= room or self.held_bytes == 0
+
+        if not usable() and not self.state.wait_for(usable, _FULL_TIMEOUT_S):
+            raise UnavailableError(
+                f"producer of `{self._topic.name}`: its buffer of "
+                f"{self._log.settings.buffer_bytes} bytes stayed full for {_FULL_TIMEOUT_S} s: "
+                "the store or catalog is too slow, try again"
+            )
+        if self.closed:
+            raise InvalidError(f"producer of `{self._topic.name}`: is closed: open another")
+        if self._named and self._cause is not None:
+            raise self._behind(self._cause)
+
+    def close(self) -> None:
+        """End the threads, after all that is under way."""
+        self._pool.shutdown(wait=True)
+        if self._committers is not None:
+            self._committers.shutdown(wait=True)
+
+    def raise_unreported(self) -> None:
+        """Raise the first failure that no call has raised yet."""
+        error, self._unreported = self._unreported, None
+        if error is not None:
+            raise error
+
+    def _run(self, flush: Flush) -> None:
+        """One flush, in a thread of the pool: prepare, wait for its turn, commit."""
+        error: BaseException | None = None
+        parts: list[Part] = []
+        stored: Stored | None = None
+        try:
+            parts = flush.parts(self.next_keyless(), self._named)
+            segment = encode_segment([(part.partition, part.table) for part in parts])
+            stored = self._appender.upload(segment)
+        except BaseException as exc:  # noqa: BLE001 - told to those who wait
+            error = exc
+        with self.state:
+            self.state.wait_for(lambda: self._turn == flush.number)
+            if error is None and self._cause is not None and self._is_behind(flush):
+                error = self._behind(self._cause)
+        try:
+            if error is None and stored is not None:
+                self._commit(flush, parts, stored)
+        except BaseException as exc:  # noqa: BLE001 - told to those who wait
+            error = exc
+        self._finish(flush, error)
+
+    def _commit(self, flush: Flush, parts: list[Part], stored: Stored) -> None:
+        def commit(pair: tuple[Part, Piece]) -> None:
+            part, piece = pair
+            base, _ = self._appender.commit(stored, piece, part.sequences, flush.expected_offset)
+            flush.stored(part, base)
+
+        pairs = list(zip(parts, stored.segment.pieces, strict=True))
+        if len(pairs) == 1 or self._log.commits_at_once == 1:
+            for pair in pairs:
+                commit(pair)
+            return
+        if self._committers is None:
+            self._committers = ThreadPoolExecutor(self._log.commits_at_once, "tidelog-commit")
+        for done in [self._committers.submit(commit, pair) for pair in pairs]:
+            done.result()
+
+    def _finish(self, flush: Flush, error: BaseException | None) -> None:
+        with self.state:
+            self._turn += 1
+            self.held_bytes -= flush.size
+            del self.under_way[flush.number]
+            refused = flush.expected_offset is not None and isinstance(error, ConflictError)
+            if error is not None and not refused:
+                self._cause = error
+                self._failed_until = max(self._failed_until, *self.under_way, flush.number) + 1
+                if flush.pending:
+                    self._unreported = self._unreported or error
+            flush.finish(error)
+            self.state.notify_all()
+
+    def _is_behind(self, flush: Flush) -> bool:
+        return self._named or flush.number < self._failed_until
+
+    def _behind(self, cause: BaseException) -> UnavailableError:
+        error = UnavailableError(
+            f"producer of `{self._topic.name}`: an earlier flush failed ({cause}): "
+            + ("open the producer again" if self._named else "send these events again")
+        )
+        error.__cause__ = cause
+        return error

@@ -1,0 +1,142 @@
+"""One flush: events that travel together, from the buffer to their offsets."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tidelog.codec.events import batch_of
+from tidelog.errors import TidelogError, UnavailableError
+from tidelog.log.partitioner import split
+from tidelog.log.positions import Positions
+from tidelog.model.event import Headers, Position
+
+__all__ = ["Flush", "Part", "Pending", "SendFuture"]
+
+
+Pending = tuple[int, str | None, bytes | None, bytes | None, str | None, Headers, int, int]
+"""An event that waits in the buffer: the stored columns, then its partition and its sequence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one partition gets of a flush."""
+
+    partition: int
+    table: pa.Table
+    rows: npt.NDArray[np.int64]  # where its events stood in the flush
+    sequences: Sequence[int] | None
+
+
+class Flush:
+    """Events on their way; done when all are stored, or when one of them could not be."""
+
+    def __init__(self) -> None:
+        self.pending: list[Pending] = []
+        self.table: pa.Table | None = None
+        self.places: npt.NDArray[np.int32] | None = None
+        self.size = 0
+        self.number = -1
+        self.expected_offset: int | None = None
+        self.error: BaseException | None = None
+        self._done = threading.Event()
+        self._bases: list[tuple[Part, int]] = []
+        self._positions: Positions | None = None
+
+    @classmethod
+    def of_table(cls, table: pa.Table, places: npt.NDArray[np.int32], size: int) -> Flush:
+        """A flush of events that are Arrow already."""
+        flush = cls()
+        flush.table, flush.places, flush.size = table, places, size
+        return flush
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows) if self.table is not None else len(self.pending)
+
+    def parts(self, keyless: int, named: bool) -> list[Part]:
+        """The events of each partition; those without a place go to ``keyless``."""
+        sequences: list[int] | None = None
+        if self.table is None:
+            columns = list(zip(*self.pending, strict=True))
+            self.places = np.array(columns[6], np.int32)
+            self.places[self.places < 0] = keyless
+            sequences = list(columns[7]) if named else None
+            self.table = pa.Table.from_batches([batch_of(columns[:6])])
+        if self.places is None:
+            self.places = np.full(self.table.num_rows, keyless, np.int32)
+        return [
+            Part(p, t, rows, [sequences[row] for row in rows.tolist()] if sequences else None)
+            for p, t, rows in split(self.table, self.places)
+        ]
+
+    def stored(self, part: Part, base: int) -> None:
+        """Note that a part has its offsets."""
+        self._bases.append((part, base))
+
+    def finish(self, error: BaseException | None = None) -> None:
+        """Let those who wait go on."""
+        self.error = error
+        self.pending = []
+        self.table = None  # the bytes are stored, or are the caller's again
+        self._done.set()
+
+    def done(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self._done.is_set()
+
+    def settled(self, timeout_s: float | None) -> bool:
+        """Wait until it has ended; whether it has."""
+        return self._done.wait(timeout_s)
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Until it is done; raises what went wrong."""
+        if not self.settled(timeout_s):
+            raise UnavailableError(
+                f"append: not durable after {timeout_s} s: wait longer, it may still be stored"
+            )
+        if self.error is not None:
+            raise self.error
+
+    def positions(self, topic: str) -> Positions:
+        """Where each event stands; -1 as offset of one that is not stored."""
+        if self._positions is None:
+            count = len(self.places) if self.places is not None else 0
+            offsets = np.full(count, -1, np.int64)
+            for part, base in self._bases:
+                offsets[part.rows] = np.arange(base, base + len(part.rows))
+            places = self.places if self.places is not None else np.empty(0, np.int32)
+            self._positions = Positions(topic, places, offsets)
+        return self._positions
+
+    def is_stored(self, topic: str, index: int) -> bool:
+        """Whether this one event has its offset, whatever became of the others."""
+        return bool(self.positions(topic).offsets[index] >= 0)
+
+
+class SendFuture:
+    """A light handle on one event of a flush."""
+
+    __slots__ = ("_flush", "_index", "_topic")
+
+    def __init__(self, topic: str, flush: Flush, index: int) -> None:
+        self._topic = topic
+        self._flush = flush
+        self._index = index
+
+    def result(self, timeout_s: float | None = None) -> Position:
+        """The event's position, once it is durable; raises why it is not."""
+        try:
+            self._flush.wait(timeout_s)
+        except TidelogError:
+            if not self._flush.is_stored(self._topic, self._index):
+                raise
+        return self._flush.positions(self._topic)[self._index]
+
+    def done(self) -> bool:
+        """Whether :meth:`result` would return at once."""
+        return self._flush.done()

@@ -1,0 +1,52 @@
+"""Which partition each event of a table belongs to, without a Python loop where it can be had."""
+
+from __future__ import annotations
+
+import hashlib
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+__all__ = ["partitions_for", "split"]
+
+_WORDS = 4  # a sha256 digest in 64-bit words
+
+
+def partitions_for(keys: pa.ChunkedArray, partitions: int, keyless: int) -> npt.NDArray[np.int32]:
+    """``int(sha256(key)) mod partitions`` for each key; ``keyless`` where it is null."""
+    if partitions == 1:
+        return np.zeros(len(keys), np.int32)
+    if keys.null_count == len(keys):
+        return np.full(len(keys), keyless, np.int32)
+    sha256 = hashlib.sha256
+    digests = b"".join([sha256(key or b"").digest() for key in keys.to_pylist()])
+    words = np.frombuffer(digests, ">u8").reshape(-1, _WORDS).astype(np.uint64)
+    modulus = np.uint64(partitions)
+    shift = np.uint64((1 << 64) % partitions)
+    found = words[:, 0] % modulus
+    for word in range(1, _WORDS):  # Horner: the remainder of a number in base 2^64
+        found = (found * shift + words[:, word] % modulus) % modulus
+    result = found.astype(np.int32)
+    if keys.null_count:
+        result[keys.is_null().to_numpy(zero_copy_only=False)] = keyless
+    return result
+
+
+def split(
+    table: pa.Table, places: npt.NDArray[np.int32]
+) -> list[tuple[int, pa.Table, npt.NDArray[np.int64]]]:
+    """Each partition with its events, in their order, and the rows where they stood."""
+    first = int(places[0])
+    if bool((places == first).all()):
+        return [(first, table, np.arange(table.num_rows))]
+    order = np.argsort(places, kind="stable")
+    ordered = places[order]
+    cuts = np.flatnonzero(np.diff(ordered)) + 1
+    bounds = [0, *cuts.tolist(), len(order)]
+    taken = table.take(pa.array(order))
+    return [
+        (int(ordered[start]), taken.slice(start, end - start), order[start:end])
+        for start, end in pairwise(bounds)
+    ]

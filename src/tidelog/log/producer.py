@@ -1,0 +1,324 @@
+"""Producers: collect events into flushes.
+
+``send`` puts an event into the open flush, which is sealed when it is large or old enough and
+handed to the carrier; ``append`` makes flushes of many events at once. What is buffered and under
+way is bounded; a full buffer blocks.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tidelog.codec.events import batch_bytes, check_sizes, stored_batch, table_of
+from tidelog.errors import (
+    AlreadyExistsError,
+    InvalidError,
+    PartialAppendError,
+    TidelogError,
+    UnavailableError,
+)
+from tidelog.log.append import Appender
+from tidelog.log.base import Log
+from tidelog.log.carrier import UPLOADS, Carrier
+from tidelog.log.flush import Flush, Part, Pending, SendFuture
+from tidelog.log.partitioner import partitions_for
+from tidelog.log.positions import Positions
+from tidelog.model import limits
+from tidelog.model.event import Event, Headers, check_event, check_timestamp
+from tidelog.model.run import ProducerState
+from tidelog.model.topic import Topic, partition_for
+
+__all__ = ["Producer"]
+
+_OVERHEAD_BYTES = 100  # of an event in the buffer, beside its own bytes
+_EVENTS_LAST = limits.SEGMENT_EVENTS_MAX - 1
+
+
+class Producer:
+    """Appends events to one topic. Safe to share between threads; close it, or use a ``with``."""
+
+    def __init__(self, log: Log, topic: Topic, name: str | None = None) -> None:
+        if name is not None and (
+            not 1 <= len(name) <= limits.PRODUCER_NAME_MAX or name.startswith("~")
+        ):
+            raise InvalidError(
+                f"producer name `{name[:80]}`: give 1 to {limits.PRODUCER_NAME_MAX} characters, "
+                "the first not `~`"
+            )
+        self._log = log
+        self._topic = topic
+        self._named = name is not None
+        self._appender = Appender(log, topic, name or f"~{log.ids.new()}")
+        self._before: dict[int, ProducerState] = {}
+        self._sequence = -1  # the highest that was given out
+        self._sent: dict[int, int] = {}  # the highest for each partition, in this process
+        self._carrier = Carrier(log, topic, self._appender, self._named)
+        self._open = Flush()
+        self._wake = threading.Event()
+        if self._named:
+            self._before = self._appender.open_named()
+            self._sequence = max(state.last for state in self._before.values())
+        self._timer = threading.Thread(target=self._seal_by_time, daemon=True)
+        self._timer.start()
+
+    @property
+    def topic(self) -> str:
+        return self._topic.name
+
+    @property
+    def incarnation(self) -> str:
+        """Which one of the topics of this name it appends to."""
+        return self._topic.incarnation
+
+    @property
+    def last_sequence(self) -> int:
+        """The highest sequence of a named producer so far, over restarts; -1 for none."""
+        return self._sequence
+
+    def send(
+        self,
+        value: bytes | None,
+        key: bytes | None = None,
+        *,
+        id: str | None = None,
+        timestamp: Any = None,
+        type: str | None = None,
+        headers: Headers = (),
+        sequence: int | None = None,
+    ) -> SendFuture:
+        """Put one event into the buffer; the future tells its position once it is durable.
+
+        A named producer may give each event a ``sequence``, which must grow: one that was stored
+        before, also by an earlier process, is not stored again, and gets its first position.
+        """
+        if value.__class__ is not bytes or key is not None or id or type or headers or timestamp:
+            event = Event(value, key, id, timestamp, type, headers)
+            size = check_event(event, self._log.settings.event_bytes_max)
+        else:  # the common case, checked in one step
+            size = len(value)
+            if size > self._log.settings.event_bytes_max:
+                check_event(Event(value), self._log.settings.event_bytes_max)
+        time_ms = self._log.clock.now_ms() if timestamp is None else check_timestamp(timestamp)
+        partition, number = self._place(key, sequence)
+        if self._named and (known := self._repeated(partition, number)) is not None:
+            return known
+        pending = (time_ms, id, key, value, type, headers, partition, number)
+        return self._enter(pending, size + _OVERHEAD_BYTES)
+
+    def append(
+        self,
+        events: Iterable[Event] | pa.Table | pa.RecordBatch,
+        *,
+        partition: int | None = None,
+        expected_offset: int | None = None,
+    ) -> Positions:
+        """Store many events; durable on return. Events of one call may land in several commits.
+
+        ``PartialAppendError`` tells which are stored when not all could be. With
+        ``expected_offset`` they go to one partition in one commit, and only if its next offset is
+        that one: ``ConflictError`` otherwise.
+        """
+        if self._named:
+            raise InvalidError("append: a named producer counts its events: use send")
+        table = self._table_of(events)
+        if partition is not None:
+            self._topic.check_partition(partition)
+        if expected_offset is not None and partition is None:
+            raise InvalidError("append: expected_offset needs a partition: give both")
+        flushes = []
+        for part in self._slices(table, whole=expected_offset is not None):
+            flush = self._flush_of(part, partition)
+            flush.expected_offset = expected_offset
+            flushes.append(flush)
+            self._submit(flush)
+        return self._wait_for(flushes)
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Return when everything that was sent is durable; raises the first failure."""
+        with self._carrier.state:
+            self._seal()
+            waiting = list(self._carrier.under_way.values())
+        for flush in waiting:
+            if not flush.settled(timeout_s):
+                raise UnavailableError(f"flush: not durable after {timeout_s} s: wait longer")
+        self._carrier.raise_unreported()
+
+    def close(self) -> None:
+        """Flush, and release threads; raises the first failure that nobody was told of."""
+        with self._carrier.state:
+            if self._carrier.closed:
+                return
+            self._seal()
+            self._carrier.closed = True
+        self._wake.set()
+        self._carrier.close()
+        if not self._named:
+            self._appender.close()
+        self._carrier.raise_unreported()
+
+    def __enter__(self) -> Producer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # Into the buffer.
+
+    def _place(self, key: bytes | None, sequence: int | None) -> tuple[int, int]:
+        """The partition and the sequence of an event; -1 for "as the flush says" and "none"."""
+        partitions = self._topic.partitions
+        if not self._named:
+            if sequence is not None:
+                raise InvalidError("send: only a named producer takes a sequence: give it a name")
+            return (-1 if key is None else partition_for(key, partitions)), -1
+        if sequence is None:
+            sequence = self._sequence + 1
+        elif sequence < 0:
+            raise InvalidError(f"send: sequence is {sequence}: give 0 or more")
+        return (sequence % partitions if key is None else partition_for(key, partitions)), sequence
+
+    def _repeated(self, partition: int, sequence: int) -> SendFuture | None:
+        """The answer for a sequence that an earlier process stored, or None for a new one."""
+        before = self._before.get(partition)
+        if before is None or sequence > before.last:
+            return None
+        offset = before.offset_of(sequence)
+        flush = Flush()
+        if offset is None:
+            flush.finish(
+                AlreadyExistsError(
+                    f"producer: sequence {sequence} was stored before in "
+                    f"`{self._topic.name}/{partition}`, so long ago that its offset is not kept: "
+                    f"go on after {before.last}"
+                )
+            )
+        else:
+            flush.places = np.array([partition], np.int32)
+            part = Part(partition, None, np.zeros(1, np.int64), None)
+            flush.stored(part, offset)
+            flush.finish()
+        return SendFuture(self._topic.name, flush, 0)
+
+    def _enter(self, pending: Pending, size: int) -> SendFuture:
+        with self._carrier.state:
+            self._make_room(size)
+            flush = self._open
+            if self._named:
+                self._check_sequence(pending)
+            index = len(flush.pending)
+            flush.pending.append(pending)
+            flush.size += size
+            self._carrier.held_bytes += size
+            if flush.size >= self._log.settings.segment_bytes or index >= _EVENTS_LAST:
+                self._seal()
+            elif index == 0:
+                self._wake.set()
+        return SendFuture(self._topic.name, flush, index)
+
+    def _check_sequence(self, pending: Pending) -> None:
+        partition, sequence = pending[6:]
+        if sequence <= self._sent.get(partition, -1):
+            raise InvalidError(
+                f"send: sequence {sequence} comes after {self._sent[partition]}: "
+                "sequences of a producer must grow"
+            )
+        self._sent[partition] = sequence
+        self._sequence = max(self._sequence, sequence)
+
+    def _make_room(self, size: int) -> None:
+        if self._carrier.held_bytes + size > self._log.settings.buffer_bytes:
+            self._seal()
+        self._carrier.wait_for_room(size)
+
+    def _seal(self) -> None:
+        """With the lock held: send the open flush on its way."""
+        if self._open.pending:
+            flush, self._open = self._open, Flush()
+            self._carrier.start(flush)
+
+    def _seal_by_time(self) -> None:
+        """The timer's thread: seal what has lingered, unless all uploads are busy anyway."""
+        while True:
+            self._wake.wait()
+            self._wake.clear()
+            if self._carrier.closed:
+                return
+            flush = self._open
+            self._log.clock.sleep(self._log.settings.linger_ms / 1000)
+            with self._carrier.state:
+                self._carrier.state.wait_for(
+                    lambda flush=flush: (  # type: ignore[misc]
+                        self._carrier.closed
+                        or self._open is not flush
+                        or len(self._carrier.under_way) < UPLOADS
+                    )
+                )
+                if self._open is flush and not self._carrier.closed:
+                    self._seal()
+
+    # Tables.
+
+    def _table_of(self, events: Iterable[Event] | pa.Table | pa.RecordBatch) -> pa.Table:
+        now_ms = self._log.clock.now_ms()
+        if isinstance(events, pa.Table | pa.RecordBatch):
+            table = stored_batch(events, now_ms)
+        else:
+            table = table_of(list(events), now_ms)
+        check_sizes(table, self._log.settings.event_bytes_max)
+        return table
+
+    def _slices(self, table: pa.Table, whole: bool) -> list[pa.Table]:
+        if table.num_rows == 0:
+            return []
+        each = max(1, batch_bytes(table) // table.num_rows)
+        rows = max(1, min(limits.SEGMENT_EVENTS_MAX, self._log.settings.segment_bytes // each))
+        if whole:
+            if table.num_rows > limits.SEGMENT_EVENTS_MAX:
+                raise InvalidError(
+                    f"append: {table.num_rows} events at an expected offset: "
+                    f"at most {limits.SEGMENT_EVENTS_MAX} fit in one commit"
+                )
+            rows = table.num_rows
+        return [table.slice(first, rows) for first in range(0, table.num_rows, rows)]
+
+    def _flush_of(self, table: pa.Table, partition: int | None) -> Flush:
+        place = self._carrier.next_keyless() if partition is None else partition
+        if partition is None:
+            places = partitions_for(table.column("key"), self._topic.partitions, place)
+        else:
+            places = np.full(table.num_rows, partition, np.int32)
+        return Flush.of_table(table, places, batch_bytes(table))
+
+    def _submit(self, flush: Flush) -> None:
+        with self._carrier.state:
+            self._seal()  # what was sent before goes before
+            self._make_room(flush.size)
+            self._carrier.held_bytes += flush.size
+            self._carrier.start(flush)
+
+    def _wait_for(self, flushes: list[Flush]) -> Positions:
+        error: BaseException | None = None
+        for flush in flushes:
+            flush.settled(None)
+            error = error or flush.error
+        positions = Positions.joined(self._topic.name, [f.positions(self.topic) for f in flushes])
+        if error is None:
+            return positions
+        if not isinstance(error, TidelogError) or not bool((positions.offsets >= 0).any()):
+            raise error
+        raise PartialAppendError(
+            f"append to `{self._topic.name}`: {int((positions.offsets >= 0).sum())} of "
+            f"{len(positions)} events are stored, then: {error}: append the remainder",
+            positions=[None if each.offset < 0 else each for each in positions],
+        ) from error

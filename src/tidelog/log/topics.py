@@ -1,0 +1,260 @@
+"""Topics: created, found, and deleted for good.
+
+Creating, in three steps; whoever comes next finishes what a crash left:
+
+1. registry row ``topic/<name>`` as ``creating``, with a fresh incarnation → a name, not usable yet
+2. a ``head`` for each partition, so that commits always expect a version → the same
+3. registry row as ``ready``                                              → a topic
+
+Deleting, in four:
+
+1. registry row as ``deleting``         → not usable; the name is taken until step 4
+2. close every ``head``                 → no commit can land any more
+3. remove its objects and rows          → some are gone; deleting again goes on
+4. remove the registry row              → the name is free; late uploads are swept as orphans
+
+The registry's ``changes`` row is expected and raised whenever a name is made or removed: a delayed
+repeat of an old creation can therefore never bring a deleted topic back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+
+from tidelog.catalog.base import ABSENT, Change, Delete, Put, Row
+from tidelog.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    InvalidError,
+    NotFoundError,
+    UnavailableError,
+    UnknownOutcomeError,
+)
+from tidelog.log.base import Log
+from tidelog.model import layout, limits
+from tidelog.model.run import Head, decode_row, encode_row
+from tidelog.model.topic import Topic, check_topic_name
+
+__all__ = ["create_topic", "delete_topic", "find_topic", "list_topics", "read_head"]
+
+_CREATORS = 8  # heads written at once; each is a round trip on a remote catalog
+
+
+def create_topic(log: Log, wanted: Topic) -> Topic:
+    """Make a topic. ``AlreadyExistsError`` where there is one of this name."""
+    check_topic_name(wanted.name)
+    _check_settings(wanted)
+    row = log.catalog.get(layout.REGISTRY, layout.topic_row(wanted.name))
+    if row is None:
+        _change_registry(
+            log, wanted.name, lambda name: Put(name, encode_row(wanted), expect=ABSENT)
+        )
+        row = log.catalog.get(layout.REGISTRY, layout.topic_row(wanted.name))
+    if row is None:
+        raise ConflictError(f"topic `{wanted.name}`: was deleted while it was created: try again")
+    topic = _decode(row)
+    if topic.state != "creating":
+        raise AlreadyExistsError(f"topic `{topic.name}`: exists already: choose another name")
+    if topic.incarnation != wanted.incarnation and not _same_settings(topic, wanted):
+        raise AlreadyExistsError(
+            f"topic `{topic.name}`: its creation with {topic.partitions} partitions did not "
+            "finish: create it with the same settings, or delete it"
+        )
+    _each_partition(topic, lambda partition: _create_head(log, topic, partition))
+    ready = msgspec.structs.replace(topic, state="ready")
+    with contextlib.suppress(ConflictError):  # somebody else finished it first
+        _put_topic(log, ready, row.version)
+    return ready
+
+
+def find_topic(log: Log, name: str) -> Topic:
+    """The topic of a name. ``NotFoundError``."""
+    check_topic_name(name)
+    row = log.catalog.get(layout.REGISTRY, layout.topic_row(name))
+    if row is None:
+        raise NotFoundError(
+            f"topic `{name}`: not found: create it with `tidelog topic create {name}`", topic=name
+        )
+    topic = _decode(row)
+    if topic.state == "creating":
+        raise NotFoundError(f"topic `{name}`: its creation did not finish: create it again")
+    if topic.state == "deleting":
+        raise NotFoundError(f"topic `{name}`: is being deleted: delete it again to finish")
+    return topic
+
+
+def list_topics(log: Log) -> Iterator[Topic]:
+    """All topics, by name, also those whose creation or deletion did not finish."""
+    for row in log.catalog.scan(layout.REGISTRY, layout.topic_row(""), "topic0"):
+        yield _decode(row)
+
+
+def delete_topic(log: Log, name: str) -> None:
+    """Remove a topic with all its events and consumers. ``NotFoundError``."""
+    check_topic_name(name)
+    while True:
+        row = log.catalog.get(layout.REGISTRY, layout.topic_row(name))
+        if row is None:
+            raise NotFoundError(f"topic `{name}`: not found: nothing to delete", topic=name)
+        topic = _decode(row)
+        if topic.state == "deleting":
+            break
+        with contextlib.suppress(ConflictError):
+            _put_topic(log, msgspec.structs.replace(topic, state="deleting"), row.version)
+    _each_partition(topic, lambda partition: _close_head(log, topic, partition))
+    _remove_objects(log, topic)
+    _remove_consumers(log, topic)
+    _each_partition(topic, lambda partition: _remove_rows(log, topic, partition))
+    expected = row.version
+    _change_registry(log, name, lambda key: Delete(key, expect=expected))
+
+
+def read_head(log: Log, topic: Topic, partition: int) -> tuple[Head, str]:
+    """A partition's head and its version. ``NotFoundError`` once the topic is deleted."""
+    where = layout.topic_partition(topic.incarnation, partition)
+    row = log.catalog.get(where, "head")
+    if row is None:
+        raise NotFoundError(f"topic `{topic.name}`: was deleted: open it again, or create it")
+    return decode_row(row.value, Head, f"head of `{topic.name}/{partition}`"), row.version
+
+
+def _check_settings(topic: Topic) -> None:
+    if not 1 <= topic.partitions <= limits.PARTITIONS_MAX:
+        raise InvalidError(
+            f"topic `{topic.name}`: {topic.partitions} partitions: "
+            f"give 1 to {limits.PARTITIONS_MAX}"
+        )
+    if not 1 <= topic.slot_ms <= limits.SLOT_MS_MAX:
+        raise InvalidError(
+            f"topic `{topic.name}`: slots of {topic.slot_ms} ms: give 1 to {limits.SLOT_MS_MAX} ms"
+        )
+    if topic.max_latency_ms < 1:
+        raise InvalidError(
+            f"topic `{topic.name}`: max_latency_ms is {topic.max_latency_ms}: give 1 or more"
+        )
+
+
+def _same_settings(one: Topic, other: Topic) -> bool:
+    names = ("partitions", "slot_ms", "notify", "max_latency_ms")
+    return all(getattr(one, name) == getattr(other, name) for name in names)
+
+
+def _change_registry(log: Log, name: str, change: Callable[[str], Put | Delete]) -> None:
+    """Make or remove a name, together with the row that counts such changes."""
+    delays = log.backoff.delays_s(log.random)
+    while True:
+        counted = log.catalog.get(layout.REGISTRY, layout.REGISTRY_CHANGES)
+        count = int(counted.value) + 1 if counted else 1
+        counter = Put(
+            layout.REGISTRY_CHANGES,
+            str(count).encode(),
+            expect=counted.version if counted else ABSENT,
+        )
+        wanted = change(layout.topic_row(name))
+        try:
+            log.catalog.write(layout.REGISTRY, counter, wanted, write_id=log.ids.new())
+        except ConflictError:
+            row = log.catalog.get(layout.REGISTRY, layout.topic_row(name))
+            settled = (row is None) == isinstance(wanted, Delete)
+            if settled:
+                return  # somebody else did the same
+        except UnknownOutcomeError:
+            row = log.catalog.get(layout.REGISTRY, layout.topic_row(name))
+            if (row is None) == isinstance(wanted, Delete):
+                return
+        else:
+            return
+        delay_s = next(delays, None)
+        if delay_s is None:
+            raise UnavailableError(f"topic `{name}`: the registry is too busy: try again")
+        log.clock.sleep(delay_s)
+
+
+def _put_topic(log: Log, topic: Topic, version: str) -> None:
+    change = Put(layout.topic_row(topic.name), encode_row(topic), expect=version)
+    log.catalog.write(layout.REGISTRY, change, write_id=log.ids.new())
+
+
+def _create_head(log: Log, topic: Topic, partition: int) -> None:
+    where = layout.topic_partition(topic.incarnation, partition)
+    if log.catalog.get(where, "head") is None:
+        with contextlib.suppress(ConflictError):
+            change = Put("head", encode_row(Head()), expect=ABSENT)
+            log.catalog.write(where, change, write_id=log.ids.new())
+
+
+def _close_head(log: Log, topic: Topic, partition: int) -> None:
+    """Close the head, whatever is committed meanwhile; one that is gone needs no closing."""
+    while True:
+        try:
+            head, version = read_head(log, topic, partition)
+        except NotFoundError:
+            return
+        if head.closed:
+            return
+        closed = Put("head", encode_row(msgspec.structs.replace(head, closed=True)), version)
+        where = layout.topic_partition(topic.incarnation, partition)
+        with contextlib.suppress(ConflictError):
+            log.catalog.write(where, closed, write_id=log.ids.new())
+            return
+
+
+def _remove_objects(log: Log, topic: Topic) -> None:
+    keys: list[str] = []
+    for info in log.store.list(f"topics/{topic.incarnation}/"):
+        keys.append(info.key)
+        if len(keys) == 1_000:
+            log.store.delete(keys)
+            keys.clear()
+    log.store.delete(keys)
+
+
+def _remove_consumers(log: Log, topic: Topic) -> None:
+    prefix = layout.consumer_row(topic.incarnation, "")
+    names = [row.row.removeprefix(prefix) for row in _scan(log, layout.REGISTRY, prefix)]
+    for name in names:
+        remove_partition(log, layout.consumer_members(topic.incarnation, name))
+        for partition in range(topic.partitions):
+            remove_partition(log, layout.lease_partition(topic.incarnation, name, partition))
+        row = layout.consumer_row(topic.incarnation, name)
+        log.catalog.write(layout.REGISTRY, Delete(row), write_id=log.ids.new())
+
+
+def _remove_rows(log: Log, topic: Topic, partition: int) -> None:
+    remove_partition(log, layout.notify_partition(topic.incarnation, partition))
+    remove_partition(log, layout.topic_partition(topic.incarnation, partition))
+
+
+def remove_partition(log: Log, partition: str) -> None:
+    """Delete all rows of a catalog partition, the head last: it keeps commits out."""
+    pending: list[Change] = []
+    head: list[Change] = []
+    for row in log.catalog.scan(partition):
+        (head if row.row == "head" else pending).append(Delete(row.row))
+    pending += head
+    for first in range(0, len(pending), limits.CHANGES_MAX):
+        chunk = pending[first : first + limits.CHANGES_MAX]
+        log.catalog.write(partition, *chunk, write_id=log.ids.new())
+
+
+def _scan(log: Log, partition: str, prefix: str) -> list[Row]:
+    rows = log.catalog.scan(partition, prefix, prefix + "\U0010ffff")
+    return list(rows)
+
+
+def _each_partition(topic: Topic, call: Callable[[int], None]) -> None:
+    """Do it for every partition; side by side where there are many."""
+    if topic.partitions < _CREATORS:
+        for partition in range(topic.partitions):
+            call(partition)
+        return
+    with ThreadPoolExecutor(_CREATORS) as pool:
+        list(pool.map(call, range(topic.partitions)))
+
+
+def _decode(row: Row) -> Topic:
+    return decode_row(row.value, Topic, f"registry row `{row.row}`")

@@ -1,0 +1,44 @@
+"""Wake readers of the same process as soon as something was committed.
+
+Only a hint: whoever misses one finds the events by polling.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+__all__ = ["Wakeups"]
+
+
+class Wakeups:
+    """Who waits for which topic."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, list[threading.Event]] = {}
+        self._listeners: list[Callable[[str, int, int], None]] = []
+        self._lock = threading.Lock()
+
+    def wait_on(self, incarnation: str, event: threading.Event) -> None:
+        """Let ``event`` be set at each commit to the topic, until :meth:`forget`."""
+        with self._lock:
+            self._waiting.setdefault(incarnation, []).append(event)
+
+    def forget(self, incarnation: str, event: threading.Event) -> None:
+        with self._lock:
+            waiting = self._waiting.get(incarnation, [])
+            if event in waiting:
+                waiting.remove(event)
+
+    def listen(self, listener: Callable[[str, int, int], None]) -> None:
+        """Call ``listener(incarnation, partition, next offset)`` after each commit."""
+        self._listeners.append(listener)
+
+    def committed(self, incarnation: str, partition: int, next_offset: int) -> None:
+        """Tell all who wait."""
+        with self._lock:
+            waiting = list(self._waiting.get(incarnation, ()))
+        for event in waiting:
+            event.set()
+        for listener in self._listeners:
+            listener(incarnation, partition, next_offset)

@@ -1,0 +1,129 @@
+"""An event, and where it stands. Checked before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from tidelog.errors import InvalidError
+from tidelog.model import limits
+
+__all__ = [
+    "Event",
+    "Headers",
+    "Position",
+    "check_event",
+    "check_headers",
+    "check_timestamp",
+    "from_iso",
+    "to_iso",
+]
+
+Headers = tuple[tuple[str, bytes], ...]
+
+
+class Event(msgspec.Struct, frozen=True, gc=False):
+    """What is appended and read. Read back, it also knows topic, partition and offset."""
+
+    value: bytes | None  # None is a tombstone, and is kept
+    key: bytes | None = None
+    id: str | None = None
+    timestamp: int | datetime | None = None  # event time in ms UTC; None: when it is sent
+    type: str | None = None
+    headers: Headers = ()
+    topic: str | None = None
+    partition: int | None = None
+    offset: int | None = None
+
+    @property
+    def position(self) -> Position:
+        """Where the event stands, for one that was read."""
+        if self.topic is None or self.partition is None or self.offset is None:
+            raise InvalidError(
+                "event: has no position before it is appended: use what append returns"
+            )
+        return Position(self.topic, self.partition, self.offset)
+
+
+class Position(msgspec.Struct, frozen=True, order=True, gc=False):
+    """Where an event stands: durable from the moment that somebody holds one."""
+
+    topic: str
+    partition: int
+    offset: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.partition}/{self.offset}"
+
+
+def check_event(event: Event, bytes_max: int = limits.EVENT_BYTES_MAX) -> int:
+    """Refuse what cannot be stored as it is; its size."""
+    size = _size("value", event.value, bytes) + _size("key", event.key, bytes)
+    size += _size("id", event.id, str) + _size("type", event.type, str)
+    if event.id is not None and len(event.id.encode()) > limits.ID_BYTES_MAX:
+        raise InvalidError(f"event: its id is longer than {limits.ID_BYTES_MAX} bytes: shorten it")
+    if event.id == "":
+        raise InvalidError("event: its id is empty: give text, or None for no id")
+    size += check_headers(event.headers)
+    if size > bytes_max:
+        raise InvalidError(
+            f"event: has {size} bytes, at most {bytes_max} are allowed: "
+            "split it, or raise event_bytes_max"
+        )
+    if event.timestamp is not None:
+        check_timestamp(event.timestamp)
+    return size
+
+
+def check_timestamp(timestamp: int | datetime) -> int:
+    """A time in milliseconds, from an integer or an aware datetime."""
+    if isinstance(timestamp, datetime):
+        if timestamp.tzinfo is None:
+            raise InvalidError(f"timestamp {timestamp}: has no time zone: give an aware datetime")
+        timestamp = int(timestamp.timestamp() * 1000)
+    if type(timestamp) is not int:
+        raise InvalidError(f"timestamp {timestamp!r}: give whole milliseconds or an aware datetime")
+    if not 0 <= timestamp < limits.TIMESTAMP_MS_END:
+        raise InvalidError(
+            f"timestamp {timestamp}: is outside of the years 1970 to 9999: give milliseconds UTC"
+        )
+    return timestamp
+
+
+def to_iso(timestamp_ms: int) -> str:
+    """ISO 8601 with milliseconds and ``Z``."""
+    moment = datetime.fromtimestamp(timestamp_ms / 1000, UTC)
+    return moment.strftime("%Y-%m-%dT%H:%M:%S.") + f"{timestamp_ms % 1000:03}Z"
+
+
+def from_iso(text: str) -> int:
+    """Milliseconds, from ISO 8601; a time without a zone is UTC."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as exc:
+        raise InvalidError(f"time `{text}`: is not ISO 8601: give 2026-11-15T10:00:00Z") from exc
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return check_timestamp(moment)
+
+
+def _size(name: str, value: Any, kind: type) -> int:
+    if value is None:
+        return 0
+    if not isinstance(value, str | bytes) or not isinstance(value, kind):
+        wanted = "bytes" if kind is bytes else "text"
+        raise InvalidError(f"event: its {name} is {type(value).__name__}: give {wanted} or None")
+    return len(value)
+
+
+def check_headers(headers: Iterable[Sequence[Any]]) -> int:
+    """Refuse headers that are no pairs of a name and bytes; their size."""
+    size = 0
+    for header in headers:
+        if len(header) != 2 or not isinstance(header[0], str) or not isinstance(header[1], bytes):
+            raise InvalidError(f"event: header {header!r}: give pairs of a name and bytes")
+        size += len(header[0]) + len(header[1])
+    return size

@@ -1,0 +1,52 @@
+"""A topic as the registry knows it, and which partition a key belongs to."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Literal
+
+import msgspec
+
+from tidelog.errors import InvalidError
+from tidelog.model import limits
+
+__all__ = ["Topic", "check_topic_name", "partition_for"]
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+
+
+class Topic(msgspec.Struct, frozen=True):
+    """A named log of events in partitions, in one incarnation."""
+
+    name: str
+    incarnation: str
+    partitions: int
+    created_ms: int
+    slot_ms: int = 1_000  # resolution of the time index
+    generation: int = 0  # under which new segments are written; raised by sweeps
+    state: Literal["creating", "ready", "deleting"] = "creating"
+    notify: tuple[str, ...] = ()  # where notifications go
+    max_latency_ms: int = 1_000  # between two notifications of a busy partition
+
+    def check_partition(self, partition: int) -> None:
+        """Refuse a partition that is not there."""
+        if not 0 <= partition < self.partitions:
+            raise InvalidError(
+                f"topic `{self.name}`: has no partition {partition}: "
+                f"give 0 to {self.partitions - 1}"
+            )
+
+
+def check_topic_name(name: str) -> None:
+    """Refuse a name that could not stand in a path, a URL or a shell."""
+    if not _NAME.fullmatch(name) or len(name) > limits.TOPIC_NAME_MAX:
+        raise InvalidError(
+            f"topic name `{name[:80]}`: give 1 to {limits.TOPIC_NAME_MAX} letters, digits, "
+            "`.`, `_` or `-`, beginning with a letter, a digit or `_`"
+        )
+
+
+def partition_for(key: bytes, partitions: int) -> int:
+    """``int(sha256(key)) mod partitions``, for ever."""
+    return int.from_bytes(hashlib.sha256(key).digest(), "big") % partitions
