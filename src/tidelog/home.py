@@ -30,9 +30,12 @@ from tidelog.identity import (
     read_store,
 )
 from tidelog.log.base import Log
+from tidelog.log.consumer import Consumer, Lag, consumer_lag, consumer_names
 from tidelog.log.positions import Positions
+from tidelog.log.process import LocalProcesses
 from tidelog.log.producer import Producer
 from tidelog.log.read import Reader
+from tidelog.log.start import Start
 from tidelog.log.topics import create_topic, delete_topic, find_topic, list_topics
 from tidelog.model.event import Event
 from tidelog.model.times import duration_ms
@@ -160,6 +163,20 @@ class Home:
         """The same as Arrow batches in event columns."""
         for stretch in self._reader(topic, partition, start).stretches(start, end):
             yield stretch.arrow()
+
+    def consumer(self, topic: str, name: str, start: Start = "earliest") -> Consumer:
+        """A member of a named consumer, which joins at its first poll.
+
+        ``start`` says where the consumer begins the first time: ``earliest``, ``latest``, an
+        offset, or a time.
+        """
+        return Consumer(self.log, self.topic(topic), name, start, self._pool, self.append)
+
+    def lag(self, topic: str) -> list[Lag]:
+        """How far each consumer of a topic is behind, partition by partition."""
+        found = self.topic(topic)
+        names = consumer_names(self.log, found)
+        return [lag for name in names for lag in consumer_lag(self.log, found, name)]
 
     def close(self) -> None:
         """Flush what is under way, and release threads and connections."""
@@ -296,6 +313,7 @@ def _log(settings: Settings, world: World, store: Store, catalog: Catalog) -> Lo
         random=world.random,
         settings=settings.log_settings(remote_store),
         backoff=settings.backoff(),
+        processes=LocalProcesses(),
         commits_at_once=_REMOTE_COMMITS if remote_catalog else 1,
     )
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from tidelog.catalog.base import Catalog
 from tidelog.clock import Clock, Ids
 from tidelog.errors import InvalidError
+from tidelog.log.process import NoProcesses, Processes
 from tidelog.log.wakeups import Wakeups
 from tidelog.model import limits
 from tidelog.model.backoff import Backoff
@@ -55,4 +56,5 @@ class Log:
     settings: LogSettings = field(default_factory=LogSettings)
     backoff: Backoff = field(default_factory=Backoff)
     wakeups: Wakeups = field(default_factory=Wakeups)
+    processes: Processes = field(default_factory=NoProcesses)
     commits_at_once: int = 1  # partitions of one flush; more where a commit is a round trip

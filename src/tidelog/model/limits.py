@@ -10,6 +10,7 @@ __all__ = [
     "BATCH_EVENTS_MAX",
     "CHANGES_MAX",
     "COMMIT_ATTEMPTS",
+    "CONSUMER_NAME_MAX",
     "COPY_CHUNK_BYTES",
     "EVENT_BYTES_CEILING",
     "EVENT_BYTES_MAX",
@@ -64,3 +65,4 @@ PRODUCER_NAME_MAX = 200  # characters
 PRODUCER_RECENT = 8  # batches whose offsets a producer's row keeps
 PRODUCER_STEPS_MAX = 60_000  # sequences with gaps that it keeps in all; about a byte each
 COMMIT_ATTEMPTS = 200  # of one commit against other writers; each waits 0.2 s at most
+CONSUMER_NAME_MAX = 200  # characters

@@ -1,0 +1,119 @@
+"""Running a handler over a consumer: retries, then stop, skip, or dead letters.
+
+A handler gets one event at a time, or lists of them; partitions may be handled side by side, each
+in its order. The cursor moves past an event only when it was handled, skipped, or stored as a dead
+letter; a handler that fails under ``stop`` leaves it where it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Literal
+
+from tidelog.errors import FencedError, InvalidError
+from tidelog.model.backoff import Backoff
+from tidelog.model.event import Event
+
+if TYPE_CHECKING:
+    from tidelog.log.consumer import Consumer
+
+__all__ = ["Handling", "dead_letter_of", "run"]
+
+_REASON_MAX = 2_000  # characters of an error that a dead letter carries
+
+
+@dataclass
+class Handling:
+    """How a consumer runs its handler."""
+
+    on_error: Literal["stop", "skip", "dead-letter"] = "stop"
+    retries: int = 3  # after the first failure, with growing waits
+    retry_base_ms: int = 100
+    batch: bool = False  # whether the handler takes lists
+    max_events: int = 500  # in one poll, and so in one list
+    workers: int = 1  # partitions handled side by side
+    until_caught_up: bool = False  # end when all that is there was handled
+    dead_letter: Callable[[list[Event], BaseException], object] | None = None
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        if self.on_error not in ("stop", "skip", "dead-letter"):
+            raise InvalidError(f"on_error is `{self.on_error}`: give stop, skip or dead-letter")
+        if (self.on_error == "dead-letter") != (self.dead_letter is not None):
+            raise InvalidError("on_error dead-letter and dead_letter belong together: give both")
+        if self.workers < 1 or self.retries < 0:
+            raise InvalidError("workers must be 1 or more, and retries 0 or more")
+
+
+def run(consumer: Consumer, handler: Callable[[Any], object], how: Handling) -> int:
+    """Poll, handle, commit, until told to stop; how many events were handled."""
+    handled = 0
+    with ThreadPoolExecutor(how.workers, "tidelog-handler") as pool:
+        while not how.stop.is_set():
+            events = consumer.poll(how.max_events)
+            if not events:
+                if how.until_caught_up and consumer.caught_up():
+                    break
+                continue
+            groups = [list(each) for _, each in groupby(events, lambda event: event.partition)]
+            work = [pool.submit(_handle, consumer, handler, how, group) for group in groups]
+            failures = [error for each in work if (error := each.result()[1]) is not None]
+            handled += sum(each.result()[0] for each in work)
+            with contextlib.suppress(FencedError):  # another member has that partition now
+                consumer.commit()
+            if failures:
+                raise failures[0]
+    return handled
+
+
+def dead_letter_of(event: Event, error: BaseException, consumer: str) -> Event:
+    """The event as it was, with headers that say where it stood, who could not take it, and why."""
+    reason = f"{type(error).__name__}: {error}"[:_REASON_MAX]
+    headers = (
+        *event.headers,
+        ("tidelog-position", str(event.position).encode()),
+        ("tidelog-consumer", consumer.encode()),
+        ("tidelog-error", reason.encode("utf-8", "replace")),
+    )
+    return Event(event.value, event.key, event.id, event.timestamp, event.type, headers)
+
+
+def _handle(
+    consumer: Consumer, handler: Callable[[Any], object], how: Handling, events: list[Event]
+) -> tuple[int, BaseException | None]:
+    """One partition's events, in order; how many went well, and what stopped it."""
+    units = [events] if how.batch else [[event] for event in events]
+    for number, unit in enumerate(units):
+        error = _try(consumer, handler, how, unit)
+        if error is None or how.on_error == "skip":
+            continue
+        if how.on_error == "dead-letter" and how.dead_letter is not None:
+            how.dead_letter(unit, error)
+            continue
+        first = unit[0]
+        consumer.rewind(first.partition or 0, first.offset or 0)
+        return (0 if how.batch else number), error
+    return len(events), None
+
+
+def _try(
+    consumer: Consumer, handler: Callable[[Any], object], how: Handling, unit: list[Event]
+) -> BaseException | None:
+    argument = unit if how.batch else unit[0]
+    backoff = Backoff(how.retries + 1, how.retry_base_ms, max(how.retry_base_ms, 30_000))
+    delays = backoff.delays_s(consumer.log.random)
+    while True:
+        try:
+            handler(argument)
+        except Exception as exc:  # noqa: BLE001 - the user's handler may raise anything
+            delay_s = next(delays, None)
+            if delay_s is None or how.stop.is_set():
+                return exc
+            consumer.log.clock.sleep(delay_s)
+        else:
+            return None

@@ -1,0 +1,278 @@
+"""Leases: how the members of a consumer share a topic's partitions. No threads here.
+
+Each member keeps a ``member`` row alive by writing it again and again (its heartbeat). Each
+partition has one ``lease`` row with its owner, epoch and cursor. Liveness is the member's,
+ownership and progress are the lease's:
+
+1. join: put the ``member`` row                         → dead: seen to be silent, and ignored
+2. take a lease that is free, or whose owner is dead:
+   owner and epoch + 1, by the version that was read    → dead: taken over after the time to live
+3. read, handle, and commit: the cursor, by the version
+   of the lease                                         → dead: events after the cursor come again
+4. release: owner empty, by the version                 → free, at the cursor
+5. leave: delete the ``member`` row                     → nothing
+
+A commit expects the lease exactly as this member last wrote it. So whoever was taken for dead
+while it was only slow finds another version there, and gets ``FencedError``. Clocks decide only
+when to try a takeover: a member is taken for dead when its row has not changed for the time to
+live *by the watcher's own monotonic clock*, or when its process is known to have ended. Nobody is
+robbed: a member that holds more than its fair share releases by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+
+import msgspec
+
+from tidelog.catalog.base import ABSENT, Delete, Put, Row
+from tidelog.errors import ConflictError, FencedError, UnavailableError, UnknownOutcomeError
+from tidelog.log.base import Log
+from tidelog.log.start import Start, resolve_start
+from tidelog.model import layout
+from tidelog.model.run import decode_row, encode_row
+from tidelog.model.topic import Topic
+
+__all__ = ["Held", "Lease", "Membership", "read_lease"]
+
+_SETTLE_ATTEMPTS = 20  # of one lease write whose replies get lost
+
+
+class Member(msgspec.Struct, frozen=True):
+    """A member's heartbeat."""
+
+    beat: int
+    mark: str  # of its process
+    seen_ms: int  # by its own wall clock; only for readers that cannot watch for a while
+
+
+class Lease(msgspec.Struct, frozen=True):
+    """Who works on a partition, under which epoch, and how far it has come."""
+
+    owner: str  # a member's id, or empty
+    epoch: int
+    cursor: int  # the next offset to handle
+    expires_ms: int = 0  # of a one-shot owner, which has no heartbeat
+
+
+@dataclass(slots=True)
+class Held:
+    """A lease that is ours, as we last wrote it."""
+
+    partition: int
+    lease: Lease
+    version: str
+
+
+class Membership:
+    """One member's view of a consumer: who is alive, and which leases it holds."""
+
+    def __init__(self, log: Log, topic: Topic, name: str, start: Start) -> None:
+        self.id = log.ids.new()
+        self.held: dict[int, Held] = {}
+        self._log = log
+        self._topic = topic
+        self._name = name
+        self._start = start
+        self._members = layout.consumer_members(topic.incarnation, name)
+        self._beats = 0
+        self._seen: dict[str, tuple[str, float]] = {}  # member row → version, since when
+
+    def join(self) -> None:
+        """Step 1; also registers the consumer, so that it can be listed."""
+        row = layout.consumer_row(self._topic.incarnation, self._name)
+        if self._log.catalog.get(layout.REGISTRY, row) is None:
+            change = Put(row, self._name.encode())
+            self._log.catalog.write(layout.REGISTRY, change, write_id=self._log.ids.new())
+        self.beat()
+
+    def beat(self) -> None:
+        """Say that we are alive. Nobody else writes this row, so nothing is expected."""
+        self._beats += 1
+        member = Member(self._beats, self._log.processes.mark(), self._log.clock.now_ms())
+        change = Put(layout.member_row(self.id), encode_row(member))
+        with contextlib.suppress(UnknownOutcomeError):  # the next beat tells
+            self._log.catalog.write(self._members, change, write_id=self._log.ids.new())
+
+    def alive(self) -> list[str]:
+        """The ids of all living members, in order; rows of those long dead are removed."""
+        now_s = self._log.clock.monotonic_s()
+        ttl_s = self._log.settings.lease_ttl_ms / 1000
+        living: list[str] = []
+        seen: dict[str, tuple[str, float]] = {}
+        for row in self._log.catalog.scan(self._members, "member/", "member0"):
+            member_id = row.row.removeprefix("member/")
+            version, since_s = self._seen.get(row.row, ("", now_s))
+            seen[row.row] = (row.version, since_s if version == row.version else now_s)
+            silent = now_s - seen[row.row][1] > ttl_s
+            member = decode_row(row.value, Member, f"member `{member_id}`")
+            if member_id == self.id or not (silent or self._log.processes.is_dead(member.mark)):
+                living.append(member_id)
+            elif self._owns_nothing(member_id):
+                self._remove(row)
+        self._seen = seen
+        return living
+
+    def fair_share(self, living: list[str]) -> int:
+        """How many partitions this member should hold."""
+        if self.id not in living:
+            return 0
+        count = len(living)
+        extra = self._topic.partitions % count
+        return self._topic.partitions // count + (living.index(self.id) < extra)
+
+    def take_some(self, living: list[str]) -> list[int]:
+        """Step 2, until our share is full; the partitions that are new."""
+        taken: list[int] = []
+        share = self.fair_share(living)
+        offset = living.index(self.id) if self.id in living else 0
+        for step in range(self._topic.partitions):
+            if len(self.held) >= share:
+                break
+            # Members begin at different places, so that they seldom want the same lease.
+            partition = (offset * share + step) % self._topic.partitions
+            if partition not in self.held and self.take(partition, living):
+                taken.append(partition)
+        return taken
+
+    def take(self, partition: int, living: list[str]) -> bool:
+        """Step 2 for one partition; False when a living member has it."""
+        found = read_lease(self._log, self._topic, self._name, partition)
+        if found is None:
+            cursor = resolve_start(self._log, self._topic, partition, self._start)
+            return self._put(partition, Lease(self.id, 1, cursor), None)
+        lease, version = found
+        if lease.owner and not self._is_over(lease, living):
+            return False
+        return self._put(partition, Lease(self.id, lease.epoch + 1, lease.cursor), version)
+
+    def take_once(self, partition: int) -> bool:
+        """Take a lease for a short while, without being a member."""
+        now_ms = self._log.clock.now_ms()
+        ttl_ms = self._log.settings.lease_ttl_ms
+        found = read_lease(self._log, self._topic, self._name, partition)
+        if found is None:
+            cursor = resolve_start(self._log, self._topic, partition, self._start)
+            return self._put(partition, Lease(self.id, 1, cursor, now_ms + ttl_ms), None)
+        lease, version = found
+        if lease.owner and not self._is_over_by_wall_clock(lease):
+            return False
+        mine = Lease(self.id, lease.epoch + 1, lease.cursor, now_ms + ttl_ms)
+        return self._put(partition, mine, version)
+
+    def commit(self, partition: int, cursor: int) -> None:
+        """Step 3: move the cursor. ``FencedError`` when the lease is no longer ours."""
+        held = self.held.get(partition)
+        if held is None:
+            raise FencedError(
+                f"lease on `{self._topic.name}/{partition}`: not held by consumer "
+                f"`{self._name}`: stop working on it",
+                partition=partition,
+            )
+        expires_ms = held.lease.expires_ms
+        if expires_ms:
+            expires_ms = self._log.clock.now_ms() + self._log.settings.lease_ttl_ms
+        lease = Lease(self.id, held.lease.epoch, cursor, expires_ms)
+        if not self._put(partition, lease, held.version):
+            self._lost(partition, held)
+
+    def release(self, partition: int) -> None:
+        """Step 4. One that was lost meanwhile needs no release."""
+        held = self.held.pop(partition)
+        free = Lease("", held.lease.epoch, held.lease.cursor)
+        where = layout.lease_partition(self._topic.incarnation, self._name, partition)
+        change = Put("lease", encode_row(free), expect=held.version)
+        with contextlib.suppress(ConflictError, UnknownOutcomeError):
+            self._log.catalog.write(where, change, write_id=self._log.ids.new())
+
+    def leave(self) -> None:
+        """Steps 4 and 5 for all."""
+        for partition in list(self.held):
+            self.release(partition)
+        change = Delete(layout.member_row(self.id))
+        with contextlib.suppress(UnknownOutcomeError):
+            self._log.catalog.write(self._members, change, write_id=self._log.ids.new())
+
+    def _put(self, partition: int, lease: Lease, version: str | None) -> bool:
+        """Write our lease by the version that we know; False when somebody else was first."""
+        where = layout.lease_partition(self._topic.incarnation, self._name, partition)
+        change = Put("lease", encode_row(lease), expect=version or ABSENT)
+        write_id = self._log.ids.new()
+        for attempt in range(_SETTLE_ATTEMPTS):
+            try:
+                self._log.catalog.write(where, change, write_id=write_id)
+            except ConflictError:
+                return False
+            except UnknownOutcomeError:
+                # Only this write carries this id: if the row has it, it is ours.
+                row = self._log.catalog.get(where, "lease")
+                if row is None or row.version not in (version, write_id):
+                    return False
+                if row.version != write_id:
+                    self._log.clock.sleep(0.01 * attempt)
+                    continue
+            self.held[partition] = Held(partition, lease, write_id)
+            return True
+        raise UnavailableError(
+            f"lease on `{self._topic.name}/{partition}`: replies keep getting lost: try again"
+        )
+
+    def _lost(self, partition: int, held: Held) -> None:
+        self.held.pop(partition, None)
+        found = read_lease(self._log, self._topic, self._name, partition)
+        now = f"held by `{found[0].owner}` (epoch {found[0].epoch})" if found else "gone"
+        raise FencedError(
+            f"lease on `{self._topic.name}/{partition}` lost: {now}, ours was epoch "
+            f"{held.lease.epoch}: stop working on it",
+            partition=partition,
+        )
+
+    def _is_over(self, lease: Lease, living: list[str]) -> bool:
+        """Whether a lease's owner is gone; one that joined a moment ago is not."""
+        if lease.expires_ms:
+            allowance_ms = self._log.settings.lease_ttl_ms // 2
+            return self._log.clock.now_ms() > lease.expires_ms + allowance_ms
+        if lease.owner in living:
+            return False
+        row = self._log.catalog.get(self._members, layout.member_row(lease.owner))
+        if row is None:
+            return True
+        version, since_s = self._seen.get(row.row, ("", 0.0))
+        silent_s = self._log.clock.monotonic_s() - since_s if version == row.version else 0.0
+        member = decode_row(row.value, Member, row.row)
+        ttl_s = self._log.settings.lease_ttl_ms / 1000
+        return silent_s > ttl_s or self._log.processes.is_dead(member.mark)
+
+    def _is_over_by_wall_clock(self, lease: Lease) -> bool:
+        """For one-shot readers, who cannot watch: no heartbeat for twice the time to live."""
+        if lease.expires_ms:
+            return self._is_over(lease, [])
+        row = self._log.catalog.get(self._members, layout.member_row(lease.owner))
+        if row is None:
+            return True
+        member = decode_row(row.value, Member, row.row)
+        silent_ms = self._log.clock.now_ms() - member.seen_ms
+        too_long = silent_ms > 2 * self._log.settings.lease_ttl_ms
+        return too_long or self._log.processes.is_dead(member.mark)
+
+    def _owns_nothing(self, member_id: str) -> bool:
+        for partition in range(self._topic.partitions):
+            found = read_lease(self._log, self._topic, self._name, partition)
+            if found is not None and found[0].owner == member_id:
+                return False
+        return True
+
+    def _remove(self, row: Row) -> None:
+        with contextlib.suppress(ConflictError, UnknownOutcomeError):
+            change = Delete(row.row, expect=row.version)
+            self._log.catalog.write(self._members, change, write_id=self._log.ids.new())
+
+
+def read_lease(log: Log, topic: Topic, name: str, partition: int) -> tuple[Lease, str] | None:
+    """The lease on a partition and its version, or None before anyone has had it."""
+    row = log.catalog.get(layout.lease_partition(topic.incarnation, name, partition), "lease")
+    if row is None:
+        return None
+    what = f"lease of consumer `{name}` on `{topic.name}/{partition}`"
+    return decode_row(row.value, Lease, what), row.version
