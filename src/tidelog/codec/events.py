@@ -93,10 +93,12 @@ def table_of(events: Sequence[Event], now_ms: int) -> pa.Table:
 
 def check_sizes(table: pa.Table, bytes_max: int) -> None:
     """Refuse events that are too large."""
-    lengths = [pc.binary_length(table.column(name)) for name in ("value", "key", "id", "type")]
-    if sum(pc.max(each).as_py() or 0 for each in lengths) <= bytes_max:
+    names = ("value", "key", "id", "type")
+    lengths = [pc.fill_null(pc.binary_length(table.column(name)), 0).to_numpy() for name in names]
+    lengths.append(_header_lengths(table.column("headers")))
+    if table.num_rows == 0 or sum(int(each.max()) for each in lengths) <= bytes_max:
         return
-    total = sum(pc.fill_null(each, 0).to_numpy().astype(np.int64) for each in lengths)
+    total = sum(each.astype(np.int64) for each in lengths)
     if int(np.max(total)) > bytes_max:
         raise InvalidError(
             f"event: has {int(np.max(total))} bytes, at most {bytes_max} are allowed: "
@@ -159,6 +161,18 @@ def events_of(batch: pa.RecordBatch, topic: str, partition: int, base: int) -> I
 def batch_bytes(batch: pa.RecordBatch | pa.Table) -> int:
     """About how much memory a batch takes, and so its size before compression."""
     return int(batch.get_total_buffer_size())
+
+
+def _header_lengths(column: pa.ChunkedArray) -> Any:
+    """How many bytes the headers of each event have."""
+    total = np.zeros(len(column), np.int64)
+    if column.null_count < len(column):
+        rows = pc.list_parent_indices(column).to_numpy()
+        pairs = pc.list_flatten(column)
+        for name in ("name", "value"):
+            sizes = pc.fill_null(pc.binary_length(pc.struct_field(pairs, name)), 0).to_numpy()
+            np.add.at(total, rows, sizes)
+    return total
 
 
 def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:

@@ -115,7 +115,8 @@ class Flush:
 
     def is_stored(self, topic: str, index: int) -> bool:
         """Whether this one event has its offset, whatever became of the others."""
-        return bool(self.positions(topic).offsets[index] >= 0)
+        offsets = self.positions(topic).offsets
+        return index < len(offsets) and bool(offsets[index] >= 0)
 
 
 class SendFuture:
@@ -133,7 +134,7 @@ class SendFuture:
         try:
             self._flush.wait(timeout_s)
         except TidelogError:
-            if not self._flush.is_stored(self._topic, self._index):
+            if not self._flush.done() or not self._flush.is_stored(self._topic, self._index):
                 raise
         return self._flush.positions(self._topic)[self._index]
 

@@ -97,7 +97,8 @@ class Producer:
         A named producer may give each event a ``sequence``, which must grow: one that was stored
         before, also by an earlier process, is not stored again, and gets its first position.
         """
-        if value.__class__ is not bytes or key is not None or id or type or headers or timestamp:
+        plain = key is None and id is None and type is None and not headers
+        if not plain or value.__class__ is not bytes or value is None:
             event = Event(value, key, id, timestamp, type, headers)
             size = check_event(event, self._log.settings.event_bytes_max)
         else:  # the common case, checked in one step

@@ -63,10 +63,7 @@ def check_event(event: Event, bytes_max: int = limits.EVENT_BYTES_MAX) -> int:
     """Refuse what cannot be stored as it is; its size."""
     size = _size("value", event.value, bytes) + _size("key", event.key, bytes)
     size += _size("id", event.id, str) + _size("type", event.type, str)
-    if event.id is not None and len(event.id.encode()) > limits.ID_BYTES_MAX:
-        raise InvalidError(f"event: its id is longer than {limits.ID_BYTES_MAX} bytes: shorten it")
-    if event.id == "":
-        raise InvalidError("event: its id is empty: give text, or None for no id")
+    _check_id(event.id)
     size += check_headers(event.headers)
     if size > bytes_max:
         raise InvalidError(
@@ -108,6 +105,19 @@ def from_iso(text: str) -> int:
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     return check_timestamp(moment)
+
+
+def _check_id(text: str | None) -> None:
+    if text is None:
+        return
+    if not text:
+        raise InvalidError("event: its id is empty: give text, or None for no id")
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError as exc:
+        raise InvalidError(f"event: its id {text!r} is not valid Unicode: give text") from exc
+    if size > limits.ID_BYTES_MAX:
+        raise InvalidError(f"event: its id is longer than {limits.ID_BYTES_MAX} bytes: shorten it")
 
 
 def _size(name: str, value: Any, kind: type) -> int:

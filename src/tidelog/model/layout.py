@@ -34,6 +34,11 @@ __all__ = [
     "segment",
     "segment_generation",
     "segments",
+    "sink_batch",
+    "sink_manifest",
+    "sink_row",
+    "sink_staged",
+    "sinks",
     "slot_row",
     "slot_rows",
     "topic_partition",
@@ -57,6 +62,14 @@ OBJECTS = (
         "topics/<t>/segments/<generation>/<xx>/<id>.arrow",
         "segment: Arrow IPC file, zstd; the events of one flush, partition by partition",
     ),
+    Kind(
+        "topics/<t>/sinks/<sink>/<batch>/<id>.arrow",
+        "staged segment of a Spark writer's task, copied to where segments are at commit",
+    ),
+    Kind(
+        "topics/<t>/sinks/<sink>/<batch>/<id>.json",
+        "manifest: the staged segments that a Spark writer's batch consists of",
+    ),
 )
 
 ROWS = (
@@ -68,6 +81,9 @@ ROWS = (
     Kind("topic/<t>/<p> · run/<base>", "a run: object, byte range, checksum, times"),
     Kind("topic/<t>/<p> · slot/<level>/<start>/<base>/<write id>", "time index: the run's end"),
     Kind("topic/<t>/<p> · producer/<name>", "epoch, last sequence, recent batches and offsets"),
+    Kind(
+        "topic/<t>/0 · sink/<name>", "a Spark writer's query, its last batch, manifest, done or not"
+    ),
     Kind("consumer/<t>/<name> · member/<id>", "a member's heartbeat, host and process"),
     Kind("consumer/<t>/<name>/<p> · lease", "owner, epoch, cursor, resolved start"),
     Kind("notify/<t>/<p> · state", "the debounce waiter, and the offset notified so far"),
@@ -78,7 +94,7 @@ HOME_PARTITION = "home"
 HOME_ROW = "identity"
 REGISTRY = "registry"
 REGISTRY_CHANGES = "changes"
-TOPIC_ROW_KINDS = ("head", "producer", "run", "slot")  # what a sweep must understand
+TOPIC_ROW_KINDS = ("head", "producer", "run", "sink", "slot")  # what a sweep must understand
 
 
 def probe(probe_id: str) -> str:
@@ -99,6 +115,31 @@ def segment(incarnation: str, generation: int, segment_id: str) -> str:
 def segment_generation(key: str) -> int:
     """The generation under which a segment was written."""
     return int(key.split("/")[3])
+
+
+def sinks(incarnation: str, sink: str) -> str:
+    """The folder of what a Spark writer has staged; no sweep looks there."""
+    return f"topics/{incarnation}/sinks/{sink}/"
+
+
+def sink_staged(incarnation: str, sink: str, batch: int, staged_id: str) -> str:
+    """A staged segment of one batch of a Spark writer."""
+    return f"{sinks(incarnation, sink)}{batch:020}/{staged_id}.arrow"
+
+
+def sink_manifest(incarnation: str, sink: str, batch: int, manifest_id: str) -> str:
+    """A manifest of one batch; the sink's row says which one counts."""
+    return f"{sinks(incarnation, sink)}{batch:020}/{manifest_id}.json"
+
+
+def sink_batch(key: str) -> int:
+    """The batch that a staged segment or a manifest belongs to."""
+    return int(key.split("/")[4])
+
+
+def sink_row(sink: str) -> str:
+    """In the catalog partition of the topic's partition 0."""
+    return f"sink/{sink}"
 
 
 def topic_row(name: str) -> str:

@@ -78,6 +78,10 @@ class Scheduler:
         actor.killed = True
         actor.wakes_at_s = 0.0
 
+    def was_killed(self, actor: Actor) -> bool:
+        """Whether it ended by a crash, its own or by :meth:`kill`."""
+        return actor.done and actor.killed
+
     def pause(self, label: str) -> None:
         """Give way. Called by whatever stands for the world; a no-op outside an actor."""
         self._wait(label, 0.0)
@@ -135,6 +139,7 @@ class Scheduler:
             run()
             self.trace.append(f"{actor.name}: end")
         except Crash:
+            actor.killed = True
             self.trace.append(f"{actor.name}: killed")
         except Exception as exc:  # noqa: BLE001 - raised again by step()
             exc.add_note(f"seed {self.seed}, actor {actor.name}, step {actor.steps}")

@@ -1,0 +1,164 @@
+"""Topics: made once, deleted for good, and never mixed up with an earlier one of their name."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+import pytest
+
+import tidelog
+from tidelog import Event, Home
+from tidelog.catalog.memory import MemoryCatalog
+from tidelog.errors import AlreadyExistsError, InvalidError, NotFoundError
+from tidelog.log.base import Log
+from tidelog.log.topics import create_topic, delete_topic, find_topic, list_topics
+from tidelog.model import layout
+from tidelog.model.topic import Topic
+from tidelog.store.memory import MemoryStore
+from tidelog.testing.clock import FakeClock, seeded_ids
+from tidelog.testing.faults import Faults, FaultyCatalog, FaultyStore
+from tidelog.testing.scheduler import Crash
+
+
+@pytest.fixture
+def home() -> Home:
+    with tidelog.open("memory:") as opened:
+        yield opened
+
+
+def test_a_topic_is_made_found_and_listed(home: Home) -> None:
+    made = home.create_topic("orders", 3, slot="500ms", notify=["http://127.0.0.1:1/x"])
+    assert home.topic("orders") == made
+    assert (made.partitions, made.slot_ms, made.state) == (3, 500, "ready")
+    home.create_topic("a-topic", 1)
+    assert [topic.name for topic in home.topics()] == ["a-topic", "orders"]
+    with pytest.raises(AlreadyExistsError):
+        home.create_topic("orders", 3)
+    with pytest.raises(NotFoundError, match="tidelog topic create"):
+        home.topic("order")
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "..", "-x", ".x", "a b", "ü", "x" * 201, "a\nb"])
+def test_bad_names_are_refused(home: Home, name: str) -> None:
+    with pytest.raises(InvalidError):
+        home.create_topic(name)
+    with pytest.raises(InvalidError):
+        home.topic(name)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"partitions": 0},
+        {"partitions": 10_001},
+        {"slot": "0s"},
+        {"slot": "2 s"},
+        {"slot": "25h"},
+        {"max_latency_ms": 0},
+    ],
+    ids=str,
+)
+def test_bad_settings_are_refused(home: Home, settings: dict[str, object]) -> None:
+    with pytest.raises(InvalidError):
+        home.create_topic("t", **settings)  # type: ignore[arg-type]
+    assert home.topics() == []
+
+
+def test_a_key_belongs_to_a_partition_for_ever(home: Home) -> None:
+    home.create_topic("t", 10)
+    expected = {b"a": 9, b"customer-7": 5, b"": 9}  # int(sha256 hex, 16) % 10
+    assert {key: home.partition_for("t", key) for key in expected} == expected
+
+
+def test_a_topic_made_again_shows_nothing_of_the_old_one(home: Home) -> None:
+    home.create_topic("t", 2)
+    home.append("t", [Event(b"old", key=b"k")])
+    with home.consumer("t", "c") as consumer:
+        assert len(consumer.poll(timeout_s=2)) == 1
+        consumer.commit()
+    old = home.producer("t")
+    home.delete_topic("t")
+    assert list(home.store.list("topics/")) == []
+    with pytest.raises(NotFoundError):
+        home.append("t", [Event(b"x")])
+    home.create_topic("t", 2)
+    with pytest.raises(NotFoundError, match="was deleted"):
+        old.append([Event(b"late")])
+    old.close()
+    assert list(home.read("t", 0)) == list(home.read("t", 1)) == []
+    assert home.lag("t") == []
+    home.append("t", [Event(b"new", key=b"k")])
+    with home.consumer("t", "c") as consumer:
+        assert [event.value for event in consumer.poll(timeout_s=2)] == [b"new"]
+    rows = {row.row for row in home.catalog.scan(layout.REGISTRY)}
+    assert len([row for row in rows if row.startswith("topic/")]) == 1
+
+
+def test_many_who_create_one_topic_agree(home: Home) -> None:
+    made: list[Topic] = []
+    refused: list[AlreadyExistsError] = []
+
+    def create() -> None:
+        try:
+            made.append(home.create_topic("t", 20))
+        except AlreadyExistsError as exc:
+            refused.append(exc)
+
+    threads = [threading.Thread(target=create) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) + len(refused) == 6
+    assert made
+    assert {topic.incarnation for topic in made} == {home.topic("t").incarnation}
+
+
+class TestDiesAfterEveryCall:
+    """Creating and deleting die after the n-th call; the next one finishes."""
+
+    def log(self, crash_after: int | None, store: MemoryStore, catalog: MemoryCatalog) -> Log:
+        faults = Faults(crash_after_call=crash_after)
+        return Log(
+            FaultyStore(store, faults),
+            FaultyCatalog(catalog, faults),
+            FakeClock(),
+            seeded_ids(crash_after or 0),
+            faults.random,
+        )
+
+    @pytest.mark.parametrize("call", range(1, 16))
+    def test_creating(self, call: int) -> None:
+        store, catalog = MemoryStore(FakeClock()), MemoryCatalog()
+        died = False
+        try:
+            create_topic(self.log(call, store, catalog), Topic("t", "first", 2, 0))
+        except Crash:
+            died = True
+        log = self.log(None, store, catalog)
+        try:
+            create_topic(log, Topic("t", "second", 2, 0))
+        except AlreadyExistsError:
+            assert find_topic(log, "t").state == "ready"
+        assert find_topic(log, "t").partitions == 2
+        assert died or call > 8
+
+    @pytest.mark.parametrize("call", range(1, 25))
+    def test_deleting(self, call: int) -> None:
+        store, catalog = MemoryStore(FakeClock()), MemoryCatalog()
+        good = self.log(None, store, catalog)
+        topic = create_topic(good, Topic("t", "first", 2, 0))
+        store.put(layout.segment(topic.incarnation, 0, "abc"), b"x")
+        try:
+            delete_topic(self.log(call, store, catalog), "t")
+        except Crash:
+            if call > 1:  # the first call only reads
+                with pytest.raises(NotFoundError):
+                    find_topic(good, "t")
+        with contextlib.suppress(NotFoundError):
+            delete_topic(good, "t")
+        assert list(list_topics(good)) == []
+        assert list(store.list()) == []
+        left = {row.row for row in catalog.scan(layout.topic_partition("first", 0))}
+        assert left == set()
