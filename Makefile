@@ -6,7 +6,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 LOCK_FLAGS := --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header -q
 
-.PHONY: help demo test test-long lint format bench lock setup servers clean
+.PHONY: help demo test test-long lint format bench bench-sim lock setup servers clean
 
 help:
 	@echo "make demo       see it work"
@@ -14,6 +14,7 @@ help:
 	@echo "make test-long  the long ones: whole kill matrices, many seeds"
 	@echo "make lint       ruff, mypy, import-linter, the code's own shape"
 	@echo "make bench      speed, beside a peer in the same run"
+	@echo "make bench-sim  2,000 seeds of the simulated log"
 	@echo "make lock       pin the newest versions that pyproject.toml allows"
 
 demo: $(READY)
@@ -38,6 +39,9 @@ lint: $(READY)
 format: $(READY)
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+bench-sim: $(READY)
+	$(BIN)/python -m tests.sim 2000
 
 bench: $(READY)
 	@$(BIN)/python -m tests.servers check

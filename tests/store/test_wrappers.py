@@ -232,3 +232,18 @@ def test_a_read_that_a_replace_overtakes_is_not_kept() -> None:
     inner.gate.set()
     reader.join()
     assert cache.get("a") == b"new"
+
+
+def test_a_create_whose_object_was_deleted_before_it_could_be_compared(wrapped: Wrapped) -> None:
+    """A sweep may take an orphan between a lost reply and its settling."""
+    wrapped.faults.on_next("put", Fault.LOSE_REPLY)
+    real_head = wrapped.inner.head
+
+    def head(key: str) -> object:
+        wrapped.inner.head = real_head  # type: ignore[method-assign]
+        wrapped.inner.delete([key])
+        return real_head(key)
+
+    wrapped.inner.head = head  # type: ignore[method-assign,assignment]
+    wrapped.store.put("a", b"mine")
+    assert wrapped.inner.get("a") == b"mine"

@@ -48,6 +48,11 @@ class CachedStore:
     def url(self) -> str:
         return self._inner.url
 
+    @property
+    def inner(self) -> Store:
+        """The store itself, for who must see what is there and not what was read once."""
+        return self._inner
+
     def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
         wanted = (key, start, end)
         with self._lock:

@@ -15,6 +15,7 @@ from tidelog.clock import Clock
 from tidelog.errors import (
     AlreadyExistsError,
     ConflictError,
+    NotFoundError,
     UnavailableError,
     UnknownOutcomeError,
 )
@@ -112,7 +113,14 @@ class RetryingStore:
                 if not self._wait(delays):
                     raise
             except refusal:
-                mine = landed() if unsure else None
+                if not unsure:
+                    raise
+                try:
+                    mine = landed()
+                except NotFoundError as exc:  # it was there, and somebody has deleted it since
+                    if not self._wait(delays):
+                        raise UnknownOutcomeError(f"{exc}: it was there a moment ago") from exc
+                    continue
                 if mine is None:
                     raise
                 return mine
