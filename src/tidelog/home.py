@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import random
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 
@@ -31,12 +31,18 @@ from tidelog.identity import (
 )
 from tidelog.log.base import Log
 from tidelog.log.consumer import Consumer, Lag, consumer_lag, consumer_names
+from tidelog.log.notifier import Notifier
+from tidelog.log.partitions import PartitionState, partition_states
 from tidelog.log.positions import Positions
 from tidelog.log.process import LocalProcesses
 from tidelog.log.producer import Producer
 from tidelog.log.read import Reader
 from tidelog.log.start import Start
+from tidelog.log.sweep import SweepReport, sweep_home
+from tidelog.log.targets import check_target, open_target
 from tidelog.log.topics import create_topic, delete_topic, find_topic, list_topics
+from tidelog.log.trim import Trimmed, TrimTo, trim_topic
+from tidelog.log.verify import VerifyReport, verify_topic
 from tidelog.model.event import Event
 from tidelog.model.times import duration_ms
 from tidelog.model.topic import Topic, partition_for
@@ -67,11 +73,14 @@ class World:
 class Home:
     """An open home, and all that can be done with it. Close it, or use it in a ``with``."""
 
-    def __init__(self, identity: Identity, settings: Settings, log: Log, meter: Meter) -> None:
+    def __init__(
+        self, identity: Identity, settings: Settings, log: Log, meter: Meter, world: World
+    ) -> None:
         self.id = identity.id
         self.settings = settings
         self.log = log
         self.meter = meter
+        self._notifier = Notifier(log, lambda url: open_target(url, world.environ))
         self._producers: dict[str, Producer] = {}
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(_READERS, "tidelog-read")
@@ -103,13 +112,16 @@ class Home:
         max_latency_ms: int = 1_000,
     ) -> Topic:
         """Make a topic; its partitions are fixed for good. ``AlreadyExistsError``."""
+        targets = tuple(notify)
+        for url in targets:
+            check_target(url)
         wanted = Topic(
             name=name,
             incarnation=self.log.ids.new(),
             partitions=partitions,
             created_ms=self.log.clock.now_ms(),
             slot_ms=duration_ms(slot),
-            notify=tuple(notify),
+            notify=targets,
             max_latency_ms=max_latency_ms,
         )
         return create_topic(self.log, wanted)
@@ -128,6 +140,10 @@ class Home:
             self._producers.pop(name, None)
         delete_topic(self.log, name)
 
+    def partitions(self, topic: str, *, runs: bool = True) -> list[PartitionState]:
+        """What each partition holds; without ``runs`` only where it starts and ends."""
+        return partition_states(self.log, self.topic(topic), self._pool, runs)
+
     def partition_for(self, topic: str, key: bytes) -> int:
         """The partition that a key's events go to: ``int(sha256(key)) mod N``."""
         return partition_for(key, self.topic(topic).partitions)
@@ -136,7 +152,9 @@ class Home:
 
     def producer(self, topic: str, name: str | None = None) -> Producer:
         """A producer; one with a name is idempotent over restarts, and fences older ones."""
-        return Producer(self.log, self.topic(topic), name)
+        found = self.topic(topic)
+        self._notifier.watch(found)
+        return Producer(self.log, found, name)
 
     def append(
         self,
@@ -178,6 +196,22 @@ class Home:
         names = consumer_names(self.log, found)
         return [lag for name in names for lag in consumer_lag(self.log, found, name)]
 
+    # Upkeep.
+
+    def trim(self, topic: str, to: TrimTo) -> list[Trimmed]:
+        """Give up the oldest events, up to a time, to offsets, or down to some bytes."""
+        return trim_topic(self.log, self.topic(topic), to)
+
+    def sweep(self, grace: str | int = "1h") -> SweepReport:
+        """Delete objects that nothing refers to and that are older than ``grace``."""
+        return sweep_home(self.log, duration_ms(grace))
+
+    def verify(self, topic: str, progress: Callable[[int], None] | None = None) -> VerifyReport:
+        """Read all that belongs to a topic, past the cache; what is not as it should be."""
+        store = self.store.inner if isinstance(self.store, CachedStore) else self.store
+        log = replace(self.log, store=store)
+        return verify_topic(log, self.topic(topic), self._pool, progress)
+
     def close(self) -> None:
         """Flush what is under way, and release threads and connections."""
         with self._lock:
@@ -185,6 +219,7 @@ class Home:
             self._producers.clear()
         for producer in producers:
             producer.close()
+        self._notifier.close()
         self._pool.shutdown(wait=True)
         self.catalog.close()
 
@@ -213,6 +248,7 @@ class Home:
         with self._lock:
             producer = self._producers.get(topic)
             if producer is None or producer.incarnation != found.incarnation:
+                self._notifier.watch(found)
                 producer = self._producers[topic] = Producer(self.log, found)
             return producer
 
@@ -236,7 +272,7 @@ def open_home(home: str | os.PathLike[str] | None = None, *, world: World | None
     except BaseException:
         catalog.close()
         raise
-    return Home(identity, settings, _log(settings, world, store, catalog), meter)
+    return Home(identity, settings, _log(settings, world, store, catalog), meter, world)
 
 
 def create_home(
@@ -264,7 +300,7 @@ def create_home(
         if catalog:
             catalog.close()
         raise
-    return Home(identity, settings, _log(settings, world, store, catalog), meter), is_new
+    return Home(identity, settings, _log(settings, world, store, catalog), meter, world), is_new
 
 
 def _find_catalog(

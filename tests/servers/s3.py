@@ -25,7 +25,7 @@ PACKAGE = Package(
 )
 
 REGION = "us-east-1"
-ACCESS_KEY = "tidelog-test"
+ACCESS_KEY = "tidelogtest"  # letters and digits alone, as DynamoDB Local wants its keys
 SECRET_KEY = "tidelog-test-secret"
 
 

@@ -29,6 +29,7 @@ import msgspec
 from tidelog.catalog.base import ABSENT, Change, Check, Delete, Put
 from tidelog.codec.segment import Piece, Segment
 from tidelog.errors import (
+    AlreadyExistsError,
     ConflictError,
     FencedError,
     InternalError,
@@ -53,6 +54,7 @@ class Stored:
     segment: Segment
     key: str
     generation: int
+    staged: str | None = None  # the key it was copied from; its bytes are there, not in memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +92,21 @@ class Appender:
             self._raise_epoch(partition)
         return {partition: state for partition, (state, _) in self._states.items()}
 
+    def last_sequence(self, partition: int) -> int:
+        """The highest sequence that this producer has stored in a partition; -1 for none."""
+        return self._state(partition)[0].last
+
     def upload(self, segment: Segment) -> Stored:
         """Step 3."""
-        generation = self._topic.generation
-        key = layout.segment(self._topic.incarnation, generation, self._log.ids.new())
+        key, generation = self._fresh_key()
         self._log.store.put(key, segment.data)
         return Stored(segment, key, generation)
+
+    def adopt(self, staged: str, pieces: tuple[Piece, ...]) -> Stored:
+        """Step 3 for a segment that is staged in the store: a copy. ``NotFoundError``."""
+        key, generation = self._fresh_key()
+        self._log.store.copy(staged, key)
+        return Stored(Segment(b"", pieces), key, generation, staged)
 
     def commit(
         self,
@@ -107,10 +118,17 @@ class Appender:
         """Step 4 for one partition: the first offset, and the segment, if it had to move.
 
         ``ConflictError`` when ``expected_offset`` is not the next one, ``FencedError`` when a newer
-        process has taken this producer's name, ``NotFoundError`` when the topic was deleted.
+        process has taken this producer's name, ``NotFoundError`` when the topic was deleted,
+        ``AlreadyExistsError`` when another process has stored these sequences meanwhile.
         """
         for delay_s in self._delays():
             head, head_version = self._head(piece.partition)
+            if sequences is not None and sequences[0] <= self.last_sequence(piece.partition):
+                raise AlreadyExistsError(
+                    f"producer `{self._producer}` on `{self._topic.name}/{piece.partition}`: "
+                    f"sequence {sequences[0]} is stored already: go on after "
+                    f"{self.last_sequence(piece.partition)}"
+                )
             if head.closed:
                 raise self._deleted()
             if expected_offset not in (None, head.next):
@@ -290,7 +308,13 @@ class Appender:
                 f"{topic.generation}"
             )
         self._topic = topic
+        if stored.staged is not None:
+            return self.adopt(stored.staged, stored.segment.pieces)
         return self.upload(stored.segment)
+
+    def _fresh_key(self) -> tuple[str, int]:
+        generation = self._topic.generation  # read once: another thread may see a newer one
+        return layout.segment(self._topic.incarnation, generation, self._log.ids.new()), generation
 
     def _remove_state(self, partition: int, version: str) -> None:
         where = layout.topic_partition(self._topic.incarnation, partition)
@@ -314,6 +338,8 @@ class Appender:
 def _sent_batch(base: int, count: int, given: Sequence[int] | None, following: int) -> SentBatch:
     if given is None:
         return SentBatch(following, base, count)
+    if isinstance(given, range):
+        return SentBatch(given.start, base, count)
     steps = tuple(after - before for before, after in pairwise(given))
     if all(step == 1 for step in steps):
         steps = ()

@@ -55,7 +55,7 @@ def run(consumer: Consumer, handler: Callable[[Any], object], how: Handling) -> 
     handled = 0
     with ThreadPoolExecutor(how.workers, "tidelog-handler") as pool:
         while not how.stop.is_set():
-            events = consumer.poll(how.max_events)
+            events = consumer.poll(how.max_events, 0.05 if how.until_caught_up else 1.0)
             if not events:
                 if how.until_caught_up and consumer.caught_up():
                     break

@@ -18,9 +18,13 @@ class Intake:
         self._reader = reader
         self._coming: Iterator[Stretch] = iter(())
         self._stretch: Stretch | None = None
+        self._is_new = True
 
     def take(self, count: int) -> Stretch | None:
-        """Up to ``count`` events; None when there are none now."""
+        """Up to ``count`` events; None when there are none now. ``NotFoundError`` if trimmed."""
+        if self._is_new:
+            self._reader.check_start(self.position)
+            self._is_new = False
         if self._stretch is None or self.position >= self._stretch.end:
             self._stretch = next(self._coming, None)
             if self._stretch is None:
@@ -35,4 +39,5 @@ class Intake:
     def seek(self, position: int) -> None:
         self.position = position
         self.moved = True
+        self._is_new = True
         self._coming, self._stretch = iter(()), None

@@ -1,0 +1,189 @@
+"""Real processes, SIGKILLed at random: 4 producers and 4 consumers of one name."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import tidelog
+from tests.servers.dynamodb import DynamoDb
+from tests.servers.s3 import S3
+from tidelog import Home
+from tidelog.home import create_home
+from tidelog.settings import Settings
+
+ROOT = Path(__file__).parents[2]
+PARTITIONS = 3
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line that a worker wrote."""
+
+    at: int
+    worker: str
+    verb: str
+    partition: int
+    offset: int
+    value: str
+
+
+class Crowd:
+    """Workers of a home, some of which die all the time."""
+
+    def __init__(self, config: str, folder: Path, seed: int) -> None:
+        self._config = config
+        self._folder = folder
+        self._random = random.Random(seed)
+        self._nursery = subprocess.Popen(
+            [sys.executable, "-m", "tests.log.workers"],
+            cwd=ROOT,
+            env={**os.environ, "TIDELOG_LEASE_TTL_MS": "2000"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._workers: list[tuple[str, int]] = []
+        self.kills = 0
+        for role in ("produce", "consume"):
+            for _ in range(4):
+                self._start(role)
+
+    def kill_for(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            time.sleep(self._random.uniform(0.1, 0.6))
+            index = self._random.randrange(len(self._workers))
+            role, worker = self._workers.pop(index)
+            os.kill(worker, signal.SIGKILL)  # raises if it ended by itself
+            self.kills += 1
+            self._start(role)
+
+    def stop(self) -> None:
+        for _, worker in self._workers:
+            os.kill(worker, signal.SIGKILL)
+        self._nursery.communicate()
+
+    def lines(self) -> list[Line]:
+        found = []
+        for file in self._folder.glob("*.log"):
+            for text in file.read_text().splitlines():
+                at, verb, partition, offset, *value = text.split(" ")
+                found.append(
+                    Line(int(at), file.stem, verb, int(partition), int(offset), "".join(value))
+                )
+        return sorted(found, key=lambda line: line.at)
+
+    def _start(self, role: str) -> None:
+        file = self._folder / f"{role}-{self._random.getrandbits(64):016x}.log"
+        assert self._nursery.stdin is not None
+        assert self._nursery.stdout is not None
+        self._nursery.stdin.write(f"{role} {self._config} t {file}\n")
+        self._nursery.stdin.flush()
+        self._workers.append((role, int(self._nursery.stdout.readline())))
+
+
+@pytest.fixture(params=["local", pytest.param("remote", marks=pytest.mark.server)])
+def home(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Home]:
+    settings = Settings(str(tmp_path / "o"), str(tmp_path / "c.sqlite"), lease_ttl_ms=2_000)
+    if request.param == "remote":
+        s3: S3 = request.getfixturevalue("s3_server")
+        dynamodb: DynamoDb = request.getfixturevalue("dynamodb_server")
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3.access_key)
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3.secret_key)
+        settings = Settings(
+            f"s3://{s3.fresh_bucket()}?endpoint={s3.endpoint}&region={s3.region}",
+            f"dynamodb://kill{time.monotonic_ns()}?endpoint={dynamodb.endpoint}&region=us-east-1",
+            lease_ttl_ms=2_000,
+        )
+    with create_home(settings)[0] as made:
+        made.create_topic("t", PARTITIONS)
+        yield made
+
+
+def run(home: Home, folder: Path, seconds: float) -> int:
+    crowd = Crowd(home.config, folder, seed=20261115)
+    try:
+        crowd.kill_for(seconds)
+    finally:
+        crowd.stop()
+    handled = drain(home, folder)
+    check(home, crowd.lines())
+    assert handled is not None
+    return crowd.kills
+
+
+def drain(home: Home, folder: Path) -> int:
+    """The last consumer, which nobody kills, handles what is left."""
+    file = folder / "consume-last.log"
+    with (
+        tidelog.open(home.config) as opened,
+        opened.consumer("t", "c") as consumer,
+        file.open("w") as out,
+    ):
+        count = 0
+        end = time.monotonic() + 60
+        while len(consumer.partitions()) < PARTITIONS or not consumer.caught_up():
+            assert time.monotonic() < end, "leases of dead processes were not taken over"
+            for event in consumer.poll(1_000, timeout_s=0.2):
+                value = (event.value or b"").decode()
+                now = time.monotonic_ns()
+                out.write(f"{now} handled {event.partition} {event.offset} {value}\n")
+                count += 1
+            consumer.commit()
+        return count
+
+
+def check(home: Home, lines: list[Line]) -> None:
+    stored: dict[tuple[int, int], str] = {}
+    for partition in range(PARTITIONS):
+        events = list(home.read("t", partition))
+        assert [event.offset for event in events] == list(range(len(events)))
+        stored |= {(partition, e.offset or 0): (e.value or b"").decode() for e in events}
+    assert len(set(stored.values())) == len(stored), "an event is stored twice"
+    acknowledged = [line for line in lines if line.verb == "acknowledged"]
+    assert len(acknowledged) > 100
+    for line in acknowledged:
+        assert stored.get((line.partition, line.offset)) == line.value, f"lost: {line}"
+    handled = [line for line in lines if line.verb == "handled"]
+    for line in handled:
+        assert stored[line.partition, line.offset] == line.value
+    assert {(line.partition, line.offset) for line in handled} == set(stored), "not all handled"
+    check_order(lines)
+
+
+def check_order(lines: list[Line]) -> None:
+    """Each stretch of one worker is in order; it begins at or after what others had committed."""
+    committed: dict[int, list[tuple[int, str, int]]] = defaultdict(list)
+    last: dict[tuple[str, int], int] = {}
+    for line in lines:
+        place = (line.worker, line.partition)
+        if line.verb == "committed":
+            committed[line.partition].append((line.at, line.worker, line.offset))
+        if line.verb != "handled":
+            continue
+        if line.offset != last.get(place, -2) + 1:  # a new stretch: from its lease's cursor
+            others = [c for at, who, c in committed[line.partition] if who != line.worker]
+            assert line.offset >= max(others, default=0), f"handled again after a commit: {line}"
+        last[place] = line.offset
+
+
+def test_nothing_is_lost_when_processes_are_killed(home: Home, tmp_path: Path) -> None:
+    assert run(home, tmp_path, seconds=12) >= 15
+
+
+@pytest.mark.long
+def test_nothing_is_lost_when_processes_are_killed_for_a_minute(home: Home, tmp_path: Path) -> None:
+    assert run(home, tmp_path, seconds=60) >= 80

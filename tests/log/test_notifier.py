@@ -1,0 +1,302 @@
+"""The notifier's thread: real time, real producers, targets that hang, fail and refuse."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.opening import a_catalog, a_store
+from tidelog.catalog.memory import MemoryCatalog
+from tidelog.clock import RandomIds, SystemClock
+from tidelog.errors import InvalidError, UnavailableError
+from tidelog.log.base import Log
+from tidelog.log.notifier import Notifier
+from tidelog.log.notify import Notification, Target, read_state, repair
+from tidelog.log.producer import Producer
+from tidelog.log.topics import create_topic, delete_topic
+from tidelog.model.backoff import Backoff
+from tidelog.model.event import Event
+from tidelog.model.topic import Topic
+from tidelog.store.memory import MemoryStore
+from tidelog.testing.clock import FakeClock
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+class Recorder:
+    """A target that keeps what it was told; ``trouble`` may raise or hang first."""
+
+    def __init__(self, trouble: Callable[[int], None] = lambda _: None) -> None:
+        self.told: list[Notification] = []
+        self.tries = 0
+        self._trouble = trouble
+
+    def send(self, notification: Notification) -> None:
+        self.tries += 1
+        self._trouble(self.tries)
+        self.told.append(notification)
+
+    @property
+    def offsets(self) -> list[int]:
+        return [notification.offset for notification in self.told]
+
+
+def a_log() -> Log:
+    return Log(
+        store=MemoryStore(SystemClock()),
+        catalog=MemoryCatalog(),
+        clock=SystemClock(),
+        ids=RandomIds(),
+        random=random.Random(7),
+        backoff=Backoff(attempts=4, base_ms=20),
+    )
+
+
+def a_topic(log: Log, latency_ms: int, targets: int = 1, partitions: int = 1) -> Topic:
+    urls = tuple(str(number) for number in range(targets))
+    wanted = Topic("orders", log.ids.new(), partitions, 0, notify=urls, max_latency_ms=latency_ms)
+    return create_topic(log, wanted)
+
+
+@contextmanager
+def notifying(log: Log, topic: Topic, *targets: Target) -> Iterator[tuple[Notifier, Producer]]:
+    notifier = Notifier(log, lambda url: targets[int(url)])
+    notifier.watch(topic)
+    with Producer(log, topic) as producer:
+        yield notifier, producer
+    notifier.close(0)
+
+
+def eventually(condition: Callable[[], bool], within_s: float = 10.0) -> None:
+    end_s = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < end_s, "waited in vain"
+        time.sleep(0.005)
+
+
+def fail(_: int) -> None:
+    raise UnavailableError("down")
+
+
+def test_one_write_makes_exactly_one_notification() -> None:
+    log, target = a_log(), Recorder()
+    topic = a_topic(log, 100)
+    with notifying(log, topic, target) as (notifier, producer):
+        producer.append([Event(b"a")])
+        eventually(lambda: target.offsets == [0])
+        time.sleep(0.3)
+        assert notifier.close()
+    assert target.told == [Notification("orders", 0, 0)]
+
+
+def test_ten_parallel_writes_make_fewer_than_ten_and_the_last_is_told() -> None:
+    log, target = a_log(), Recorder()
+    topic = a_topic(log, 1_000)
+    with notifying(log, topic, target) as (notifier, _), ThreadPoolExecutor(10) as pool:
+        producers = [Producer(log, topic) for _ in range(10)]
+        list(pool.map(lambda producer: producer.append([Event(b"x")]), producers))
+        for producer in producers:
+            producer.close()
+        assert notifier.close()
+    assert target.offsets[-1] == 9
+    assert len(target.told) < 10
+
+
+def test_a_hanging_target_holds_up_no_producer() -> None:
+    log, released = a_log(), threading.Event()
+    target = Recorder(lambda _: released.wait(20) and None)
+    topic = a_topic(log, 10)
+    with notifying(log, topic, target) as (notifier, producer):
+        producer.append([Event(b"first")])
+        eventually(lambda: target.tries == 1)
+        started_s = time.monotonic()
+        for _ in range(50):
+            producer.append([Event(b"x")])
+        took_s = time.monotonic() - started_s
+        assert target.told == []
+        started_s = time.monotonic()
+        assert not notifier.close(0.2)
+        assert time.monotonic() - started_s < 2
+        released.set()
+    assert took_s < 5
+
+
+def test_close_waits_for_its_turn_where_there_is_time() -> None:
+    log, target = a_log(), Recorder()
+    topic = a_topic(log, 1_000)
+    with notifying(log, topic, target) as (notifier, producer):
+        producer.append([Event(b"a")])
+        eventually(lambda: target.offsets == [0])
+        started_s = time.monotonic()
+        producer.append([Event(b"b")])
+        assert notifier.close(5)
+        assert 0.05 < time.monotonic() - started_s < 4
+    assert target.offsets == [0, 1]
+
+
+def test_close_tells_at_once_where_there_is_no_time() -> None:
+    log, target = a_log(), Recorder()
+    topic = a_topic(log, 60_000, partitions=3)
+    with notifying(log, topic, target) as (notifier, producer):
+        for _ in range(2):
+            for partition in range(3):
+                producer.append([Event(b"a")], partition=partition)
+            eventually(lambda: len(target.told) == 3)
+        started_s = time.monotonic()
+        assert notifier.close(20)
+        assert time.monotonic() - started_s < 10
+    assert sorted((n.partition, n.offset) for n in target.told[3:]) == [(0, 1), (1, 1), (2, 1)]
+
+
+def test_close_without_a_commit_returns_at_once() -> None:
+    log = a_log()
+    with notifying(log, a_topic(log, 100), Recorder()) as (notifier, _):
+        assert notifier.close()
+        assert notifier.close()
+
+
+def test_failures_are_retried_with_backoff() -> None:
+    log = a_log()
+    target = Recorder(lambda tries: fail(tries) if tries < 3 else None)
+    topic = a_topic(log, 50)
+    with notifying(log, topic, target) as (notifier, producer):
+        producer.append([Event(b"a")])
+        eventually(lambda: target.offsets == [0])
+        assert notifier.close()
+        assert (target.tries, notifier.errors, notifier.error_count) == (3, [], 0)
+
+
+def test_a_target_that_stays_down_stops_nothing_and_is_repaired_later() -> None:
+    log, broken, sound = a_log(), Recorder(fail), Recorder()
+    topic = a_topic(log, 50, targets=2)
+    with notifying(log, topic, broken, sound) as (notifier, producer):
+        producer.append([Event(b"a")])
+        eventually(lambda: notifier.error_count == 1)
+        producer.append([Event(b"b")])
+        assert not notifier.close(0.5)
+        assert [str(error) for error in notifier.errors] == ["down"]
+    assert broken.tries == 4
+    assert sound.offsets == [0]  # not once more for each try of the other
+    assert read_state(log, topic, 0)[0].notified == 0
+    later = replace(log, clock=FakeClock(SystemClock().now_ms() + 31_000))
+    assert repair(later, topic, [sound]).sent == [Notification("orders", 0, 1)]
+
+
+def test_a_target_that_refuses_is_not_asked_again() -> None:
+    def refuse(_: int) -> None:
+        raise InvalidError("not here")
+
+    log, target = a_log(), Recorder(refuse)
+    topic = a_topic(log, 20)
+    with notifying(log, topic, target) as (notifier, producer):
+        producer.append([Event(b"a")])
+        eventually(lambda: notifier.error_count == 1)
+        producer.append([Event(b"b")])
+        time.sleep(0.2)
+        assert (target.tries, notifier.close(0.2)) == (1, False)
+
+
+def test_a_strange_error_does_not_end_the_thread() -> None:
+    log = a_log()
+
+    def stumble(tries: int) -> None:
+        if tries == 1:
+            raise RuntimeError("a target's own bug")
+
+    target = Recorder(stumble)
+    with notifying(log, a_topic(log, 50), target) as (notifier, producer):
+        producer.append([Event(b"a")])
+        eventually(lambda: target.offsets == [0])
+        assert notifier.close()
+
+
+def test_a_topic_without_targets_costs_nothing() -> None:
+    log = a_log()
+    topic = a_topic(log, 50, targets=0)
+    before = threading.active_count()
+    with notifying(log, topic) as (notifier, producer):
+        producer.append([Event(b"a")])
+        assert "tidelog-notify" not in [thread.name for thread in threading.enumerate()]
+        assert notifier.close()
+    assert threading.active_count() <= before
+    assert read_state(log, topic, 0)[1] is None
+
+
+def test_topics_are_told_apart_also_when_one_is_made_again() -> None:
+    log, target = a_log(), Recorder()
+    first = a_topic(log, 50)
+    with notifying(log, first, target) as (notifier, producer):
+        producer.append([Event(b"a")] * 3)
+        eventually(lambda: target.offsets == [2])
+        delete_topic(log, "orders")
+        time.sleep(0.2)  # the check that was promised finds the topic gone
+        second = a_topic(log, 50)
+        notifier.watch(second)
+        notifier.watch(second)
+        with Producer(log, second) as other:
+            other.append([Event(b"b")])
+            eventually(lambda: target.offsets == [2, 0])
+        assert notifier.close()
+        assert notifier.errors == []
+
+
+def test_a_target_that_cannot_be_opened_is_refused_by_watch() -> None:
+    log = a_log()
+
+    def refuse(url: str) -> Target:
+        raise InvalidError(f"target `{url}`: unknown")
+
+    with pytest.raises(InvalidError):
+        Notifier(log, refuse).watch(a_topic(log, 50))
+
+
+KILLED = """
+import sys, time
+from tests.log.test_notifier import a_folder_log, Notifier, Producer, Recorder, Event
+from tidelog.log.topics import find_topic
+log = a_folder_log(sys.argv[1])
+topic = find_topic(log, "orders")
+def hang(tries):
+    print("claimed", flush=True)
+    time.sleep(600)
+notifier = Notifier(log, lambda url: Recorder(hang))
+notifier.watch(topic)
+Producer(log, topic).append([Event(b"a"), Event(b"b")])
+time.sleep(600)
+"""
+
+
+def a_folder_log(folder: str, clock: SystemClock | FakeClock | None = None) -> Log:
+    return Log(
+        store=a_store(f"{folder}/objects"),
+        catalog=a_catalog(f"{folder}/catalog.sqlite", create=True),
+        clock=clock or SystemClock(),
+        ids=RandomIds(),
+        random=random.Random(7),
+    )
+
+
+def test_what_a_killed_process_owed_is_repaired(tmp_path: Path) -> None:
+    log = a_folder_log(str(tmp_path))
+    topic, target = a_topic(log, 1_000), Recorder()
+    command = [sys.executable, "-c", KILLED, str(tmp_path)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"claimed\n"
+        process.send_signal(signal.SIGKILL)
+    assert repair(log, topic, [target]).waiting == [0]
+    later = replace(log, clock=FakeClock(SystemClock().now_ms() + 5_600))
+    assert repair(later, topic, [target]).sent == [Notification("orders", 0, 1)]
+    assert target.offsets == [1]
+    log.catalog.close()
