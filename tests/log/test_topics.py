@@ -9,8 +9,9 @@ import pytest
 
 import tidelog
 from tidelog import Event, Home
+from tidelog.catalog.base import Change, Row
 from tidelog.catalog.memory import MemoryCatalog
-from tidelog.errors import AlreadyExistsError, InvalidError, NotFoundError
+from tidelog.errors import AlreadyExistsError, ConflictError, InvalidError, NotFoundError
 from tidelog.log.base import Log
 from tidelog.log.topics import create_topic, delete_topic, find_topic, list_topics
 from tidelog.model import layout
@@ -162,3 +163,26 @@ class TestDiesAfterEveryCall:
         assert list(store.list()) == []
         left = {row.row for row in catalog.scan(layout.topic_partition("first", 0))}
         assert left == set()
+
+
+def test_a_creation_that_a_deletion_overtakes_is_not_called_done() -> None:
+    """Else a producer could append to an incarnation that is gone, and a sweep would delete it."""
+    store, rows = MemoryStore(FakeClock()), MemoryCatalog()
+    good = Log(store, rows, FakeClock(), seeded_ids(1), Faults().random)
+
+    class DeletesFirst(MemoryCatalog):
+        def get(self, partition: str, row: str) -> Row | None:
+            if row == "head" and rows.get(partition, row) is None and not self.deleted:
+                self.deleted = True
+                delete_topic(good, "t")
+            return rows.get(partition, row)
+
+        deleted = False
+
+        def write(self, partition: str, *changes: Change, write_id: str) -> None:
+            rows.write(partition, *changes, write_id=write_id)
+
+    log = Log(store, DeletesFirst(), FakeClock(), seeded_ids(2), Faults().random)
+    with pytest.raises((ConflictError, NotFoundError)):
+        create_topic(log, Topic("t", "first", 2, 0))
+    assert list(list_topics(good)) == []

@@ -14,8 +14,8 @@ Append, in five steps; what a crash after each leaves behind:
 On a conflict the head is read again and the write repeated with the same segment, unless a sweep
 has raised the floor above its generation: then the segment is uploaded anew. A lost reply is
 settled by the producer's row, which nobody else writes: it holds this producer's last sequences
-with their offsets. If the row does not show them and the head has moved on, the write can never
-land any more, since it expects a version that never recurs.
+with their offsets. If neither that row nor the run shows them and the head has moved on, the
+write can never land any more, since it expects a version that never recurs.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ class _Plan:
     head: Head
     state: ProducerState
     batch: SentBatch
+    run: Run
 
 
 class Appender:
@@ -202,7 +203,7 @@ class Appender:
             ),
             *slots,
         ]
-        return _Plan(tuple(changes), head_version, new_head, new_state, batch)
+        return _Plan(tuple(changes), head_version, new_head, new_state, batch, run)
 
     def _write(self, partition: int, plan: _Plan) -> bool:
         """Whether the plan became true; False when it never will, so that a new one is needed."""
@@ -238,8 +239,22 @@ class Appender:
             return True
         self._check_fence(partition)
         if head_version != plan.head_version or head.closed:
-            return False
+            return self._is_ours(partition, plan.run, head)
         return None
+
+    def _is_ours(self, partition: int, run: Run, head: Head) -> bool:
+        """Whether a run is there though the producer's row, perhaps swept as old, says nothing."""
+        if run.base < head.start:
+            raise UnknownOutcomeError(
+                f"partition `{self._topic.name}/{partition}`: what was appended at {run.base} was "
+                "trimmed before anybody could tell whether it was ours: read back what is left"
+            )
+        where = layout.topic_partition(self._topic.incarnation, partition)
+        row = self._log.catalog.get(where, layout.run_row(run.base))
+        if row is None:
+            return False
+        found = decode_row(row.value, Run, f"a run of `{self._topic.name}/{partition}`")
+        return (found.object, found.byte_start) == (run.object, run.byte_start)
 
     def _head(self, partition: int) -> tuple[Head, str]:
         if partition not in self._heads:

@@ -109,19 +109,20 @@ class Carrier:
         self._finish(flush, error)
 
     def _commit(self, flush: Flush, parts: list[Part], stored: Stored) -> None:
-        def commit(pair: tuple[Part, Piece]) -> None:
-            part, piece = pair
-            base, _ = self._appender.commit(stored, piece, part.sequences, flush.expected_offset)
+        def commit(part: Part, piece: Piece, stored: Stored) -> Stored:
+            expected = flush.expected_offset
+            base, moved = self._appender.commit(stored, piece, part.sequences, expected)
             flush.stored(part, base)
+            return moved
 
         pairs = list(zip(parts, stored.segment.pieces, strict=True))
         if len(pairs) == 1 or self._log.commits_at_once == 1:
-            for pair in pairs:
-                commit(pair)
+            for part, piece in pairs:
+                stored = commit(part, piece, stored)
             return
         if self._committers is None:
             self._committers = ThreadPoolExecutor(self._log.commits_at_once, "tidelog-commit")
-        for done in [self._committers.submit(commit, pair) for pair in pairs]:
+        for done in [self._committers.submit(commit, *pair, stored) for pair in pairs]:
             done.result()
 
     def _finish(self, flush: Flush, error: BaseException | None) -> None:

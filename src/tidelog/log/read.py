@@ -154,7 +154,9 @@ class Reader:
         try:
             return self._log.store.get(run.object, run.byte_start, run.byte_end)
         except NotFoundError as exc:
-            self.check_start(run.base)
+            head, _ = read_head(self._log, self._topic, self._partition)
+            if run.end <= head.start:
+                raise self._trimmed(run.base, head.start) from exc
             raise CorruptError(
                 f"object `{run.object}`: is gone, but partition "
                 f"`{self._topic.name}/{self._partition}` has its offsets {run.base} to {run.end} "

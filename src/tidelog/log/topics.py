@@ -66,8 +66,12 @@ def create_topic(log: Log, wanted: Topic) -> Topic:
         )
     _each_partition(topic, lambda partition: _create_head(log, topic, partition))
     ready = msgspec.structs.replace(topic, state="ready")
-    with contextlib.suppress(ConflictError):  # somebody else finished it first
+    try:
         _put_topic(log, ready, row.version)
+    except ConflictError:  # somebody else finished it first, or deleted it
+        found = find_topic(log, wanted.name)
+        if found.incarnation != topic.incarnation:
+            raise
     return ready
 
 
