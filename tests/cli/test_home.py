@@ -140,13 +140,6 @@ def test_wrong_usage_is_told_by_the_command_itself(tmp_path: Path) -> None:
     assert run(tmp_path, "--version").stdout.startswith("tidelog, version ")
 
 
-def test_every_command_has_help_with_examples(tmp_path: Path) -> None:
-    for command in ("init", "home", "demo"):
-        shown = run(tmp_path, command, "--help")
-        assert shown.returncode == 0
-        assert "Examples:" in shown.stdout
-
-
 def test_the_demo_shows_real_work_and_ends(tmp_path: Path) -> None:
     shown = run(tmp_path, "demo")
     assert shown.returncode == 0

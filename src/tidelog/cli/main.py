@@ -8,10 +8,14 @@ import sys
 import click
 
 from tidelog import __version__
+from tidelog.cli.consume import consume
 from tidelog.cli.demo import demo
 from tidelog.cli.exit_codes import FAILED, INTERRUPTED, exit_code
 from tidelog.cli.home import home, init
 from tidelog.cli.output import print_error
+from tidelog.cli.produce import produce
+from tidelog.cli.topic import topic
+from tidelog.cli.upkeep import lag, sweep, trim, verify
 from tidelog.errors import TidelogError
 
 __all__ = ["cli", "main"]
@@ -33,15 +37,16 @@ def cli(context: click.Context, home_text: str | None) -> None:
 
     \b
     Examples:
-      tidelog init                            make ./tidelog-data
-      tidelog home                            where it is, and its config string
+      tidelog topic create orders             in ./tidelog-data, made on first use
+      tidelog produce orders orders.txt       append the lines of a file
+      tidelog consume orders --name billing   read them, and remember how far
       tidelog --home ./elsewhere init         make a home in another folder
       tidelog demo                            see it work, in a folder of its own
     """
     context.obj = home_text
 
 
-for command in (init, home, demo):
+for command in (init, home, topic, produce, consume, lag, trim, sweep, verify, demo):
     cli.add_command(command)
 
 

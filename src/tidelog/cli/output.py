@@ -18,7 +18,7 @@ from rich.table import Table
 
 from tidelog.errors import TidelogError
 
-__all__ = ["Output", "json_option", "print_error"]
+__all__ = ["Output", "json_option", "print_error", "write_out"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -47,7 +47,8 @@ class Output:
             return
         width = max(map(len, values))
         for name, value in values.items():
-            self._console.print(f"{name:<{width}}  {value}", markup=False)
+            shown = "-" if value is None else value
+            self._console.print(f"{name:<{width}}  {shown}", markup=False)
 
     def records(self, columns: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> None:
         """Several results: a JSON line each, or a table."""
@@ -60,12 +61,11 @@ class Output:
         for name in names:
             table.add_column(name)
         for row in rows:
-            table.add_row(*[str(row[name]) for name in names])
+            table.add_row(*["-" if row[name] is None else str(row[name]) for name in names])
         self._console.print(table)
 
     def _json(self, values: Mapping[str, Any]) -> None:
-        sys.stdout.buffer.write(msgspec.json.encode(values) + b"\n")
-        sys.stdout.buffer.flush()
+        write_out(msgspec.json.encode(values) + b"\n")
 
 
 def json_option(command: F) -> F:
@@ -77,6 +77,17 @@ def json_option(command: F) -> F:
         return command(Output(as_json), *args, **options)
 
     return with_output  # type: ignore[return-value]
+
+
+def write_out(data: bytes) -> None:
+    """Bytes to standard output; all have left this process on return, or an error is raised.
+
+    Where Python runs unbuffered, one write may take a part only, and say so by its result alone.
+    """
+    left = memoryview(data)
+    while left:
+        left = left[sys.stdout.buffer.write(left) :]
+    sys.stdout.buffer.flush()
 
 
 def print_error(error: TidelogError, as_json: bool) -> None:

@@ -12,6 +12,7 @@ import pyarrow as pa
 __all__ = ["partitions_for", "split"]
 
 _WORDS = 4  # a sha256 digest in 64-bit words
+_AT_ONCE = 1_000  # keys; numpy lets other threads run after each lot, hashing alone would not
 
 
 def partitions_for(keys: pa.ChunkedArray, partitions: int, keyless: int) -> npt.NDArray[np.int32]:
@@ -20,18 +21,30 @@ def partitions_for(keys: pa.ChunkedArray, partitions: int, keyless: int) -> npt.
         return np.zeros(len(keys), np.int32)
     if keys.null_count == len(keys):
         return np.full(len(keys), keyless, np.int32)
-    sha256 = hashlib.sha256
-    digests = b"".join([sha256(key or b"").digest() for key in keys.to_pylist()])
-    words = np.frombuffer(digests, ">u8").reshape(-1, _WORDS).astype(np.uint64)
-    modulus = np.uint64(partitions)
-    shift = np.uint64((1 << 64) % partitions)
-    found = words[:, 0] % modulus
-    for word in range(1, _WORDS):  # Horner: the remainder of a number in base 2^64
-        found = (found * shift + words[:, word] % modulus) % modulus
+    listed = keys.to_pylist()
+    found = np.concatenate(
+        [
+            _remainders(listed[first : first + _AT_ONCE], partitions)
+            for first in range(0, len(listed), _AT_ONCE)
+        ]
+    )
     result = found.astype(np.int32)
     if keys.null_count:
         result[keys.is_null().to_numpy(zero_copy_only=False)] = keyless
     return result
+
+
+def _remainders(keys: list[bytes | None], partitions: int) -> npt.NDArray[np.uint64]:
+    """The digests of some keys as whole numbers, modulo the partitions."""
+    sha256 = hashlib.sha256
+    digests = b"".join([sha256(key or b"").digest() for key in keys])
+    words = np.frombuffer(digests, ">u8").reshape(-1, _WORDS).astype(np.uint64)
+    modulus = np.uint64(partitions)
+    shift = np.uint64((1 << 64) % partitions)
+    found: npt.NDArray[np.uint64] = words[:, 0] % modulus
+    for word in range(1, _WORDS):  # Horner: the remainder of a number in base 2^64
+        found = (found * shift + words[:, word] % modulus) % modulus
+    return found
 
 
 def split(

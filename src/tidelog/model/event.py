@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -23,6 +23,9 @@ __all__ = [
 ]
 
 Headers = tuple[tuple[str, bytes], ...]
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND = timedelta(milliseconds=1)
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
@@ -80,7 +83,7 @@ def check_timestamp(timestamp: int | datetime) -> int:
     if isinstance(timestamp, datetime):
         if timestamp.tzinfo is None:
             raise InvalidError(f"timestamp {timestamp}: has no time zone: give an aware datetime")
-        timestamp = int(timestamp.timestamp() * 1000)
+        timestamp = (timestamp - _EPOCH) // _MILLISECOND  # exact, as seconds in a float are not
     if type(timestamp) is not int:
         raise InvalidError(f"timestamp {timestamp!r}: give whole milliseconds or an aware datetime")
     if not 0 <= timestamp < limits.TIMESTAMP_MS_END:

@@ -1,0 +1,179 @@
+"""Lines on their way into a topic: parsed, checked with their numbers, stored, and counted."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from tidelog.cli.exit_codes import FailedError
+from tidelog.cli.lines import Lines
+from tidelog.errors import AlreadyExistsError, InvalidError, PartialAppendError, TidelogError
+from tidelog.home import Home
+from tidelog.log.flush import SendFuture
+from tidelog.model.event import Event, Position, check_event
+
+__all__ = ["Parse", "Storing", "Tally", "storing"]
+
+Parse = Callable[[bytes], Event | None]
+"""A line's event; None for a line that says nothing. ``InvalidError``."""
+
+
+@dataclass
+class Tally:
+    """What was stored so far."""
+
+    topic: str
+    events: int = 0
+    repeated: int = 0  # lines that a named producer had stored before
+    last_line: int = 0
+    seconds: float = 0.0
+    ends: dict[int, int] = field(default_factory=dict)  # partition → offset after our last event
+
+    def stored(self) -> str:
+        upto = f", up to line {self.last_line}" if self.last_line else ""
+        return f"{self.events} events are stored{upto}"
+
+    def add(self, partition: int, end: int, events: int = 1) -> None:
+        self.events += events
+        self.ends[partition] = max(end, self.ends.get(partition, 0))
+
+
+class Storing(Protocol):
+    """A way to store lines."""
+
+    def store(self, lines: Lines, tally: Tally) -> None:
+        """All of them, in order; durable on return.
+
+        ``FailedError`` for a line that cannot be taken; those before it are stored.
+        """
+        ...
+
+
+@contextlib.contextmanager
+def storing(home: Home, topic: str, name: str | None, parse: Parse | None) -> Iterator[Storing]:
+    """The way to store lines under a name, or under none; without ``parse`` a line is a value."""
+    if name is None:
+        home.topic(topic)  # told before any input is read
+        yield _Appended(home, topic, parse)
+    else:
+        with contextlib.closing(_Sent(home, topic, name, parse or Event)) as sent:
+            yield sent
+
+
+class _Appended:
+    """Many at a time; plain lines do not even become events one by one."""
+
+    def __init__(self, home: Home, topic: str, parse: Parse | None) -> None:
+        self._home = home
+        self._topic = topic
+        self._parse = parse
+        self._bytes_max = home.log.settings.event_bytes_max
+
+    def store(self, lines: Lines, tally: Tally) -> None:
+        if self._parse is None and max(map(len, lines.lines)) <= self._bytes_max:
+            table = pa.table({"value": pa.array(lines.lines, pa.binary())})
+            self._append(table, range(lines.first, lines.first + len(lines.lines)), tally)
+            return
+        numbers, events, failure = _parsed(lines, self._parse or Event, self._bytes_max)
+        if events:
+            self._append(events, numbers, tally)
+        if failure is not None:
+            raise failure
+
+    def _append(self, events: Any, numbers: Sequence[int], tally: Tally) -> None:
+        try:
+            positions = self._home.append(self._topic, events)
+        except PartialAppendError as exc:
+            for position in filter(None, exc.positions):
+                tally.add(position.partition, position.offset + 1)
+            line = numbers[exc.remainder[0]]
+            raise FailedError(
+                f"topic `{self._topic}`: {tally.events} events are stored, line {line} is the "
+                f"first that is not: {exc.__cause__}",
+                line=line,
+                events=tally.events,
+            ) from exc
+        for partition in set(positions.partitions.tolist()):
+            offsets = positions.offsets[positions.partitions == partition]
+            tally.add(partition, int(offsets[-1]) + 1, len(offsets))
+        tally.last_line = numbers[-1]
+
+
+class _Sent:
+    """One by one, by a named producer; the sequence is the line's number, from 0."""
+
+    def __init__(self, home: Home, topic: str, name: str, parse: Parse) -> None:
+        self._parse = parse
+        self._bytes_max = home.log.settings.event_bytes_max
+        self._producer = home.producer(topic, name)
+        self._last = self._producer.last_sequence
+        # Nobody else stores under this name now, so a position below these ends is an old one.
+        self._ends = {each.partition: each.next for each in home.partitions(topic, runs=False)}
+
+    def store(self, lines: Lines, tally: Tally) -> None:
+        numbers, events, failure = _parsed(lines, self._parse, self._bytes_max)
+        futures: list[SendFuture] = []
+        refused: TidelogError | None = failure
+        try:
+            for number, event in zip(numbers, events, strict=True):
+                futures.append(self._send(event, number - 1))
+        except TidelogError as exc:
+            refused = exc
+        for number, future in zip(numbers, futures, strict=False):
+            position = self._settled(future, number - 1)
+            if position is None or position.offset < self._ends[position.partition]:
+                tally.repeated += 1
+            else:
+                tally.add(position.partition, position.offset + 1)
+            tally.last_line = number
+        if refused is not None:
+            raise refused
+
+    def close(self) -> None:
+        with contextlib.suppress(TidelogError):  # each event was asked for, so this was told
+            self._producer.close()
+
+    def _send(self, event: Event, sequence: int) -> SendFuture:
+        return self._producer.send(
+            event.value,
+            event.key,
+            id=event.id,
+            timestamp=event.timestamp,
+            type=event.type,
+            headers=event.headers,
+            sequence=sequence,
+        )
+
+    def _settled(self, future: SendFuture, sequence: int) -> Position | None:
+        """Where an event stands; None for one that is so old that nobody knows."""
+        try:
+            return future.result()
+        except AlreadyExistsError:
+            if sequence > self._last:
+                raise
+            return None
+
+
+def _parsed(
+    lines: Lines, parse: Parse, bytes_max: int
+) -> tuple[list[int], list[Event], FailedError | None]:
+    """The events of lines that have one with their lines' numbers, up to the first bad line."""
+    numbers: list[int] = []
+    events: list[Event] = []
+    for number, line in enumerate(lines.lines, lines.first):
+        try:
+            event = parse(line)
+            if event is None:
+                continue
+            check_event(event, bytes_max)
+        except InvalidError as exc:
+            failure = FailedError(f"line {number}: {exc}", line=number)
+            failure.__cause__ = exc
+            return numbers, events, failure
+        numbers.append(number)
+        events.append(event)
+    return numbers, events, None

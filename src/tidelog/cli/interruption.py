@@ -1,0 +1,48 @@
+"""Ctrl-C and SIGTERM for commands that run long: noted at first, so that a command can end well."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+__all__ = ["Interruption"]
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interruption:
+    """Knows whether the command was told to end. A second signal ends it where it stands."""
+
+    def __init__(self) -> None:
+        self._noted: int | None = None
+        self._before: dict[signal.Signals, Any] = {}
+
+    def is_set(self) -> bool:
+        """Whether a signal has come."""
+        return self._noted is not None
+
+    @property
+    def exit_code(self) -> int:
+        """What shells give for a process that this signal has ended."""
+        return 128 + (self._noted or 0)
+
+    def __enter__(self) -> Interruption:
+        if threading.current_thread() is threading.main_thread():  # others get no signals
+            self._before = {each: signal.signal(each, self._note) for each in _SIGNALS}
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self._noted is not None:
+            raise KeyboardInterrupt
+        self._noted = number

@@ -1,0 +1,150 @@
+"""``tidelog produce``: lines of a file or a pipe become events."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, BinaryIO
+
+import click
+
+from tidelog.cli.append import Parse, Storing, Tally, storing
+from tidelog.cli.events import event_of_line
+from tidelog.cli.exit_codes import FailedError
+from tidelog.cli.fields import Fields, event_of_json
+from tidelog.cli.interruption import Interruption
+from tidelog.cli.lines import LinesReader
+from tidelog.cli.output import Output, json_option
+from tidelog.cli.progress import progress_bar
+from tidelog.errors import InvalidError, TidelogError
+from tidelog.home import Home, open_home
+
+__all__ = ["produce"]
+
+_LINGER_LEAST_S = 0.05  # what a pipe gives within this time travels together
+_LINE_FACTOR = 8  # an event as JSON may be so many times as long as the event
+
+
+@click.command()
+@click.argument("topic")
+@click.argument("file", default="-", metavar="[FILE|-]")
+@click.option(
+    "--format",
+    type=click.Choice(["lines", "json", "events"]),
+    default="lines",
+    show_default=True,
+    help="lines: each line is a value, as it is. json: the same, and each must be a JSON object. "
+    "events: what `tidelog consume --json` prints.",
+)
+@click.option("--key-field", metavar="F", help="The field of a JSON line that is its key.")
+@click.option("--id-field", metavar="F", help="The field of a JSON line that is its id.")
+@click.option(
+    "--time-field",
+    metavar="F",
+    help="The field of a JSON line that is its time: ISO 8601, or seconds or milliseconds "
+    "since 1970.",
+)
+@click.option(
+    "--name",
+    metavar="N",
+    help="Produce under this name, and count lines: the same input again, or grown, adds only "
+    "the lines that are not stored yet. One name for each input.",
+)
+@json_option
+@click.pass_obj
+def produce(home_text: str | None, output: Output, /, topic: str, file: str, **given: Any) -> None:
+    """Append the lines of a file, or of standard input, as events.
+
+    Fields may be nested: user.id. A line that cannot be taken ends the command with its number;
+    what came before it is stored, and counted. Ctrl-C ends it after what is under way.
+
+    \b
+    Examples:
+      tidelog produce orders orders.txt
+      tail -f app.log | tidelog produce logs
+      tidelog produce clicks clicks.jsonl --format json --key-field user.id --time-field at
+      tidelog produce logs app.log --name app.log
+      tidelog consume orders --name copy --json | tidelog produce copies --format events
+    """
+    name = given.pop("name")
+    parse = _parser(given.pop("format"), given)
+    with contextlib.ExitStack() as stack:
+        home = stack.enter_context(open_home(home_text))
+        source = stack.enter_context(_opened(file))
+        into = stack.enter_context(storing(home, topic, name, parse))
+        stop = stack.enter_context(Interruption())
+        bytes_max = home.log.settings.event_bytes_max * _LINE_FACTOR
+        reader = LinesReader(source, home.log.clock, stop.is_set, bytes_max)
+        started_s = home.log.clock.monotonic_s()
+        tally = Tally(topic)
+        try:
+            with progress_bar(f"produce {topic}", reader.size) as advance:
+                _pump(home, reader, into, tally, advance)
+        finally:
+            tally.seconds = home.log.clock.monotonic_s() - started_s
+            _show(tally, output, name is not None)
+        if stop.is_set():
+            click.echo(f"interrupted: {tally.stored()}", err=True)
+            sys.exit(stop.exit_code)
+
+
+def _pump(
+    home: Home, reader: LinesReader, into: Storing, tally: Tally, advance: Callable[[int], None]
+) -> None:
+    linger_s = max(_LINGER_LEAST_S, home.log.settings.linger_ms / 1000)
+    shown = 0
+    try:
+        for lines in reader.batches(linger_s):
+            into.store(lines, tally)
+            advance(reader.read_bytes - shown)
+            shown = reader.read_bytes
+    except FailedError as exc:
+        if "events" in exc.context:
+            raise
+        raise FailedError(f"{exc}: {tally.stored()}", **exc.context, events=tally.events) from exc
+    except TidelogError as exc:
+        if not tally.events:
+            raise
+        raise FailedError(f"{tally.stored()}, then: {exc}", events=tally.events) from exc
+
+
+def _show(tally: Tally, output: Output, named: bool) -> None:
+    rate = round(tally.events / tally.seconds) if tally.seconds else 0
+    values: dict[str, Any] = {"topic": tally.topic, "events": tally.events}
+    if named:
+        values["repeated"] = tally.repeated
+    values |= {"seconds": round(tally.seconds, 3), "events_per_s": rate}
+    ends = sorted(tally.ends.items())
+    if output.as_json:
+        values["ends"] = [{"partition": partition, "end": end} for partition, end in ends]
+    else:
+        values["ends"] = ", ".join(f"{tally.topic}/{p}: {end}" for p, end in ends) or None
+    output.record(values)
+
+
+def _parser(format: str, given: dict[str, str | None]) -> Parse | None:
+    """What makes an event of a line; None where the line is the value as it is."""
+    fields = Fields(given["key_field"], given["id_field"], given["time_field"])
+    if fields.given() and format != "json":
+        raise InvalidError(
+            f"produce: lines of format {format} have no fields: give --format json too"
+        )
+    if format == "lines":
+        return None
+    read = event_of_line if format == "events" else functools.partial(event_of_json, fields=fields)
+    return lambda line: read(line) if line.strip() else None
+
+
+@contextlib.contextmanager
+def _opened(file: str) -> Iterator[BinaryIO]:
+    if file == "-":
+        yield sys.stdin.buffer
+        return
+    try:
+        source = open(file, "rb")  # noqa: SIM115 - closed below
+    except OSError as exc:
+        raise InvalidError(f"file `{file}`: cannot be read: {exc.strerror}: fix its path") from exc
+    with source:
+        yield source

@@ -1,0 +1,189 @@
+"""``tidelog topic``: create, list, show, delete."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from tidelog.cli.exit_codes import FailedError
+from tidelog.cli.output import Output, json_option
+from tidelog.errors import InvalidError, NotFoundError
+from tidelog.home import Home, open_home
+from tidelog.model.event import to_iso
+from tidelog.model.topic import Topic
+
+__all__ = ["topic"]
+
+
+@click.group()
+def topic() -> None:
+    """Create, list, show and delete topics.
+
+    \b
+    Examples:
+      tidelog topic create orders --partitions 4
+      tidelog topic list
+    """
+
+
+@topic.command()
+@click.argument("name")
+@click.option(
+    "--partitions",
+    type=int,
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="How many readers can share the topic; fixed for good.",
+)
+@click.option(
+    "--slot", default="1s", show_default=True, help="The resolution of the index by time."
+)
+@click.option(
+    "--notify", multiple=True, metavar="URL", help="Where to tell of new events; may be repeated."
+)
+@click.option(
+    "--max-latency-ms",
+    type=int,
+    default=1_000,
+    show_default=True,
+    metavar="N",
+    help="At most one notification of a busy partition in this time.",
+)
+@json_option
+@click.pass_obj
+def create(home_text: str | None, output: Output, /, name: str, **settings: Any) -> None:
+    """Make a topic.
+
+    \b
+    Examples:
+      tidelog topic create orders --partitions 4
+      tidelog topic create clicks --partitions 8 --slot 1m --notify https://example.com/woken
+    """
+    with open_home(home_text) as home:
+        made = home.create_topic(name, **settings)
+        output.say(f"Made topic `{made.name}`.")
+        output.record(_settings(made))
+
+
+@topic.command(name="list")
+@json_option
+@click.pass_obj
+def list_(home_text: str | None, output: Output) -> None:
+    """List all topics.
+
+    \b
+    Examples:
+      tidelog topic list
+      tidelog topic list --json
+    """
+    with open_home(home_text) as home:
+        rows = [_row(home, each) for each in home.topics()]
+        output.records(("name", "partitions", "events", "created", "state"), rows)
+
+
+@topic.command()
+@click.argument("name")
+@json_option
+@click.pass_obj
+def show(home_text: str | None, output: Output, name: str) -> None:
+    """Show a topic's settings, and what each partition holds.
+
+    Bytes are those in the store, after compression.
+
+    \b
+    Examples:
+      tidelog topic show orders
+      tidelog topic show orders --json
+    """
+    with open_home(home_text) as home:
+        found = home.topic(name)
+        states = home.partitions(name)
+        rows = [
+            {
+                "partition": state.partition,
+                "start": state.start,
+                "next": state.next,
+                "events": state.events,
+                "runs": state.runs,
+                "bytes": state.bytes,
+                "last_event": None if state.last_ms is None else to_iso(state.last_ms),
+            }
+            for state in states
+        ]
+        values: dict[str, Any] = _settings(found)
+        values |= {"events": sum(state.events for state in states)}
+        values |= {"bytes": sum(state.bytes or 0 for state in states)}
+        if output.as_json:
+            output.record({**values, "per_partition": rows})
+            return
+        output.record({**values, "notify": ", ".join(found.notify) or None})
+        output.say("")
+        output.records(rows[0], rows)
+
+
+@topic.command()
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@json_option
+@click.pass_obj
+def delete(home_text: str | None, output: Output, name: str, yes: bool) -> None:
+    """Delete a topic with all its events and consumers, for good.
+
+    Asks first on a terminal, and needs --yes elsewhere.
+
+    \b
+    Examples:
+      tidelog topic delete orders
+      tidelog topic delete orders --yes
+    """
+    with open_home(home_text) as home:
+        found = next((each for each in home.topics() if each.name == name), None)
+        if found is None:
+            raise NotFoundError(f"topic `{name}`: not found: nothing to delete", topic=name)
+        if not yes:
+            _confirm(home, found)
+        home.delete_topic(name)
+        output.say(f"Deleted topic `{name}`.")
+        if output.as_json:
+            output.record({"name": name, "deleted": True})
+
+
+def _confirm(home: Home, found: Topic) -> None:
+    if not sys.stdin.isatty():
+        raise InvalidError(f"topic `{found.name}`: deleting it needs --yes without a terminal")
+    events = _row(home, found)["events"]
+    told = "" if events is None else f" and its {events} events"
+    if not click.confirm(f"Delete topic `{found.name}`{told}, for good?", err=True):
+        raise FailedError(f"topic `{found.name}`: stays, as was answered")
+
+
+def _settings(found: Topic) -> dict[str, Any]:
+    return {
+        "name": found.name,
+        "partitions": found.partitions,
+        "slot_ms": found.slot_ms,
+        "notify": list(found.notify),
+        "max_latency_ms": found.max_latency_ms,
+        "created": to_iso(found.created_ms),
+        "incarnation": found.incarnation,
+    }
+
+
+def _row(home: Home, found: Topic) -> dict[str, Any]:
+    """A topic in a list; one that was not finished, or is just deleted, has no events to count."""
+    events: int | None = None
+    if found.state == "ready":
+        try:
+            events = sum(state.events for state in home.partitions(found.name, runs=False))
+        except NotFoundError:
+            events = None  # deleted since it was listed
+    return {
+        "name": found.name,
+        "partitions": found.partitions,
+        "events": events,
+        "created": to_iso(found.created_ms),
+        "state": found.state,
+    }

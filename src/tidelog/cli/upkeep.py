@@ -1,0 +1,179 @@
+"""``tidelog lag``, ``trim``, ``sweep`` and ``verify``: looking after topics."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from tidelog.cli.exit_codes import FAILED
+from tidelog.cli.output import Output, json_option
+from tidelog.cli.progress import progress_bar
+from tidelog.errors import InvalidError
+from tidelog.home import Home, open_home
+from tidelog.log.trim import BeforeTime, KeepBytes, ToOffsets, TrimTo
+from tidelog.log.verify import VerifyReport
+from tidelog.model.times import moment_ms
+
+__all__ = ["lag", "sweep", "trim", "verify"]
+
+
+@click.command()
+@click.argument("topic", required=False)
+@json_option
+@click.pass_obj
+def lag(home_text: str | None, output: Output, topic: str | None) -> None:
+    """Show how far each consumer is behind, partition by partition.
+
+    \b
+    Examples:
+      tidelog lag
+      tidelog lag orders --json
+    """
+    with open_home(home_text) as home:
+        rows = [
+            {
+                "topic": each.topic,
+                "consumer": each.consumer,
+                "partition": each.partition,
+                "cursor": each.cursor,
+                "end": each.end,
+                "lag": each.events,
+                "owner": each.owner or None,
+            }
+            for name in _names(home, topic)
+            for each in home.lag(name)
+        ]
+        columns = ("topic", "consumer", "partition", "cursor", "end", "lag", "owner")
+        output.records(columns, rows)
+
+
+@click.command()
+@click.argument("topic")
+@click.option("--before", metavar="TIME", help="Give up runs that are older: ISO 8601, or -7d.")
+@click.option(
+    "--offset",
+    "offsets",
+    multiple=True,
+    metavar="P:N",
+    help="Let partition P start at offset N; may be repeated.",
+)
+@click.option(
+    "--keep-bytes",
+    type=click.IntRange(min=0),
+    metavar="B",
+    help="Keep the newest runs of the topic that fit into so many bytes of the store.",
+)
+@json_option
+@click.pass_obj
+def trim(home_text: str | None, output: Output, /, topic: str, **given: Any) -> None:
+    """Give up the oldest events of a topic. Their objects go with the next sweep.
+
+    Give one of --before, --offset and --keep-bytes. A run, which is what one flush stored, goes as
+    a whole with --before and --keep-bytes, so somewhat more may stay.
+
+    \b
+    Examples:
+      tidelog trim orders --before -30d
+      tidelog trim orders --offset 0:1200 --offset 1:980
+      tidelog trim orders --keep-bytes 10000000000
+    """
+    if sum(value not in (None, ()) for value in given.values()) != 1:
+        raise InvalidError("trim: give exactly one of --before, --offset and --keep-bytes")
+    with open_home(home_text) as home:
+        rows = [asdict(each) for each in home.trim(topic, _trim_to(home, **given))]
+        output.records(("partition", "old_start", "new_start", "runs", "bytes"), rows)
+
+
+@click.command()
+@click.option(
+    "--grace",
+    default="1h",
+    show_default=True,
+    metavar="DURATION",
+    help="Leave alone what is younger than this.",
+)
+@json_option
+@click.pass_obj
+def sweep(home_text: str | None, output: Output, grace: str) -> None:
+    """Delete objects that nothing refers to: of trimmed events, dead producers, deleted topics.
+
+    Safe at any time, beside producers and other sweeps.
+
+    \b
+    Examples:
+      tidelog sweep
+      tidelog sweep --grace 1d --json
+    """
+    with open_home(home_text) as home:
+        report = home.sweep(grace)
+    values = asdict(report)
+    values["refused"] = [{"topic": each.topic, "error": str(each.error)} for each in report.refused]
+    if not output.as_json:
+        values["refused"] = "; ".join(str(each.error) for each in report.refused) or None
+    output.record(values)
+    if report.refused:
+        sys.exit(FAILED)
+
+
+@click.command()
+@click.argument("topic", required=False)
+@json_option
+@click.pass_obj
+def verify(home_text: str | None, output: Output, topic: str | None) -> None:
+    """Read every event of a topic, or of all, and hold rows, objects and checksums together.
+
+    Changes nothing. Ends with exit code 1 when something is damaged.
+
+    \b
+    Examples:
+      tidelog verify
+      tidelog verify orders --json
+    """
+    with open_home(home_text) as home:
+        reports = [_verified(home, name) for name in _names(home, topic)]
+    columns = ("topic", "partitions", "runs", "events", "bytes", "objects", "orphans", "errors")
+    if output.as_json:
+        output.records((), [asdict(report) for report in reports])
+    else:
+        output.records(columns, [asdict(report) for report in reports])
+        for report in reports:
+            for finding in report.findings:
+                output.say(f"{finding.severity}: {finding.where}: {finding.what}")
+    if any(report.errors for report in reports):
+        sys.exit(FAILED)
+
+
+def _verified(home: Home, name: str) -> VerifyReport:
+    def total() -> int:
+        return sum(state.bytes or 0 for state in home.partitions(name))
+
+    with progress_bar(f"verify {name}", total) as advance:
+        return home.verify(name, advance)
+
+
+def _names(home: Home, topic: str | None) -> list[str]:
+    """The topic that was given, or all that can be used."""
+    if topic is not None:
+        return [topic]
+    return [each.name for each in home.topics() if each.state == "ready"]
+
+
+def _trim_to(
+    home: Home, before: str | None, offsets: tuple[str, ...], keep_bytes: int | None
+) -> TrimTo:
+    if before is not None:
+        return BeforeTime(moment_ms(before, home.log.clock.now_ms()))
+    if keep_bytes is not None:
+        return KeepBytes(keep_bytes)
+    found = [re.fullmatch(r"(\d+):(\d+)", text, re.ASCII) for text in offsets]
+    starts = {int(each[1]): int(each[2]) for each in found if each}
+    if len(starts) != len(offsets):
+        raise InvalidError(
+            f"trim: --offset {' '.join(offsets)}: give P:N, a partition and an offset, "
+            "each partition once"
+        )
+    return ToOffsets(starts)

@@ -1,0 +1,152 @@
+"""How events look to Spark: the event columns in its types, and its tables as stored columns.
+
+Spark checks that the first batch of a task has exactly the types it was told, so every batch is
+brought into them here: times in microseconds, the position beside what a segment holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from tidelog.codec.events import STORED_SCHEMA, stored_batch
+from tidelog.errors import InvalidError
+from tidelog.model.address import nearest
+
+__all__ = ["Place", "arrow_schema", "check_writable", "shown", "spark_schema", "stored"]
+
+_HEADERS = ArrayType(
+    StructType([StructField("name", StringType()), StructField("value", BinaryType())])
+)
+_EVENTS = StructType(
+    [
+        StructField("topic", StringType(), nullable=False),
+        StructField("partition", IntegerType(), nullable=False),
+        StructField("offset", LongType(), nullable=False),
+        StructField("timestamp", TimestampType(), nullable=False),
+        StructField("id", StringType()),
+        StructField("key", BinaryType()),
+        StructField("value", BinaryType()),
+        StructField("type", StringType()),
+        StructField("headers", _HEADERS),
+    ]
+)
+_WRITABLE: dict[str, tuple[DataType, ...]] = {
+    "value": (BinaryType(), StringType()),
+    "key": (BinaryType(), StringType()),
+    "id": (StringType(),),
+    "type": (StringType(),),
+    "timestamp": (TimestampType(),),
+    "headers": (_HEADERS,),
+    "partition": (IntegerType(), LongType()),
+}
+_IGNORED = ("topic", "offset")  # so that what was read can be written as it is
+_MILLISECONDS = pa.timestamp("ms", "UTC")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the first event of a batch stands."""
+
+    topic: str
+    partition: int
+    base: int
+
+
+def spark_schema(columns: Sequence[str]) -> StructType:
+    """Some event columns, in this order."""
+    return StructType([_EVENTS[name] for name in columns])
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """What Spark wants for a schema; ``InvalidError`` unless it consists of event columns."""
+    for field in schema.fields:
+        known = _EVENTS[field.name].dataType if field.name in _EVENTS.names else None
+        if known is None or field.dataType != known:
+            wanted = f"give {known.simpleString()}" if known else f"give {', '.join(_EVENTS.names)}"
+            raise InvalidError(
+                f"schema: column `{field.name}` {field.dataType.simpleString()} is not an event's: "
+                f"{wanted}"
+            )
+    return to_arrow_schema(schema, timezone="UTC")
+
+
+def shown(batch: pa.RecordBatch, place: Place, wanted: pa.Schema) -> pa.RecordBatch:
+    """A stored batch as Spark wants it."""
+    rows = batch.num_rows
+    arrays = []
+    for field in wanted:
+        if field.name == "topic":
+            array = pa.repeat(pa.scalar(place.topic, field.type), rows)
+        elif field.name == "partition":
+            array = pa.array(np.full(rows, place.partition, np.int32))
+        elif field.name == "offset":
+            array = pa.array(np.arange(place.base, place.base + rows, dtype=np.int64))
+        else:
+            array = batch.column(field.name)
+            if array.type != field.type:
+                array = array.cast(field.type)
+        arrays.append(array)
+    return pa.record_batch(arrays, schema=wanted)
+
+
+def check_writable(schema: StructType, use_partition: bool) -> None:
+    """Refuse a table that cannot become events, before any task runs."""
+    for field in schema.fields:
+        if field.name in _IGNORED or (field.name == "partition" and not use_partition):
+            continue
+        allowed = _WRITABLE.get(field.name)
+        if allowed is None:
+            raise InvalidError(
+                f"table: unknown column `{field.name}`{nearest(field.name, _WRITABLE)}: "
+                f"events have {', '.join(STORED_SCHEMA.names)}: select these"
+            )
+        if not any(_same(field.dataType, kind) for kind in allowed):
+            raise InvalidError(
+                f"table: column `{field.name}` is {field.dataType.simpleString()}: "
+                f"give {' or '.join(kind.simpleString() for kind in allowed)}"
+            )
+    if "value" not in schema.names:
+        raise InvalidError("table: has no column `value`: name the column of the payload so")
+    if use_partition and "partition" not in schema.names:
+        raise InvalidError("option usePartition: the table has no column `partition`: add it")
+
+
+def stored(batch: pa.RecordBatch, now_ms: int) -> pa.Table:
+    """Spark's rows in stored columns. ``InvalidError`` for what no event can be."""
+    table = pa.Table.from_batches([batch])
+    if "timestamp" in table.schema.names:
+        # An event's time has milliseconds; Spark's microseconds are cut off.
+        index = table.schema.get_field_index("timestamp")
+        times = table.column(index).cast(_MILLISECONDS, safe=False)
+        table = table.set_column(index, "timestamp", times)
+    found = stored_batch(table, now_ms)
+    headers = found.column("headers")
+    if headers.null_count < len(headers):
+        pairs = pc.list_flatten(headers)
+        if any(pc.struct_field(pairs, name).null_count for name in ("name", "value")):
+            raise InvalidError("table: a header has no name or no value: give both, or no header")
+    if "id" in table.schema.names and pc.any(pc.equal(found.column("id"), "")).as_py():
+        raise InvalidError("table: an id is empty: give text, or null for no id")
+    return found
+
+
+def _same(found: DataType, wanted: DataType) -> bool:
+    """Whether types are equal but for what may be null."""
+    return found.simpleString() == wanted.simpleString()

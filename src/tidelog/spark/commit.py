@@ -1,0 +1,226 @@
+"""A write's part on the driver: staged segments become runs of the topic, once.
+
+A batch of a named sink, in five steps; what a crash after each leaves behind:
+
+1. tasks stage segments in the folder of the batch    → objects that nobody names
+2. put a manifest that names the staged segments      → the same
+3. the sink's row, from the batch before to this one,
+   naming the manifest: now the contents are decided  → whoever comes next goes on at step 4
+4. copy each staged segment to where segments are, in
+   the topic's present generation, and commit its
+   pieces, guarded by the sink's producer rows        → some runs; the next one skips these
+5. mark the sink's row as done; then what is staged
+   for this batch and for earlier ones goes           → the batch, and perhaps leftovers
+
+A batch that is repeated finds its number in the sink's row: done, and it does nothing; or decided,
+and it goes on with the manifest of the first attempt, whatever it has staged itself.
+
+Two drivers may do this at once. The row changes by its version, so that one manifest counts; both
+then commit the same pieces under the same sequences, and a piece that the producer's row of its
+partition shows already is skipped. So nobody has to be fenced. The row is never older than a batch
+that was decided, so a driver that was asleep cannot decide an old batch again; a manifest may
+therefore go as soon as its batch is done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+
+from tidelog.catalog.base import ABSENT, Change, Check, Put
+from tidelog.codec.segment import Piece
+from tidelog.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    CorruptError,
+    InvalidError,
+    NotFoundError,
+    UnavailableError,
+    UnknownOutcomeError,
+)
+from tidelog.log.append import Appender, Stored
+from tidelog.log.base import Log
+from tidelog.log.topics import read_head
+from tidelog.model import layout, limits
+from tidelog.model.run import decode_row, encode_row
+from tidelog.model.topic import Topic
+from tidelog.spark.stage import Staged
+
+__all__ = ["Manifest", "Sink", "SinkState", "append_staged"]
+
+_ORDINAL = 1 << 32  # sequences of one batch in one partition
+_COPIES = 8  # staged segments that are copied side by side
+
+
+class SinkState(msgspec.Struct, frozen=True):
+    """The row of a sink: its latest batch."""
+
+    query: str  # the Spark query that it belongs to; "" for batch writes
+    batch: int  # the number that Spark, or the user, gave it
+    ordinal: int  # how many batches were decided before it
+    manifest: str  # key of the object that says what is in it
+    done: bool = False  # whether all of it is in the topic
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """What one batch consists of."""
+
+    batch: int
+    segments: tuple[Staged, ...]
+    format: int = layout.FORMAT
+
+
+class Sink:
+    """A named sink of one topic."""
+
+    def __init__(self, log: Log, topic: Topic, name: str) -> None:
+        self._log = log
+        self._topic = topic
+        self._name = name
+        self._where = layout.topic_partition(topic.incarnation, 0)
+
+    def commit(self, query: str | None, batch: int, staged: tuple[Staged, ...]) -> None:
+        """Make a batch part of the topic, unless it is; ``query`` is None where nobody knows it.
+
+        ``InvalidError`` when the sink belongs to another query.
+        """
+        for attempt in range(limits.COMMIT_ATTEMPTS):
+            state, version = self._read()
+            if state is not None and version is not None:
+                self._check_query(state, query)
+                if not state.done:
+                    self._finish(state, version)
+                    continue
+                if batch <= state.batch:
+                    return
+            if not staged:
+                return
+            self._decide(state, version, SinkState(query or "", batch, 0, ""), staged)
+            self._log.clock.sleep(self._log.random.uniform(0, min(0.2, 0.001 * attempt)))
+        raise UnavailableError(f"{self._what}: others keep changing it: try again")
+
+    def _decide(
+        self,
+        before: SinkState | None,
+        version: str | None,
+        wanted: SinkState,
+        staged: tuple[Staged, ...],
+    ) -> None:
+        """Steps 2 and 3; whether it came true is what the row says afterwards."""
+        manifest_id = self._log.ids.new()
+        incarnation, batch = self._topic.incarnation, wanted.batch
+        key = layout.sink_manifest(incarnation, self._name, batch, manifest_id)
+        self._log.store.put(key, msgspec.json.encode(Manifest(batch, staged)))
+        ordinal = 0 if before is None else before.ordinal + 1
+        state = msgspec.structs.replace(wanted, ordinal=ordinal, manifest=key)
+        guard: tuple[Change, ...] = ()
+        if version is None:  # ABSENT alone could come true again later
+            _, head_version = read_head(self._log, self._topic, 0)
+            guard = (Check("head", head_version),)
+        with contextlib.suppress(ConflictError, UnknownOutcomeError):
+            self._write(state, version, *guard)
+
+    def _finish(self, state: SinkState, version: str) -> None:
+        """Steps 4 and 5 for a batch that is decided."""
+        try:
+            manifest = self._manifest(state)
+            producer = Appender(self._log, self._topic, f"sink:{self._name}")
+            append_staged(self._log, producer, manifest.segments, state.ordinal * _ORDINAL)
+        except NotFoundError as exc:
+            if self._read()[1] != version:
+                return  # somebody else has finished it, and removed what was staged
+            raise CorruptError(
+                f"{self._what}: batch {state.batch} is decided, but something of it is gone "
+                f"({exc}): restore it from a copy, and start the query again"
+            ) from exc
+        with contextlib.suppress(ConflictError, UnknownOutcomeError):
+            self._write(msgspec.structs.replace(state, done=True), version)
+            with contextlib.suppress(UnavailableError):  # the next batch removes it too
+                self._remove_staged(state.batch)
+
+    def _manifest(self, state: SinkState) -> Manifest:
+        data = self._log.store.get(state.manifest)
+        try:
+            return msgspec.json.decode(data, type=Manifest)
+        except msgspec.MsgspecError as exc:
+            raise CorruptError(f"object `{state.manifest}`: {exc}: keep it") from exc
+
+    def _read(self) -> tuple[SinkState, str] | tuple[None, None]:
+        row = self._log.catalog.get(self._where, layout.sink_row(self._name))
+        if row is None:
+            return None, None
+        return decode_row(row.value, SinkState, self._what), row.version
+
+    def _write(self, state: SinkState, version: str | None, *guard: Change) -> None:
+        change = Put(layout.sink_row(self._name), encode_row(state), expect=version or ABSENT)
+        self._log.catalog.write(self._where, change, *guard, write_id=self._log.ids.new())
+
+    def _check_query(self, state: SinkState, query: str | None) -> None:
+        if query is not None and state.query != query:
+            raise InvalidError(
+                f"{self._what}: belongs to {_query_name(state.query)}, which wrote up to batch "
+                f"{state.batch}; this is {_query_name(query)}: bring its checkpoint back, or "
+                "choose another sink name if everything is to be stored anew",
+            )
+
+    def _remove_staged(self, batch: int) -> None:
+        """What was staged for batches up to this one, by whomever."""
+        keys = []
+        for info in self._log.store.list(layout.sinks(self._topic.incarnation, self._name)):
+            if layout.sink_batch(info.key) > batch:
+                break
+            keys.append(info.key)
+        self._log.store.delete(keys)
+
+    @property
+    def _what(self) -> str:
+        return f"sink `{self._name}` of topic `{self._topic.name}`"
+
+
+def append_staged(
+    log: Log, producer: Appender, segments: Sequence[Staged], first_sequence: int
+) -> None:
+    """Step 4: copy segments and commit their pieces, partition by partition, each piece once."""
+    todo = _pieces(producer, segments, first_sequence)
+    named = {staged.key: staged for pieces in todo.values() for _, _, staged in pieces}
+
+    def copy(staged: Staged) -> Stored:
+        return producer.adopt(staged.key, staged.pieces)
+
+    def commit(partition: int) -> None:
+        copies = dict(stored)
+        for first, piece, staged in todo[partition]:
+            sequences = range(first, first + piece.count)
+            with contextlib.suppress(AlreadyExistsError):  # by another driver, meanwhile
+                _, copies[staged.key] = producer.commit(copies[staged.key], piece, sequences)
+
+    with ThreadPoolExecutor(_COPIES, "tidelog-copy") as pool:
+        stored = dict(zip(named, pool.map(copy, named.values()), strict=True))
+    if log.commits_at_once == 1:
+        for partition in todo:
+            commit(partition)
+        return
+    with ThreadPoolExecutor(log.commits_at_once, "tidelog-commit") as pool:
+        list(pool.map(commit, todo))
+
+
+def _pieces(
+    producer: Appender, segments: Sequence[Staged], first_sequence: int
+) -> dict[int, list[tuple[int, Piece, Staged]]]:
+    """What is not committed yet: for each partition its pieces in order, with their sequences."""
+    counted: dict[int, int] = {}
+    todo: dict[int, list[tuple[int, Piece, Staged]]] = {}
+    for staged in segments:
+        for piece in staged.pieces:
+            first = counted.get(piece.partition, first_sequence)
+            counted[piece.partition] = first + piece.count
+            if first > producer.last_sequence(piece.partition):
+                todo.setdefault(piece.partition, []).append((first, piece, staged))
+    return todo
+
+
+def _query_name(query: str) -> str:
+    return f"query {query}" if query else "batch writes"

@@ -1,0 +1,223 @@
+"""What a user may say to the data source, checked before anything else happens.
+
+Spark gives option names in lower case. An option that is unknown, or that does not belong to this
+kind of use, is refused with the nearest one that does.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tidelog.codec.events import EVENT_SCHEMA
+from tidelog.errors import InvalidError
+from tidelog.model.address import nearest
+from tidelog.model.topic import check_topic_name
+
+__all__ = [
+    "BATCH_READ",
+    "BATCH_WRITE",
+    "STREAM_READ",
+    "STREAM_WRITE",
+    "Offsets",
+    "ReadOptions",
+    "Use",
+    "WriteOptions",
+    "read_columns",
+    "read_options",
+    "write_options",
+]
+
+Offsets = str | dict[int, int]
+"""``earliest``, ``latest``, or an offset for each of some partitions."""
+
+_SINK = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
+_SPARKS_OWN = ("checkpointlocation",)  # which Spark hands on to the sink
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """One way to use the data source, and the options that it takes."""
+
+    name: str
+    takes: tuple[str, ...]
+
+
+_PLACE = ("home", "topic")
+_READ = (*_PLACE, "columns", "startOffsets", "startTime", "bytesPerTask")
+BATCH_READ = Use("batch read", (*_READ, "endOffsets", "endTime"))
+STREAM_READ = Use("streaming read", (*_READ, "maxEventsPerTrigger", "maxBytesPerTrigger"))
+BATCH_WRITE = Use("batch write", (*_PLACE, "usePartition", "sink", "batch"))
+STREAM_WRITE = Use("streaming write", (*_PLACE, "usePartition", "sink"))
+_ANY_READ = Use("read", tuple(dict.fromkeys((*BATCH_READ.takes, *STREAM_READ.takes))))
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """What to read, and in which portions."""
+
+    home: str  # a folder or a config string
+    topic: str
+    start_offsets: Offsets = "earliest"
+    end_offsets: Offsets = "latest"
+    start_time: str | None = None  # ISO 8601, or relative as `-15m`
+    end_time: str | None = None
+    task_bytes: int | None = None  # stored bytes of one task; None: from the whole amount
+    trigger_events: int | None = None  # of one micro-batch
+    trigger_bytes: int | None = None  # stored bytes of one micro-batch
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """Where to write, and under which name."""
+
+    home: str
+    topic: str
+    use_partition: bool = False  # go by the column `partition`, not by the key
+    sink: str | None = None  # under this name a batch is stored once, however often it is repeated
+    batch: int | None = None  # the number of a batch write under that name
+
+
+def read_columns(given: Mapping[str, str]) -> tuple[str, ...]:
+    """The columns to read, in order; all of them where nothing is said."""
+    text = _known(given, _ANY_READ).get("columns")
+    if text is None:
+        return tuple(EVENT_SCHEMA.names)
+    names = tuple(name.strip() for name in text.split(","))
+    for name in names:
+        if name not in EVENT_SCHEMA.names:
+            raise InvalidError(
+                f"option columns: unknown column `{name}`{nearest(name, EVENT_SCHEMA.names)}: "
+                f"events have {', '.join(EVENT_SCHEMA.names)}"
+            )
+    if len(set(names)) < len(names):
+        raise InvalidError(f"option columns: `{text}` names a column twice: name each once")
+    return names
+
+
+def read_options(given: Mapping[str, str], use: Use) -> ReadOptions:
+    """The options of a read."""
+    said = _known(given, use)
+    options = ReadOptions(
+        home=_required(said, "home", "a folder or a config string"),
+        topic=_topic(said),
+        start_offsets=_offsets(said, "startOffsets", "earliest"),
+        end_offsets=_offsets(said, "endOffsets", "latest"),
+        start_time=said.get("startTime"),
+        end_time=said.get("endTime"),
+        task_bytes=_number(said, "bytesPerTask"),
+        trigger_events=_number(said, "maxEventsPerTrigger"),
+        trigger_bytes=_number(said, "maxBytesPerTrigger"),
+    )
+    if options.trigger_events and options.trigger_bytes:
+        raise InvalidError(
+            "options maxEventsPerTrigger and maxBytesPerTrigger: Spark knows one limit: give one"
+        )
+    if use is STREAM_READ and options.start_time and "startOffsets" in said:
+        raise InvalidError(
+            "options startOffsets and startTime: both say where the stream begins: give one"
+        )
+    return options
+
+
+def write_options(given: Mapping[str, str], use: Use) -> WriteOptions:
+    """The options of a write."""
+    said = _known(given, use)
+    sink = said.get("sink")
+    if sink is None and use is STREAM_WRITE:
+        raise InvalidError(
+            "option sink: is missing: give a name that this query keeps over restarts, "
+            "so that a replayed micro-batch is known"
+        )
+    if sink is not None and not _SINK.fullmatch(sink):
+        raise InvalidError(
+            f"option sink: `{sink[:80]}`: give 1 to 200 letters, digits, `.`, `_` or `-`, "
+            "beginning with a letter, a digit or `_`"
+        )
+    batch = _number(said, "batch", least=0)
+    if use is BATCH_WRITE and (sink is None) != (batch is None):
+        raise InvalidError(
+            "options sink and batch: make a batch write repeatable together: give both or none"
+        )
+    return WriteOptions(
+        home=_required(said, "home", "a folder or a config string"),
+        topic=_topic(said),
+        use_partition=_flag(said, "usePartition"),
+        sink=sink,
+        batch=batch,
+    )
+
+
+def _known(given: Mapping[str, str], use: Use) -> dict[str, str]:
+    """The options under their proper names."""
+    names = {name.lower(): name for name in use.takes}
+    said: dict[str, str] = {}
+    for name, value in given.items():
+        if name.lower() in _SPARKS_OWN:
+            continue
+        if name.lower() == "path":
+            raise InvalidError(
+                f"path `{value}`: a topic has no path: give option `topic`, and load or save "
+                "without an argument"
+            )
+        proper = names.get(name.lower())
+        if proper is None:
+            hint = nearest(name.lower(), names)
+            close = next((names[n] for n in names if f"`{n}`" in hint), None)
+            hint = f" (did you mean `{close}`?)" if close else ""
+            raise InvalidError(
+                f"tidelog {use.name}: unknown option `{name}`{hint}: "
+                f"it takes {', '.join(use.takes)}"
+            )
+        said[proper] = value
+    return said
+
+
+def _required(said: Mapping[str, str], name: str, wanted: str) -> str:
+    value = said.get(name)
+    if not value:
+        raise InvalidError(f"option {name}: is missing: give {wanted}")
+    return value
+
+
+def _topic(said: Mapping[str, str]) -> str:
+    name = _required(said, "topic", "the topic's name")
+    check_topic_name(name)
+    return name
+
+
+def _number(said: Mapping[str, str], name: str, least: int = 1) -> int | None:
+    text = said.get(name)
+    if text is None:
+        return None
+    if not text.isdecimal() or not least <= int(text) < 1 << 63:
+        raise InvalidError(f"option {name}: is `{text}`: give a whole number, {least} or more")
+    return int(text)
+
+
+def _flag(said: Mapping[str, str], name: str) -> bool:
+    text = said.get(name, "false").lower()
+    if text not in ("true", "false"):
+        raise InvalidError(f"option {name}: is `{text}`: give true or false")
+    return text == "true"
+
+
+def _offsets(said: Mapping[str, str], name: str, usual: str) -> Offsets:
+    text = said.get(name, usual).strip()
+    if text in ("earliest", "latest"):
+        return text
+    wrong = InvalidError(
+        f'option {name}: is `{text}`: give earliest, latest, or offsets as JSON: {{"0": 17}}'
+    )
+    try:
+        found = json.loads(text)
+    except ValueError:
+        raise wrong from None
+    if not isinstance(found, dict):
+        raise wrong
+    for partition, offset in found.items():
+        if not partition.isdecimal() or type(offset) is not int or offset < 0:
+            raise wrong
+    return {int(partition): offset for partition, offset in found.items()}

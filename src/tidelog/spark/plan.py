@@ -1,0 +1,228 @@
+"""The driver's part of a read: from options and the catalog to tasks that need the store alone.
+
+A range of offsets is pinned when it is planned. Its runs are cut into slices at its borders, and
+slices are put together into tasks of about one size, in the order of partitions and offsets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+from pyspark.sql.datasource import InputPartition
+
+from tidelog.errors import InvalidError, NotFoundError
+from tidelog.home import Home, open_home
+from tidelog.log.read import Reader
+from tidelog.log.topics import read_head
+from tidelog.model.run import Head, Run
+from tidelog.model.times import moment_ms
+from tidelog.model.topic import Topic
+from tidelog.settings import Settings
+from tidelog.spark.options import Offsets, ReadOptions
+
+__all__ = [
+    "Planner",
+    "Range",
+    "Slice",
+    "Task",
+    "Times",
+    "check_partitions",
+    "open_shared",
+    "range_of",
+    "resolve_times",
+    "split_tasks",
+]
+
+T = TypeVar("T")
+
+_TASK_BYTES_MAX = 32 << 20  # stored; some seconds of one core
+_TASK_BYTES_MIN = 4 << 20  # below this, starting a task costs more than it reads
+_TASKS_AT_LEAST = 8  # of a read that is large enough; each costs Spark some 0.05 s to start
+_AT_ONCE = 8  # partitions that are planned side by side
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Offsets ``[start, end)`` of a partition."""
+
+    partition: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Event times ``[start, end)``; None is open."""
+
+    start_ms: int | None = None
+    end_ms: int | None = None
+
+    def miss(self, run: Run) -> bool:
+        """Whether no event of a run is within."""
+        before = self.start_ms is not None and run.last_ms < self.start_ms
+        return before or (self.end_ms is not None and run.first_ms >= self.end_ms)
+
+    def hold(self, run: Run) -> bool:
+        """Whether every event of a run is within."""
+        after = self.start_ms is None or run.first_ms >= self.start_ms
+        return after and (self.end_ms is None or run.last_ms < self.end_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Offsets ``[start, end)`` of one run."""
+
+    partition: int
+    run: Run
+    start: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        """Stored bytes, as if all events of the run were equal."""
+        stored = self.run.byte_end - self.run.byte_start
+        return max(1, stored * (self.end - self.start) // self.run.count)
+
+
+@dataclass(frozen=True)
+class Task(InputPartition):
+    """What one Spark task reads, and all that it must know for it."""
+
+    settings: Settings
+    topic: str
+    times: Times
+    slices: tuple[Slice, ...]
+
+
+class Planner:
+    """Plans reads of one topic."""
+
+    def __init__(self, home: Home, topic: Topic) -> None:
+        self._home = home
+        self._topic = topic
+
+    def heads(self) -> list[Head]:
+        """The head of each partition."""
+        log, topic = self._home.log, self._topic
+        return self._each(lambda partition: read_head(log, topic, partition)[0])
+
+    def tasks(self, ranges: Sequence[Range], options: ReadOptions, times: Times) -> list[Task]:
+        """The tasks that read these ranges. ``NotFoundError`` where one was trimmed."""
+        by_partition = {each.partition: each for each in ranges}
+
+        def slices_of(partition: int) -> list[Slice]:
+            wanted = by_partition.get(partition)
+            return [] if wanted is None else list(self.slices(wanted, times))
+
+        slices = [each for found in self._each(slices_of) for each in found]
+        settings, name = self._home.settings, self._topic.name
+        return [
+            Task(settings, name, times, portion)
+            for portion in split_tasks(slices, options.task_bytes)
+        ]
+
+    def slices(self, wanted: Range, times: Times) -> Iterator[Slice]:
+        """The runs of a range that may hold something of these times, cut at its borders."""
+        reader = Reader(self._home.log, self._topic, wanted.partition)
+        at = wanted.start
+        while at < wanted.end:
+            runs = reader.runs(at)
+            if not runs:
+                raise InvalidError(
+                    f"partition `{self._topic.name}/{wanted.partition}`: ends at offset {at}, "
+                    f"{wanted.end} was asked for: give an end that is there"
+                )
+            for run in runs:
+                if at >= wanted.end:
+                    return
+                end = min(run.end, wanted.end)
+                if not times.miss(run):
+                    yield Slice(wanted.partition, run, at, end)
+                at = end
+
+    def _each(self, call: Callable[[int], T]) -> list[T]:
+        """For every partition, side by side where there are many."""
+        partitions = range(self._topic.partitions)
+        if len(partitions) < _AT_ONCE:
+            return [call(partition) for partition in partitions]
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            return list(pool.map(call, partitions))
+
+
+def open_shared(home: str) -> Home:
+    """Open a home that Spark's processes can share. ``InvalidError`` for one in memory."""
+    opened = open_home(home)
+    if opened.store.url.startswith("memory:"):
+        opened.close()
+        raise InvalidError(
+            f"option home: `{home}` lives in one process, Spark has many: give a folder"
+        )
+    return opened
+
+
+def resolve_times(options: ReadOptions, now_ms: int) -> Times:
+    """The times that a batch read is limited to."""
+    times = Times(
+        None if options.start_time is None else moment_ms(options.start_time, now_ms),
+        None if options.end_time is None else moment_ms(options.end_time, now_ms),
+    )
+    if times.start_ms is not None and times.end_ms is not None and times.end_ms < times.start_ms:
+        raise InvalidError(
+            f"options startTime `{options.start_time}` and endTime `{options.end_time}`: "
+            "the end comes before the start: exchange them"
+        )
+    return times
+
+
+def range_of(topic: Topic, partition: int, head: Head, options: ReadOptions) -> Range:
+    """What the options ask for of one partition; loud where it is not, or no longer, there."""
+    start = _offset(options.start_offsets, partition, head, "earliest")
+    end = _offset(options.end_offsets, partition, head, "latest")
+    name = f"partition `{topic.name}/{partition}`"
+    if start < head.start:
+        raise NotFoundError(
+            f"{name}: offset {start} was trimmed, the first is {head.start}: "
+            f"start at {head.start}, or at earliest",
+            offset=start,
+            start=head.start,
+        )
+    if max(start, end) > head.next:
+        raise InvalidError(
+            f"{name}: ends at offset {head.next}, {max(start, end)} was asked for: "
+            "give an offset that is there"
+        )
+    if end < start:
+        raise InvalidError(f"{name}: range [{start}, {end}) runs backwards: give start <= end")
+    return Range(partition, start, end)
+
+
+def check_partitions(topic: Topic, *offsets: Offsets) -> None:
+    """Refuse offsets of partitions that are not there."""
+    for each in offsets:
+        if isinstance(each, dict):
+            for partition in each:
+                topic.check_partition(partition)
+
+
+def split_tasks(slices: Sequence[Slice], task_bytes: int | None) -> list[tuple[Slice, ...]]:
+    """Slices put together, in order, into tasks of about one size."""
+    total = sum(each.size for each in slices)
+    if task_bytes is None:
+        task_bytes = min(_TASK_BYTES_MAX, max(_TASK_BYTES_MIN, total // _TASKS_AT_LEAST))
+    count = -(-total // task_bytes)
+    portions: list[list[Slice]] = [[] for _ in range(count)]
+    before = 0
+    for each in slices:
+        middle = before + each.size // 2
+        portions[middle * count // total].append(each)
+        before += each.size
+    return [tuple(portion) for portion in portions if portion]
+
+
+def _offset(given: Offsets, partition: int, head: Head, otherwise: str) -> int:
+    if isinstance(given, dict):
+        return given.get(partition, head.start if otherwise == "earliest" else head.next)
+    return head.start if given == "earliest" else head.next

@@ -1,0 +1,430 @@
+"""``topic``, ``produce`` and ``consume``: what goes in comes out, and bad input loses nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+import pytest
+
+import tidelog as library
+from tests.cli.running import Run
+from tidelog import Event
+from tidelog.cli.main import cli
+
+
+def consumed(tidelog: Run, topic: str, name: str, *more: str) -> bytes:
+    done = tidelog("consume", topic, "--name", name, *more)
+    assert done.code == 0, done.err
+    return done.out
+
+
+# Topics.
+
+
+def test_a_topics_life(tidelog: Run) -> None:
+    made = tidelog(
+        *("topic", "create", "orders", "--partitions", "3", "--slot", "1m"),
+        *("--notify", "https://a", "--notify", "https://b", "--max-latency-ms", "50", "--json"),
+    ).rows()[0]
+    assert (made["name"], made["partitions"], made["slot_ms"]) == ("orders", 3, 60_000)
+    assert (made["notify"], made["max_latency_ms"]) == (["https://a", "https://b"], 50)
+    tidelog("topic", "create", "another")
+    tidelog("produce", "orders", stdin=b"a\nb\nc\n")
+
+    listed = tidelog("topic", "list", "--json").rows()
+    assert [(each["name"], each["partitions"], each["events"]) for each in listed] == [
+        ("another", 1, 0),
+        ("orders", 3, 3),
+    ]
+    assert b"orders" in tidelog("topic", "list").out
+
+    shown = tidelog("topic", "show", "orders", "--json").rows()[0]
+    assert shown["events"] == 3
+    assert shown["bytes"] > 0
+    held = [each for each in shown["per_partition"] if each["events"]]
+    assert [(each["start"], each["next"], each["runs"]) for each in held] == [(0, 3, 1)]
+    assert len(shown["per_partition"]) == 3
+    assert b"partition" in tidelog("topic", "show", "orders").out
+
+    refused = tidelog("topic", "delete", "orders")
+    assert refused.code == 2
+    assert "--yes" in refused.err
+    assert tidelog("topic", "delete", "orders", "--yes", "--json").rows() == [
+        {"name": "orders", "deleted": True}
+    ]
+    assert [each["name"] for each in tidelog("topic", "list", "--json").rows()] == ["another"]
+
+
+def test_a_person_is_asked_before_a_topic_goes(tidelog: Run) -> None:
+    tidelog("topic", "create", "orders")
+    kept = tidelog("topic", "delete", "orders", stdin=b"n\n", terminal=True)
+    assert (kept.code, kept.out) == (1, b"")
+    assert "Delete topic `orders` and its 0 events, for good? [y/N]" in kept.err
+    assert len(tidelog("topic", "list", "--json").rows()) == 1
+    assert tidelog("topic", "delete", "orders", stdin=b"y\n", terminal=True).code == 0
+    assert tidelog("topic", "list", "--json").rows() == []
+
+
+def test_a_topic_whose_creation_was_cut_short_is_listed_and_can_go(tidelog: Run) -> None:
+    from tidelog.catalog import Put
+    from tidelog.model import layout
+    from tidelog.model.run import encode_row
+    from tidelog.model.topic import Topic
+
+    with library.open() as home:
+        half = Topic("half", home.log.ids.new(), 2, created_ms=0)
+        home.catalog.write(
+            layout.REGISTRY, Put(layout.topic_row("half"), encode_row(half)), write_id="w"
+        )
+    assert tidelog("topic", "list", "--json").rows()[0]["state"] == "creating"
+    assert tidelog("topic", "show", "half").code == 1
+    assert tidelog("topic", "delete", "half", "--yes").code == 0
+
+
+# Into a topic and out of it.
+
+
+def test_lines_come_back_byte_for_byte(tidelog: Run, tmp_path: Path) -> None:
+    raw = b"plain\n\n\xff\x00binary\r\n\xc3\xbcml\xc3\xa4ut\nno newline at the end"
+    (tmp_path / "input").write_bytes(raw)
+    tidelog("topic", "create", "raw")
+    summary = tidelog("produce", "raw", "input", "--json").rows()[0]
+    assert summary["events"] == 5
+    assert summary["ends"] == [{"partition": 0, "end": 5}]
+    assert consumed(tidelog, "raw", "first") == raw + b"\n"
+    assert consumed(tidelog, "raw", "first") == b"", "all is committed"
+    events = consumed(tidelog, "raw", "j", "--json").splitlines()
+    values = [json.loads(event)["value"] for event in events]
+    assert values == ["plain", "", {"base64": "/wBiaW5hcnkN"}, "ümläut", "no newline at the end"]
+
+
+def test_an_empty_input_is_fine(tidelog: Run, tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    tidelog("topic", "create", "t")
+    for done in (tidelog("produce", "t", "--json"), tidelog("produce", "t", "empty", "--json")):
+        assert (done.code, done.rows()[0]["events"]) == (0, 0)
+    assert b"events" in tidelog("produce", "t").out
+    assert consumed(tidelog, "t", "c") == b""
+
+
+def test_json_lines_give_key_id_and_time(tidelog: Run) -> None:
+    tidelog("topic", "create", "clicks", "--partitions", "4")
+    one = b'{"user": {"id": 7}, "n": "a", "at": 1700000000}'
+    two = b'{"user": {"id": "x"}, "n": "b", "at": "2026-01-01T00:00:00Z"}'
+    done = tidelog(
+        *("produce", "clicks", "--format", "json", "--key-field", "user.id"),
+        *("--id-field", "n", "--time-field", "at"),
+        stdin=one + b"\n \n" + two + b"\n",
+    )
+    assert done.code == 0, done.err
+    events = [json.loads(line) for line in consumed(tidelog, "clicks", "c", "--json").splitlines()]
+    assert {(e["key"], e["id"], e["timestamp"]) for e in events} == {
+        ("7", "a", "2023-11-14T22:13:20.000Z"),
+        ("x", "b", "2026-01-01T00:00:00.000Z"),
+    }
+    assert {e["value"].encode() for e in events} == {one, two}
+    with library.open() as home:
+        assert {e["partition"] for e in events if e["key"] == "7"} == {
+            home.partition_for("clicks", b"7")
+        }
+
+
+def test_a_topic_is_copied_by_its_events(tidelog: Run) -> None:
+    given = [
+        Event(None, b"\xff", "gone", 5, "tombstone", (("h", b"\xfe"), ("h", b"twice"))),
+        Event("ü\n".encode(), None, None, 6, None, ()),
+        Event(b"\x00\x80", "ñ".encode(), "three", 7, "t", (("", b""),)),
+    ]
+    with library.open() as home:
+        home.create_topic("a")
+        home.create_topic("b")
+        home.append("a", given)
+    copied = tidelog(
+        "produce", "b", "--format", "events", stdin=consumed(tidelog, "a", "c", "--json")
+    )
+    assert copied.code == 0, copied.err
+    with library.open() as home:
+        bare = [Event(e.value, e.key, e.id, e.timestamp, e.type, e.headers) for e in home.read("b")]
+    assert bare == given
+
+
+@pytest.mark.parametrize(
+    ("format", "bad", "message"),
+    [
+        ("json", b"{nonsense}", "no JSON object"),
+        ("json", b"[]", "no JSON object"),
+        ("json", b'{"other": 1}', "no field `id`"),
+        ("json", b'{"id": ""}', "id is empty"),
+        ("events", b'{"id": "x"}', "missing required field `value`"),
+        ("events", b'{"value": "x", "timestamp": -1}', "1970"),
+        ("lines", b"x" * 300, "at most 200"),
+        ("lines", b"x" * 3_000, "line 3"),
+    ],
+)
+def test_a_bad_line_is_told_by_its_number_and_what_came_before_is_stored(
+    tidelog: Run, monkeypatch: pytest.MonkeyPatch, format: str, bad: bytes, message: str
+) -> None:
+    monkeypatch.setenv("TIDELOG_EVENT_BYTES_MAX", "200")
+    good = b'{"value": "good", "id": "1"}'
+    fields = ("--id-field", "id") if format == "json" else ()
+    tidelog("topic", "create", "t")
+    for name in ((), ("--name", "p")):
+        done = tidelog(
+            *("produce", "t", "--format", format, *fields, *name, "--json"),
+            stdin=b"\n".join([good, good, bad, good]),
+        )
+        assert done.code == 1
+        error = json.loads(done.err)["error"]
+        assert error["context"]["line"] == 3
+        assert error["context"]["events"] == done.rows()[0]["events"] == 2
+        assert message in error["message"]
+        assert "2 events are stored" in error["message"]
+    assert len(consumed(tidelog, "t", "c").splitlines()) == 4
+
+
+def test_a_line_that_never_ends_is_refused_before_it_fills_the_memory(
+    tidelog: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIDELOG_EVENT_BYTES_MAX", "1000")
+    monkeypatch.setattr("tidelog.cli.lines._BATCH_BYTES", 4_000)
+    monkeypatch.setattr("tidelog.cli.lines._READ_BYTES", 1_000)
+    tidelog("topic", "create", "t")
+    done = tidelog("produce", "t", stdin=b"first\n" + b"x" * 50_000)
+    assert done.code == 1
+    assert "line 2: is longer than 8000 bytes" in done.err
+
+
+def test_many_batches_keep_the_order(tidelog: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidelog.cli.lines._BATCH_BYTES", 100)
+    monkeypatch.setattr("tidelog.cli.lines._READ_BYTES", 37)
+    tidelog("topic", "create", "t")
+    lines = b"".join(b"%d\n" % number for number in range(300))
+    assert tidelog("produce", "t", "--json", stdin=lines).rows()[0]["events"] == 300
+    assert consumed(tidelog, "t", "c", "--max-batch", "7") == lines
+
+
+def test_a_named_producer_adds_only_what_is_new(tidelog: Run) -> None:
+    tidelog("topic", "create", "t", "--partitions", "2")
+
+    def produced(lines: bytes) -> tuple[int, int]:
+        done = tidelog("produce", "t", "--name", "app.log", "--json", stdin=lines)
+        assert done.code == 0, done.err
+        row = done.rows()[0]
+        return row["events"], row["repeated"]
+
+    lines = [b"%d\n" % number for number in range(40)]
+    assert produced(b"".join(lines[:10])) == (10, 0)
+    assert produced(b"".join(lines[:10])) == (0, 10)
+    for end in range(12, 40, 2):  # so many that the first offsets are forgotten
+        assert produced(b"".join(lines[:end])) == (2, end - 2)
+    assert sorted(consumed(tidelog, "t", "c").splitlines()) == sorted(
+        line.strip() for line in lines[:38]
+    )
+
+
+def test_a_store_that_fails_midway_is_told_with_what_is_stored(
+    tidelog: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tidelog.errors import UnavailableError
+    from tidelog.log.append import Appender
+
+    monkeypatch.setattr("tidelog.cli.lines._BATCH_BYTES", 4)
+    monkeypatch.setattr("tidelog.cli.lines._READ_BYTES", 4)
+    tidelog("topic", "create", "t")
+    uploads: list[object] = []
+    upload = Appender.upload
+
+    def failing(self: Appender, segment: object) -> object:
+        uploads.append(segment)
+        if len(uploads) > 2:
+            raise UnavailableError("store: no answer: try again")
+        return upload(self, segment)
+
+    monkeypatch.setattr(Appender, "upload", failing)
+    for name in ((), ("--name", "p")):
+        uploads.clear()
+        done = tidelog("produce", "t", *name, "--json", stdin=b"aaa\nbbb\nccc\nddd\n")
+        assert done.code == 1
+        assert "2 events are stored, up to line 2, then: store: no answer" in done.err
+        assert json.loads(done.err)["error"]["context"]["events"] == 2
+        assert done.rows()[0]["events"] == 2
+
+
+# Consuming.
+
+
+def test_max_moves_the_cursor_exactly_so_far(tidelog: Run) -> None:
+    tidelog("topic", "create", "t")
+    tidelog("produce", "t", stdin=b"".join(b"%d\n" % n for n in range(10)))
+    assert consumed(tidelog, "t", "c", "--max", "3") == b"0\n1\n2\n"
+    assert tidelog("lag", "t", "--json").rows()[0]["cursor"] == 3
+    assert consumed(tidelog, "t", "c", "--max", "4", "--max-batch", "3") == b"3\n4\n5\n6\n"
+    assert consumed(tidelog, "t", "c") == b"7\n8\n9\n"
+    assert consumed(tidelog, "t", "c", "--max", "5") == b""
+
+
+def test_a_new_consumer_begins_where_it_is_told(tidelog: Run) -> None:
+    with library.open() as home:
+        home.create_topic("t")
+        now_ms = home.log.clock.now_ms()
+        times = [now_ms - 3_600_000, now_ms - 1_800_000, now_ms]
+        home.append("t", [Event(b"%d" % n, timestamp=each) for n, each in enumerate(times)])
+    iso = "2020-01-01T00:00:00Z"
+    for start, expected in (
+        ("earliest", b"0\n1\n2\n"),
+        ("latest", b""),
+        ("1", b"1\n2\n"),
+        ("99", b""),
+        ("-45m", b"1\n2\n"),
+        ("-1m", b"2\n"),
+        (iso, b"0\n1\n2\n"),
+    ):
+        assert consumed(tidelog, "t", f"from {start}", "--from", start) == expected
+    told = tidelog("consume", "t", "--name", "from 1", "--from", "earliest")
+    assert (told.code, told.out) == (0, b"")
+    assert "goes on at its cursor" in told.err
+    wrong = tidelog("consume", "t", "--name", "x", "--from", "yesterday")
+    assert (wrong.code, "ISO 8601" in wrong.err) == (2, True)
+
+
+def test_a_cursor_that_was_trimmed_is_told_and_the_loss_can_be_accepted(tidelog: Run) -> None:
+    with library.open() as home:
+        home.create_topic("t", partitions=2)
+        for partition in (0, 1):
+            home.append("t", [Event(b"%d" % n) for n in range(6)], partition=partition)
+    consumed(tidelog, "t", "c", "--max", "1")
+    assert tidelog("trim", "t", "--offset", "0:4", "--offset", "1:3").code == 0
+    told = tidelog("consume", "t", "--name", "c")
+    assert told.code == 1
+    assert "was trimmed" in told.err
+    accepted = tidelog("consume", "t", "--name", "c", "--accept-loss")
+    assert accepted.code == 0
+    assert sorted(accepted.out.split()) == [b"3", b"4", b"4", b"5", b"5"]
+    assert accepted.err.count("are lost") == 2
+    assert {row["lag"] for row in tidelog("lag", "--json").rows()} == {0}
+
+
+def test_a_command_gets_batches_and_one_that_fails_keeps_the_cursor(
+    tidelog: Run, tmp_path: Path
+) -> None:
+    tidelog("topic", "create", "t")
+    tidelog("produce", "t", stdin=b"".join(b"%d\n" % n for n in range(10)))
+    args = ("consume", "t", "--name", "c", "--max-batch", "4", "--exec")
+    failed = tidelog(*args, "cat >> got; echo >> got; [ $(wc -l < got) -lt 10 ]")
+    assert (failed.code, failed.out) == (1, b"")
+    assert "ended with exit code 1 on 4 events, `t/0` offsets 4 to 8" in failed.err
+    assert len(failed.err.splitlines()) == 1
+    batches = [batch.splitlines() for batch in (tmp_path / "got").read_text().split("\n\n")]
+    assert [[json.loads(line)["offset"] for line in batch] for batch in batches] == [
+        *([0, 1, 2, 3], [4, 5, 6, 7], [])
+    ]
+    killed = tidelog(*args, "kill -9 $$")
+    assert (killed.code, "ended with signal 9" in killed.err) == (1, True)
+    assert tidelog("lag", "--json").rows()[0]["cursor"] == 4
+    assert tidelog(*args, "true").code == 0, "a command need not read its input"
+    assert tidelog("lag", "--json").rows()[0]["cursor"] == 10
+
+
+def test_a_member_that_fell_silent_is_waited_for(
+    tidelog: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIDELOG_LEASE_TTL_MS", "500")
+    with library.open() as home:
+        home.create_topic("t")
+        home.append("t", [Event(b"%d" % n) for n in range(4)])
+        silent = home.consumer("t", "c")
+        assert silent.poll(max_events=1)
+        silent.commit()
+        silent._stop.set()  # it beats no more, in a process that lives
+        assert consumed(tidelog, "t", "c") == b"1\n2\n3\n"
+
+
+def test_a_member_that_is_busy_keeps_its_share(
+    tidelog: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIDELOG_LEASE_TTL_MS", "500")
+    with library.open() as home:
+        home.create_topic("t")
+        home.append("t", [Event(b"%d" % n) for n in range(4)])
+        with home.consumer("t", "c") as busy:
+            assert busy.poll(max_events=1)
+            assert consumed(tidelog, "t", "c") == b""
+            busy.commit()
+
+
+def test_people_see_bars_and_counts_on_standard_error(tidelog: Run, tmp_path: Path) -> None:
+    (tmp_path / "input").write_bytes(b"line\n" * 1_000)
+    tidelog("topic", "create", "t")
+    assert "produce t" in tidelog("produce", "t", "input", terminal=True).err
+    assert "verify t" in tidelog("verify", terminal=True).err
+    assert tidelog("consume", "t", "--name", "c", terminal=True).err == "1000 events\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "message"),
+    [
+        (["produce", "gone"], 1, "tidelog topic create gone"),
+        (["consume", "gone", "--name", "c"], 1, "not found"),
+        (["topic", "show", "gone"], 1, "not found"),
+        (["topic", "delete", "gone", "--yes"], 1, "nothing to delete"),
+        (["topic", "create", "t"], 1, "exists already"),
+        (["topic", "create", "a/b"], 2, "topic name"),
+        (["topic", "create", "n", "--partitions", "0"], 2, "0 partitions"),
+        (["topic", "create", "n", "--slot", "soon"], 2, "duration"),
+        (["produce", "t", "gone.txt"], 2, "No such file"),
+        (["produce", "t", "."], 2, "cannot be read"),
+        (["produce", "t", "--key-field", "a"], 2, "--format json"),
+        (["produce", "t", "--format", "events", "--id-field", "a"], 2, "--format json"),
+        (["produce", "t", "--name", "~x"], 2, "producer name"),
+        (["consume", "t", "--name", "a/b"], 2, "consumer name"),
+        (["lag", "gone"], 1, "not found"),
+        (["trim", "gone", "--before", "-1d"], 1, "not found"),
+        (["verify", "gone"], 1, "not found"),
+    ],
+)
+def test_wrong_input_is_one_line_and_an_exit_code(
+    tidelog: Run, args: list[str], code: int, message: str
+) -> None:
+    tidelog("topic", "create", "t")
+    done = tidelog(*args)
+    assert (done.code, done.out) == (code, b"")
+    assert message in done.err
+    assert len(done.err.splitlines()) == 1
+    as_json = tidelog(*args, "--json")
+    assert (as_json.code, as_json.out) == (code, b"")
+    assert message in json.loads(as_json.err)["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["consume", "t"],
+        ["consume", "t", "--name", "c", "--max", "0"],
+        ["consume", "t", "--name", "c", "--max-batch", "0"],
+        ["produce", "t", "--format", "xml"],
+        ["topic", "create"],
+        ["topic", "rename", "a", "b"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_is_exit_code_2(tidelog: Run, args: list[str]) -> None:
+    assert tidelog(*args).code == 2
+
+
+def commands(group: click.Group, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    found = []
+    for name, command in group.commands.items():
+        found.append((*path, name))
+        if isinstance(command, click.Group):
+            found += commands(command, (*path, name))
+    return found
+
+
+@pytest.mark.parametrize("command", [(), *commands(cli)], ids=" ".join)
+def test_every_command_has_help_with_examples(tidelog: Run, command: tuple[str, ...]) -> None:
+    shown = tidelog(*command, "--help")
+    assert shown.code == 0
+    examples = shown.out.decode().partition("Examples:\n")[2].partition("\n\n")[0]
+    assert " ".join(("tidelog", *command)) in " ".join(examples.split())

@@ -1,0 +1,141 @@
+"""``lag``, ``trim``, ``sweep`` and ``verify`` as a person runs them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import tidelog as library
+from tests.cli.running import Run
+from tidelog import Event
+
+
+def fill(events: int = 10, partitions: int = 1) -> None:
+    """A topic ``t`` with so many events in each partition, one run for each two."""
+    with library.open() as home:
+        home.create_topic("t", partitions=partitions)
+        for partition in range(partitions):
+            for first in range(0, events, 2):
+                pair = [Event(b"%d" % n, timestamp=1_000 * n) for n in (first, first + 1)]
+                home.append("t", pair, partition=partition)
+
+
+def starts(tidelog: Run) -> list[int]:
+    shown = tidelog("topic", "show", "t", "--json").rows()[0]
+    return [each["start"] for each in shown["per_partition"]]
+
+
+def test_lag_of_every_consumer(tidelog: Run) -> None:
+    assert tidelog("lag", "--json").rows() == []
+    fill(4, partitions=2)
+    tidelog("consume", "t", "--name", "slow", "--max", "3")
+    tidelog("consume", "t", "--name", "done")
+    rows = tidelog("lag", "--json").rows()
+    assert rows == tidelog("lag", "t", "--json").rows()
+    assert [(r["topic"], r["consumer"], r["partition"], r["end"], r["owner"]) for r in rows] == [
+        ("t", "done", 0, 4, None),
+        ("t", "done", 1, 4, None),
+        ("t", "slow", 0, 4, None),
+        ("t", "slow", 1, 4, None),
+    ]
+    assert [r["lag"] for r in rows[:2]] == [0, 0]
+    assert sum(r["lag"] for r in rows[2:]) == 5
+    assert all(r["end"] - r["cursor"] == r["lag"] for r in rows)
+    with library.open() as home, home.consumer("t", "slow") as member:
+        member.poll()
+        owners = {r["owner"] for r in tidelog("lag", "--json").rows() if r["consumer"] == "slow"}
+        assert None not in owners
+    assert b"slow" in tidelog("lag").out
+
+
+def test_trim_by_offset_by_time_and_by_bytes(tidelog: Run) -> None:
+    fill(10, partitions=2)
+    done = tidelog("trim", "t", "--offset", "1:3", "--json").rows()
+    assert [(r["partition"], r["old_start"], r["new_start"], r["runs"]) for r in done] == [
+        (1, 0, 3, 1)
+    ]
+    assert starts(tidelog) == [0, 3]
+    tidelog("trim", "t", "--before", "1970-01-01T00:00:06Z")
+    assert starts(tidelog) == [6, 6]
+    assert b"new_start" in tidelog("trim", "t", "--keep-bytes", "1000000").out
+    assert starts(tidelog) == [6, 6]
+    tidelog("trim", "t", "--before", "-1s")
+    assert starts(tidelog) == [10, 10]
+    tidelog("trim", "t", "--keep-bytes", "0")
+    assert starts(tidelog) == [10, 10]
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        [],
+        ["--before", "-1d", "--keep-bytes", "0"],
+        ["--before", "-1d", "--offset", "0:1"],
+        ["--offset", "0:1", "--keep-bytes", "5"],
+        ["--offset", "1"],
+        ["--offset", "0:-1"],
+        ["--offset", "0:1", "--offset", "0:2"],
+        ["--offset", "0:99"],
+        ["--offset", "7:0"],
+        ["--before", "yesterday"],
+        ["--keep-bytes", "-1"],
+        ["--keep-bytes", "many"],
+    ],
+    ids=" ".join,
+)
+def test_a_trim_that_is_not_clear_changes_nothing(tidelog: Run, args: list[str]) -> None:
+    fill(2)
+    refused = tidelog("trim", "t", *args)
+    assert (refused.code, refused.out) == (2, b"")
+    assert starts(tidelog) == [0]
+
+
+def test_sweep_takes_what_a_trim_gave_up(tidelog: Run) -> None:
+    fill(10)
+    tidelog("trim", "t", "--offset", "0:6")
+    young = tidelog("sweep", "--json").rows()[0]
+    assert (young["objects_deleted"], young["objects_young"]) == (0, 3)
+    swept = tidelog("sweep", "--grace", "0s", "--json").rows()[0]
+    assert (swept["objects_deleted"], swept["refused"]) == (3, [])
+    assert b"objects_deleted" in tidelog("sweep").out
+    assert tidelog("sweep", "--grace", "soon").code == 2
+    assert tidelog("consume", "t", "--name", "c").out == b"6\n7\n8\n9\n"
+
+
+def test_verify_is_quiet_when_all_is_well_and_fails_when_not(tidelog: Run, tmp_path: Path) -> None:
+    assert tidelog("verify").code == 0
+    fill(4)
+    tidelog("topic", "create", "empty")
+    well = tidelog("verify", "--json")
+    assert (well.code, len(well.rows())) == (0, 2)
+    report = tidelog("verify", "t", "--json").rows()[0]
+    assert (report["topic"], report["events"], report["errors"]) == ("t", 4, 0)
+
+    objects = sorted((tmp_path / "tidelog-data" / "objects" / "topics").rglob("*.arrow"))
+    data = bytearray(objects[0].read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    objects[0].chmod(0o600)
+    objects[0].write_bytes(data)
+    objects[1].unlink()
+    broken = tidelog("verify", "--json")
+    assert broken.code == 1
+    found = {row["topic"]: row for row in broken.rows()}
+    assert (found["t"]["errors"], found["empty"]["errors"]) == (2, 0)
+    text = tidelog("verify", "t")
+    assert text.code == 1
+    assert text.out.count(b"error: partition") == 2
+    assert b"is missing" in text.out
+
+
+def test_a_home_that_reads_a_lot_still_verifies_the_store_itself(
+    tidelog: Run, tmp_path: Path
+) -> None:
+    fill(2)
+    with library.open() as home:
+        assert len(list(home.read("t"))) == 2  # now in the cache
+        next((tmp_path / "tidelog-data" / "objects" / "topics").rglob("*.arrow")).unlink()
+        assert home.verify("t").errors == 1
+        told: list[int] = []
+        home.verify("t", told.append)
+        assert sum(told) > 0
