@@ -1,0 +1,90 @@
+"""What a source is: partitions that can be read from a position on.
+
+A position is text that only its source understands: an offset for Kafka and for topics, something
+else for others. It says where reading goes on, so the position after the last event of a range is
+the start of the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import pyarrow as pa
+
+__all__ = ["Bounds", "Chunk", "Range", "Source", "SourcePartition"]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SourcePartition:
+    """One ordered sequence of a source."""
+
+    topic: str
+    name: str  # a number for Kafka and for topics
+
+    @property
+    def text(self) -> str:
+        """How rows and messages name it."""
+        return f"{self.topic}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a source partition holds now: ``[first, end)`` in positions."""
+
+    first: str
+    end: str
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A stretch of a source partition: from ``start`` to at most ``limit``."""
+
+    partition: SourcePartition
+    start: str
+    limit: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Some events of a range, in event columns, and where reading goes on after them.
+
+    A chunk may be empty: then only the position has moved, as over offsets that hold no event.
+    """
+
+    batch: pa.RecordBatch
+    position: str
+
+
+class Source(Protocol):
+    """Settings of a source; picklable. Connections are opened by each call, where it runs."""
+
+    @property
+    def url(self) -> str:
+        """The address that opens this source again; never with a secret in it."""
+        ...
+
+    def partitions(self) -> list[SourcePartition]:
+        """The partitions that are there now, in order; new ones may come. ``UnavailableError``."""
+        ...
+
+    def bounds(self, partitions: Sequence[SourcePartition]) -> dict[SourcePartition, Bounds]:
+        """What each of them holds now; ``NotFoundError`` for one that is gone."""
+        ...
+
+    def read(self, range: Range) -> Iterator[Chunk]:
+        """The events of a range, in order; the last chunk's position is the end that was reached.
+
+        ``NotFoundError`` when ``start`` is no longer held: lost events are never passed over.
+        ``UnavailableError`` when the source cannot be reached or stops answering.
+        """
+        ...
+
+    def before(self, one: str, other: str) -> bool:
+        """Whether a position is strictly before another of the same partition."""
+        ...
+
+    def count(self, start: str, end: str) -> int | None:
+        """About how many events lie between two positions, where the source can tell."""
+        ...
