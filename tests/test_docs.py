@@ -42,17 +42,22 @@ def test_the_quickstart_runs(tmp_path: Path) -> None:
         subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True, timeout=60)
 
 
-def test_the_quickstarts_commands_run(tmp_path: Path) -> None:
-    commands = [
-        line.removeprefix("$ ").split()
-        for block in blocks("README.md", "console")
-        for line in block.splitlines()
-        if line.startswith("$ tidelog ")
-    ]
-    assert commands
-    for command in commands:
-        main = "from tidelog.cli.main import main; main()"
-        subprocess.run([sys.executable, "-c", main, *command[1:]], cwd=tmp_path, check=True)
+def test_the_quickstarts_commands_run_and_print_what_is_shown(tmp_path: Path) -> None:
+    """Lines that begin with ``$`` are run by a shell; those below are what it prints, in order."""
+    main = "from tidelog.cli.main import main; main()"
+    tidelog = f"tidelog() {{ {sys.executable} -c '{main}' \"$@\"; }}"
+    commands = 0
+    for block in blocks("README.md", "console"):
+        for step in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+            command, *shown = step.splitlines()
+            script = f"set -eo pipefail; {tidelog}; {command}"
+            done = subprocess.run(
+                ["bash", "-c", script], cwd=tmp_path, check=True, stdout=subprocess.PIPE, text=True
+            )
+            commands += 1
+            if shown:
+                assert done.stdout.splitlines() == shown, command
+    assert commands > 5
 
 
 def test_every_command_named_in_a_document_exists() -> None:

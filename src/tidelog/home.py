@@ -30,7 +30,8 @@ from tidelog.identity import (
     read_store,
 )
 from tidelog.log.base import Log
-from tidelog.log.consumer import Consumer, Lag, consumer_lag, consumer_names
+from tidelog.log.consumer import Consumer
+from tidelog.log.lag import Lag, consumer_lag, consumer_names
 from tidelog.log.notifier import Notifier
 from tidelog.log.partitions import PartitionState, partition_states
 from tidelog.log.positions import Positions

@@ -344,7 +344,7 @@ def test_a_member_that_fell_silent_is_waited_for(
 def test_a_member_that_is_busy_keeps_its_share(
     tidelog: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TIDELOG_LEASE_TTL_MS", "500")
+    monkeypatch.setenv("TIDELOG_LEASE_TTL_MS", "1500")
     with library.open() as home:
         home.create_topic("t")
         home.append("t", [Event(b"%d" % n) for n in range(4)])

@@ -385,3 +385,22 @@ def test_bad_names_starts_and_counts_are_refused(home: Home) -> None:
         consumer.poll()
     with pytest.raises(NotFoundError):
         home.consumer("nothing", "c")
+
+
+def test_an_error_in_one_partition_does_not_swallow_what_others_gave(home: Home) -> None:
+    """Else a caller who catches it, polls on and commits would skip what was taken before it."""
+    fill(home, 20, partition=0)
+    fill(home, 20, partition=1)
+    with home.consumer("t", "c") as consumer:
+        assert len(consumer.poll(4)) == 4
+        consumer.commit()
+    trim_topic(home.log, home.topic("t"), ToOffsets({1: 10}))
+    seen: list[int | None] = []
+    with home.consumer("t", "c") as consumer:
+        for _ in range(20):
+            try:
+                seen += [e.offset for e in consumer.poll(50, timeout_s=0.05) if e.partition == 0]
+                consumer.commit()
+            except NotFoundError:
+                continue
+    assert seen == list(range(4, 20))

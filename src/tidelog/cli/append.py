@@ -11,10 +11,10 @@ import pyarrow as pa
 
 from tidelog.cli.exit_codes import FailedError
 from tidelog.cli.lines import Lines
-from tidelog.errors import AlreadyExistsError, InvalidError, PartialAppendError, TidelogError
+from tidelog.errors import InvalidError, PartialAppendError, TidelogError
 from tidelog.home import Home
 from tidelog.log.flush import SendFuture
-from tidelog.model.event import Event, Position, check_event
+from tidelog.model.event import Event, check_event
 
 __all__ = ["Parse", "Storing", "Tally", "storing"]
 
@@ -110,28 +110,26 @@ class _Sent:
         self._parse = parse
         self._bytes_max = home.log.settings.event_bytes_max
         self._producer = home.producer(topic, name)
-        self._last = self._producer.last_sequence
-        # Nobody else stores under this name now, so a position below these ends is an old one.
-        self._ends = {each.partition: each.next for each in home.partitions(topic, runs=False)}
 
     def store(self, lines: Lines, tally: Tally) -> None:
-        numbers, events, failure = _parsed(lines, self._parse, self._bytes_max)
-        futures: list[SendFuture] = []
-        refused: TidelogError | None = failure
-        try:
-            for number, event in zip(numbers, events, strict=True):
-                futures.append(self._send(event, number - 1))
-        except TidelogError as exc:
-            refused = exc
-        for number, future in zip(numbers, futures, strict=False):
-            position = self._settled(future, number - 1)
-            if position is None or position.offset < self._ends[position.partition]:
+        numbers, events, refused = _parsed(lines, self._parse, self._bytes_max)
+        futures: list[tuple[int, SendFuture]] = []
+        failure: TidelogError | None = refused
+        for number, event in zip(numbers, events, strict=True):
+            if self._producer.is_stored(number - 1, event.key):
                 tally.repeated += 1
-            else:
-                tally.add(position.partition, position.offset + 1)
+                continue
+            try:
+                futures.append((number, self._send(event, number - 1)))
+            except TidelogError as exc:  # told once those before it are counted
+                failure = exc
+                break
+        for number, future in futures:
+            position = future.result()
+            tally.add(position.partition, position.offset + 1)
             tally.last_line = number
-        if refused is not None:
-            raise refused
+        if failure is not None:
+            raise failure
 
     def close(self) -> None:
         with contextlib.suppress(TidelogError):  # each event was asked for, so this was told
@@ -147,15 +145,6 @@ class _Sent:
             headers=event.headers,
             sequence=sequence,
         )
-
-    def _settled(self, future: SendFuture, sequence: int) -> Position | None:
-        """Where an event stands; None for one that is so old that nobody knows."""
-        try:
-            return future.result()
-        except AlreadyExistsError:
-            if sequence > self._last:
-                raise
-            return None
 
 
 def _parsed(

@@ -159,8 +159,8 @@ def events_of(batch: pa.RecordBatch, topic: str, partition: int, base: int) -> I
 
 
 def batch_bytes(batch: pa.RecordBatch | pa.Table) -> int:
-    """About how much memory a batch takes, and so its size before compression."""
-    return int(batch.get_total_buffer_size())
+    """How many bytes a batch refers to, and so its size before compression."""
+    return int(batch.nbytes)
 
 
 def _header_lengths(column: pa.ChunkedArray) -> Any:

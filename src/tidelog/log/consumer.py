@@ -13,7 +13,6 @@ import functools
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
 from typing import Any
@@ -21,19 +20,26 @@ from typing import Any
 import pyarrow as pa
 
 from tidelog.codec.events import EVENT_SCHEMA
-from tidelog.errors import FencedError, InvalidError, NotFoundError, UnavailableError
+from tidelog.errors import (
+    FencedError,
+    InvalidError,
+    NotFoundError,
+    TidelogError,
+    UnavailableError,
+)
 from tidelog.log.base import Log
 from tidelog.log.handling import Handling, dead_letter_of, run
 from tidelog.log.intake import Intake
-from tidelog.log.lease import Membership, read_lease
+from tidelog.log.lag import Lag, consumer_lag
+from tidelog.log.lease import Membership
 from tidelog.log.read import Reader, Stretch, find_offset
 from tidelog.log.start import Start, check_start
 from tidelog.log.topics import read_head
-from tidelog.model import layout, limits
+from tidelog.model import limits
 from tidelog.model.event import Event, check_timestamp
 from tidelog.model.topic import Topic
 
-__all__ = ["Consumer", "Lag", "consumer_lag", "consumer_names"]
+__all__ = ["Consumer"]
 
 Append = Callable[[str, list[Event]], object]
 """Appends events to a topic: where dead letters go."""
@@ -41,23 +47,6 @@ Append = Callable[[str, list[Event]], object]
 _IDLE_FIRST_S = 0.02  # waits between looks at a quiet topic grow from here
 _IDLE_LAST_S = 1.0
 _LOOK_S = 0.4  # how soon a member sees that another has come or gone
-
-
-@dataclass(frozen=True, slots=True)
-class Lag:
-    """How far a consumer is behind, in one partition."""
-
-    topic: str
-    consumer: str
-    partition: int
-    cursor: int | None  # None: nobody has read it yet
-    end: int
-    owner: str
-
-    @property
-    def events(self) -> int:
-        """How many events are not handled yet."""
-        return self.end - (self.cursor or 0)
 
 
 class Consumer:
@@ -279,9 +268,14 @@ class Consumer:
         room = max_events
         for step in range(len(held)):
             partition = held[(self._next + step) % len(held)]
-            while room > 0 and (stretch := self._take(partition, room)) is not None:
-                found.append(stretch)
-                room -= stretch.batch.num_rows
+            try:
+                while room > 0 and (stretch := self._take(partition, room)) is not None:
+                    found.append(stretch)
+                    room -= stretch.batch.num_rows
+            except TidelogError:
+                if not found:
+                    raise
+                break  # what was taken is given out first; the next poll meets the error again
             if room == 0:
                 break
         self._next += 1
@@ -376,22 +370,3 @@ class Consumer:
         trouble, self._trouble = self._trouble, None
         if trouble is not None:
             raise trouble
-
-
-def consumer_names(log: Log, topic: Topic) -> list[str]:
-    """All consumers that a topic has had."""
-    prefix = layout.consumer_row(topic.incarnation, "")
-    rows = log.catalog.scan(layout.REGISTRY, prefix, prefix + "\U0010ffff")
-    return sorted(row.value.decode() for row in rows)
-
-
-def consumer_lag(log: Log, topic: Topic, name: str) -> list[Lag]:
-    """How far a consumer is behind, in every partition of a topic."""
-    lags = []
-    for partition in range(topic.partitions):
-        head, _ = read_head(log, topic, partition)
-        found = read_lease(log, topic, name, partition)
-        cursor = found[0].cursor if found else None
-        owner = found[0].owner if found else ""
-        lags.append(Lag(topic.name, name, partition, cursor, head.next, owner))
-    return lags

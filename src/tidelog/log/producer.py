@@ -56,6 +56,7 @@ class Producer:
         self._named = name is not None
         self._appender = Appender(log, topic, name or f"~{log.ids.new()}")
         self._before: dict[int, ProducerState] = {}
+        self._offsets: dict[int, dict[int, int]] = {}  # of what was sent before, when asked for
         self._sequence = -1  # the highest that was given out
         self._sent: dict[int, int] = {}  # the highest for each partition, in this process
         self._carrier = Carrier(log, topic, self._appender, self._named)
@@ -80,6 +81,11 @@ class Producer:
     def last_sequence(self) -> int:
         """The highest sequence of a named producer so far, over restarts; -1 for none."""
         return self._sequence
+
+    def is_stored(self, sequence: int, key: bytes | None = None) -> bool:
+        """Whether an earlier process has stored this sequence under this producer's name."""
+        before = self._before.get(self._place(key, sequence)[0])
+        return before is not None and sequence <= before.last
 
     def send(
         self,
@@ -194,7 +200,9 @@ class Producer:
         before = self._before.get(partition)
         if before is None or sequence > before.last:
             return None
-        offset = before.offset_of(sequence)
+        if partition not in self._offsets:
+            self._offsets[partition] = before.offsets()
+        offset = self._offsets[partition].get(sequence)
         flush = Flush()
         if offset is None:
             flush.finish(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from typing import NamedTuple
+from urllib.parse import quote
 
 from tidelog.model.limits import ROW_BYTES_MAX
 
@@ -23,11 +24,14 @@ __all__ = [
     "ROWS",
     "TOPIC_ROW_KINDS",
     "Kind",
+    "commit_row",
     "consumer_members",
     "consumer_row",
     "lease_partition",
+    "manifest",
     "member_row",
     "notify_partition",
+    "pipeline_partition",
     "probe",
     "producer_row",
     "run_row",
@@ -41,6 +45,7 @@ __all__ = [
     "sinks",
     "slot_row",
     "slot_rows",
+    "staging",
     "topic_partition",
     "topic_row",
 ]
@@ -70,6 +75,11 @@ OBJECTS = (
         "topics/<t>/sinks/<sink>/<batch>/<id>.json",
         "manifest: the staged segments that a Spark writer's batch consists of",
     ),
+    Kind(
+        "pipelines/<name>/manifests/<epoch>/<source partition>/<id>.json",
+        "what a range produced: files, counts, checksums, the end reached",
+    ),
+    Kind("staging/<pipeline>/<epoch>/<attempt>/<n>", "a file that is not yet published"),
 )
 
 ROWS = (
@@ -87,6 +97,9 @@ ROWS = (
     Kind("consumer/<t>/<name> · member/<id>", "a member's heartbeat, host and process"),
     Kind("consumer/<t>/<name>/<p> · lease", "owner, epoch, cursor, resolved start"),
     Kind("notify/<t>/<p> · state", "the debounce waiter, and the offset notified so far"),
+    Kind("pipeline/<name>/<source partition> · head", "position, ordinal, epoch of its driver"),
+    Kind("pipeline/<name>/<source partition> · intent", "a range under way; then its manifest"),
+    Kind("pipeline/<name>/<source partition> · commit/<ordinal>/<start>", "a range that is done"),
 )
 
 HOME_OBJECT = "home.json"
@@ -188,6 +201,26 @@ def lease_partition(incarnation: str, name: str, partition: int) -> str:
 
 def notify_partition(incarnation: str, partition: int) -> str:
     return f"notify/{incarnation}/{partition}"
+
+
+def pipeline_partition(incarnation: str, source_partition: str) -> str:
+    """The catalog partition that holds a pipeline's rows for one source partition."""
+    return f"pipeline/{incarnation}/{_short(source_partition)}"
+
+
+def commit_row(ordinal: int, start: str) -> str:
+    """A committed range; by its start too, since a range may hold no event."""
+    return f"commit/{ordinal:020}/{start}"
+
+
+def manifest(incarnation: str, epoch: int, source_partition: str, manifest_id: str) -> str:
+    folder = quote(source_partition, safe="")
+    return f"pipelines/{incarnation}/manifests/{epoch:010}/{folder}/{manifest_id}.json"
+
+
+def staging(incarnation: str, epoch: int, attempt: str) -> str:
+    """Where one attempt at a range puts its files."""
+    return f"staging/{incarnation}/{epoch:010}/{attempt}"
 
 
 def _short(name: str) -> str:

@@ -69,6 +69,14 @@ class ProducerState(msgspec.Struct, frozen=True):
     recent: tuple[SentBatch, ...] = ()
     seen_ms: int = 0  # so that a sweep can tell an unnamed producer that is long gone
 
+    def offsets(self) -> dict[int, int]:
+        """The offsets of all sequences that are recent enough to be known."""
+        return {
+            sequence: batch.base + index
+            for batch in self.recent
+            for index, sequence in enumerate(batch.sequences())
+        }
+
     def offset_of(self, sequence: int) -> int | None:
         """The offset that a sequence got, if it is recent enough to be known."""
         for batch in reversed(self.recent):

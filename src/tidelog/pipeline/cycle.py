@@ -1,0 +1,300 @@
+"""The cycle that every pipeline is: from the source's ends to commits, exactly once.
+
+Each source partition goes through these steps; every write expects its ``head``:
+
+1. adopt: put this driver's epoch into the ``head``      → dead: the next driver adopts it anew
+2. finish an ``intent`` that is there: with a manifest go to step 6, without one to step 4
+3. intend: put an ``intent`` with start and limit         → dead: the next driver does that range
+4. do: a task reads the range and stages its files        → dead: staged files that nothing names
+5. record: put a manifest object, and its key into the
+   ``intent``: from here on the contents are decided      → dead: the next driver goes to step 6
+6. publish: copy each staged file to its final name       → dead: the next driver copies the rest
+7. commit, in one write: ``commit`` row, ``head`` to the
+   end reached, the ``intent`` goes; then staging goes    → dead: staged files that nothing names
+
+A driver that lost its partitions to another one fails at its next write, since the head has
+another version. Its late copies are those that the manifest decided, so they harm nobody. A lost
+reply sends the partition back to its rows, which tell at which step it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from tidelog.catalog.base import ABSENT, Change, Check, Delete, Put
+from tidelog.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    FencedError,
+    InvalidError,
+    TidelogError,
+    UnknownOutcomeError,
+)
+from tidelog.log.base import Log
+from tidelog.model import layout
+from tidelog.model.pipeline import (
+    Committed,
+    Gap,
+    Intent,
+    Manifest,
+    Progress,
+    read_manifest,
+)
+from tidelog.model.run import decode_row, encode_row
+from tidelog.pipeline.base import Outcome, Pipeline, Produced, Task
+from tidelog.sources.base import Bounds, Range, SourcePartition
+
+__all__ = ["Cycle", "CycleReport", "LostError"]
+
+
+class LostError(InvalidError):
+    """A source no longer holds what was to be read next: a person must decide."""
+
+    kind = "lost"
+
+
+@dataclass
+class CycleReport:
+    """What one cycle did."""
+
+    committed: dict[SourcePartition, Manifest] = field(default_factory=dict)
+    errors: dict[SourcePartition, TidelogError] = field(default_factory=dict)
+
+    @property
+    def events(self) -> int:
+        return sum(manifest.read for manifest in self.committed.values())
+
+
+@dataclass
+class _Track:
+    """A source partition as its rows were last seen or written."""
+
+    partition: SourcePartition
+    where: str
+    head: Progress
+    head_version: str
+    intent: Intent | None = None
+    intent_version: str = ""
+
+
+class Cycle:
+    """A driver's work on some source partitions, under one epoch."""
+
+    def __init__(self, log: Log, pipeline: Pipeline, epoch: int, accept_loss: bool = False) -> None:
+        self._log = log
+        self._pipeline = pipeline
+        self._epoch = epoch
+        self._accept_loss = accept_loss
+        self._tracks: dict[SourcePartition, _Track] = {}
+        self._stale: set[SourcePartition] = set()
+
+    def adopt(self, partition: SourcePartition, start: Callable[[], str]) -> None:
+        """Step 1. ``start`` gives the position of a partition that is new to the pipeline.
+
+        ``FencedError`` when a driver with a later epoch has it.
+        """
+        where = layout.pipeline_partition(self._pipeline.incarnation, partition.text)
+        while True:
+            row = self._log.catalog.get(where, "head")
+            if row is None:
+                head = Progress(start(), 0, self._epoch)
+                change = Put("head", encode_row(head), expect=ABSENT)
+            else:
+                found = decode_row(row.value, Progress, f"head of `{partition.text}`")
+                if found.epoch > self._epoch:
+                    raise self._fenced(partition, found.epoch)
+                head = Progress(found.position, found.ordinal, self._epoch)
+                change = Put("head", encode_row(head), expect=row.version)
+            write_id = self._log.ids.new()
+            with contextlib.suppress(ConflictError, UnknownOutcomeError):
+                self._log.catalog.write(where, change, write_id=write_id)
+                track = _Track(partition, where, head, write_id)
+                self._read_intent(track)
+                self._tracks[partition] = track
+                self._stale.discard(partition)
+                return
+
+    def adopted(self, partition: SourcePartition) -> bool:
+        """Whether this driver has it, and knows its rows."""
+        return partition in self._tracks and partition not in self._stale
+
+    def position(self, partition: SourcePartition) -> str:
+        """How far an adopted partition is committed."""
+        return self._tracks[partition].head.position
+
+    def run(
+        self, limits: Mapping[SourcePartition, str], bounds: Mapping[SourcePartition, Bounds]
+    ) -> CycleReport:
+        """Steps 2 to 7 for all adopted partitions that have an intent or a limit to read to."""
+        report = CycleReport()
+        tasks: list[Task] = []
+        for track in self._tracks.values():
+            if track.partition in self._stale:
+                continue
+            with self._kept(track, report):
+                if track.intent is None and track.partition in limits:
+                    self._intend(track, limits[track.partition], bounds[track.partition])
+                if track.intent is not None and track.intent.manifest:
+                    self._finish(track, self._manifest(track.intent.manifest), report)
+                elif track.intent is not None:
+                    tasks.append(self._task(track, track.intent))
+        for outcome in self._outcomes(tasks):
+            track = self._tracks[outcome.partition]
+            with self._kept(track, report):
+                if outcome.error is not None:
+                    raise outcome.error
+                if outcome.produced is not None:
+                    manifest = self._record(track, outcome.produced)
+                    self._finish(track, manifest, report)
+        return report
+
+    # The steps.
+
+    def _intend(self, track: _Track, limit: str, bounds: Bounds) -> None:
+        """Step 3."""
+        source, start = self._pipeline.source, track.head.position
+        lost: tuple[Gap, ...] = ()
+        if source.before(bounds.end, start):
+            raise LostError(
+                f"source partition `{track.partition.text}`: ends at {bounds.end}, before the "
+                f"committed {start}: it was made anew; start a new pipeline on it",
+                partition=track.partition.text,
+            )
+        if source.before(start, bounds.first):
+            if not self._accept_loss:
+                raise LostError(
+                    f"source partition `{track.partition.text}`: holds nothing before "
+                    f"{bounds.first}, committed is {start}: what is between is lost; "
+                    "run with --accept-loss to record that and go on",
+                    partition=track.partition.text,
+                    start=start,
+                    first=bounds.first,
+                )
+            lost = (Gap(start, bounds.first),)
+        if not source.before(start, limit):
+            return
+        intent = Intent(start, limit, lost)
+        self._write(
+            track,
+            Put("intent", encode_row(intent), expect=ABSENT),
+            Check("head", track.head_version),
+        )
+        self._read_intent(track)
+
+    def _task(self, track: _Track, intent: Intent) -> Task:
+        """Step 4, as a task."""
+        start = intent.lost[-1].end if intent.lost else intent.start
+        staging = layout.staging(self._pipeline.incarnation, self._epoch, self._log.ids.new())
+        return Task(
+            self._pipeline.source,
+            self._pipeline.sink,
+            Range(track.partition, start, intent.limit),
+            staging,
+        )
+
+    def _outcomes(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
+        return self._pipeline.workers.run(tasks) if tasks else iter(())
+
+    def _record(self, track: _Track, produced: Produced) -> Manifest:
+        """Step 5."""
+        intent = track.intent
+        if intent is None:
+            raise self._fenced(track.partition, -1)
+        manifest = Manifest(
+            pipeline=self._pipeline.incarnation,
+            partition=track.partition.text,
+            start=intent.start,
+            end=produced.end,
+            ordinal=track.head.ordinal,
+            read=produced.read,
+            written=produced.staged.written,
+            dead=produced.staged.dead,
+            files=produced.staged.files,
+            lost=intent.lost,
+        )
+        key = layout.manifest(
+            self._pipeline.incarnation, self._epoch, track.partition.text, self._log.ids.new()
+        )
+        with contextlib.suppress(AlreadyExistsError):
+            self._log.store.put(key, msgspec.json.encode(manifest))
+        decided = msgspec.structs.replace(intent, manifest=key)
+        self._write(
+            track,
+            Put("intent", encode_row(decided), expect=track.intent_version),
+            Check("head", track.head_version),
+        )
+        self._read_intent(track)
+        return manifest
+
+    def _finish(self, track: _Track, manifest: Manifest, report: CycleReport) -> None:
+        """Steps 6 and 7."""
+        self._pipeline.sink.publish(manifest.files)
+        intent = track.intent
+        if intent is None:
+            raise self._fenced(track.partition, -1)
+        done = Committed(
+            manifest=intent.manifest,
+            start=manifest.start,
+            end=manifest.end,
+            events=manifest.read,
+            files=len(manifest.files),
+            dead=manifest.dead,
+            committed_ms=self._log.clock.now_ms(),
+        )
+        head = Progress(manifest.end, manifest.ordinal + manifest.read, self._epoch)
+        write_id = self._write(
+            track,
+            Put(layout.commit_row(manifest.ordinal, manifest.start), encode_row(done)),
+            Put("head", encode_row(head), expect=track.head_version),
+            Delete("intent", expect=track.intent_version),
+        )
+        track.head, track.head_version = head, write_id
+        track.intent, track.intent_version = None, ""
+        report.committed[track.partition] = manifest
+        self._pipeline.sink.discard(manifest.files)
+
+    # Inside.
+
+    def _write(self, track: _Track, *changes: Change) -> str:
+        """One conditional write; ``FencedError`` when another driver has the partition."""
+        write_id = self._log.ids.new()
+        try:
+            self._log.catalog.write(track.where, *changes, write_id=write_id)
+        except ConflictError as exc:
+            raise self._fenced(track.partition, -1) from exc
+        return write_id
+
+    def _read_intent(self, track: _Track) -> None:
+        row = self._log.catalog.get(track.where, "intent")
+        track.intent, track.intent_version = None, ""
+        if row is not None:
+            what = f"intent of `{track.partition.text}`"
+            track.intent = decode_row(row.value, Intent, what)
+            track.intent_version = row.version
+
+    def _manifest(self, key: str) -> Manifest:
+        return read_manifest(self._log.store.get(key), key)
+
+    @contextlib.contextmanager
+    def _kept(self, track: _Track, report: CycleReport) -> Iterator[None]:
+        """An error of one partition is told and does not stop the others.
+
+        What is known of that partition's rows may be wrong then, so it must be adopted anew.
+        """
+        try:
+            yield
+        except TidelogError as exc:
+            report.errors[track.partition] = exc
+            self._stale.add(track.partition)
+
+    def _fenced(self, partition: SourcePartition, epoch: int) -> FencedError:
+        other = f" (epoch {epoch})" if epoch >= 0 else ""
+        return FencedError(
+            f"source partition `{partition.text}` of pipeline `{self._pipeline.name}`: another "
+            f"driver has it{other}, ours was epoch {self._epoch}: stop this one",
+            partition=partition.text,
+        )

@@ -1,0 +1,53 @@
+"""What a sink is: a writer for each range, and publishing of what was decided."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import pyarrow as pa
+
+from tidelog.model.pipeline import FileEntry
+
+__all__ = ["RangeWriter", "Sink", "Written"]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a writer has staged of one range."""
+
+    files: tuple[FileEntry, ...] = ()
+    written: int = 0
+    dead: int = 0
+
+
+class RangeWriter(Protocol):
+    """Takes the events of one range, in order."""
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Stage some events, in event columns."""
+        ...
+
+    def close(self) -> Written:
+        """Finish all files, durable in staging."""
+        ...
+
+
+class Sink(Protocol):
+    """Settings of a sink; picklable. Stores are opened by each call, where it runs."""
+
+    def writer(self, partition: str, staging: str) -> RangeWriter:
+        """A writer for a range of a source partition, whose files go below ``staging``."""
+        ...
+
+    def publish(self, files: Sequence[FileEntry]) -> None:
+        """Make staged files visible under their final names; idempotent, by two at once too.
+
+        ``CorruptError`` when one is neither staged nor published as it should be.
+        """
+        ...
+
+    def discard(self, files: Sequence[FileEntry]) -> None:
+        """Remove what was staged, after the commit. Idempotent."""
+        ...

@@ -1,0 +1,48 @@
+"""From staging to final names: copied, never moved, and created only once.
+
+A file that is there already with the same bytes is done: another driver, or this one before it
+died, has published it. One whose staged copy is gone is done too, if its target is as it should
+be; if neither is there, something was deleted that must not be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import crc32c
+
+from tidelog.errors import AlreadyExistsError, CorruptError, NotFoundError
+from tidelog.model.pipeline import FileEntry
+from tidelog.store.base import Store
+
+__all__ = ["discard_files", "publish_files"]
+
+
+def publish_files(store: Store, files: Sequence[FileEntry]) -> None:
+    """Make staged files visible; idempotent. ``CorruptError`` when that cannot be."""
+    for file in files:
+        try:
+            store.copy(file.staged, file.target)
+        except (AlreadyExistsError, NotFoundError):
+            _check_published(store, file)
+
+
+def discard_files(store: Store, files: Sequence[FileEntry]) -> None:
+    """Remove staged files. Idempotent."""
+    if files:
+        store.delete([file.staged for file in files])
+
+
+def _check_published(store: Store, file: FileEntry) -> None:
+    try:
+        data = store.get(file.target)
+    except NotFoundError as exc:
+        raise CorruptError(
+            f"file `{file.target}`: neither it nor its staged copy `{file.staged}` is there: "
+            "find out who deleted them, and restore one from a copy"
+        ) from exc
+    if len(data) != file.size or crc32c.crc32c(data) != file.crc:
+        raise CorruptError(
+            f"file `{file.target}`: expected {file.size} bytes with crc32c {file.crc:08x}, found "
+            f"{len(data)} with {crc32c.crc32c(data):08x}: somebody else wrote it; keep both"
+        )

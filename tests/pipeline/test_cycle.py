@@ -1,0 +1,214 @@
+"""The cycle: P4 over crashes at every step, two drivers at once, and lost replies."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from tests.pipeline.fakes import LinesSink, ListSource, listed
+from tidelog.catalog.memory import MemoryCatalog
+from tidelog.errors import CorruptError, FencedError, TidelogError, UnavailableError
+from tidelog.log.base import Log
+from tidelog.model import layout
+from tidelog.model.backoff import Backoff
+from tidelog.pipeline.base import Pipeline
+from tidelog.pipeline.cycle import Cycle, CycleReport, LostError
+from tidelog.pipeline.workers import LocalWorkers
+from tidelog.sources.base import SourcePartition
+from tidelog.store.memory import MemoryStore
+from tidelog.store.retry import RetryingStore
+from tidelog.testing.clock import FakeClock, seeded_ids
+from tidelog.testing.faults import Fault, Faults, FaultyCatalog, FaultyStore
+from tidelog.testing.scheduler import Crash, Scheduler
+
+RATES = {
+    Fault.LOSE_REQUEST: 0.02,
+    Fault.LOSE_REPLY: 0.06,
+    Fault.DUPLICATE: 0.04,
+    Fault.DELAY: 0.15,
+    Fault.CRASH_BEFORE: 0.01,
+    Fault.CRASH_AFTER: 0.01,
+}
+
+
+class Archive:
+    """An archive in memory, and drivers on it."""
+
+    def __init__(self, source: ListSource | None = None) -> None:
+        self.rows, self.objects = MemoryCatalog(), MemoryStore(FakeClock())
+        self.source = source or ListSource(2, 40)
+        self.epoch = 0
+
+    def log(self, faults: Faults | None = None, scheduler: Scheduler | None = None) -> Log:
+        clock = scheduler.clock if scheduler else FakeClock()
+        chance = random.Random(self.epoch)
+        ids = seeded_ids(1_000 + self.epoch)
+        if faults is None:
+            return Log(self.objects, self.rows, clock, ids, chance)
+        store = RetryingStore(
+            FaultyStore(self.objects, faults),
+            clock=clock,
+            random=chance,
+            backoff=Backoff(attempts=3),
+        )
+        return Log(store, FaultyCatalog(self.rows, faults, clock), clock, ids, chance)
+
+    def cycle(self, log: Log, accept_loss: bool = False) -> Cycle:
+        """A new driver, with a later epoch than all before it."""
+        self.epoch += 1
+        sink = LinesSink(log.store)
+        pipeline = Pipeline("a", "inc", self.source, sink, LocalWorkers())
+        return Cycle(log, pipeline, self.epoch, accept_loss)
+
+    def drive(self, log: Log, step: int = 9, accept_loss: bool = False) -> CycleReport:
+        """A driver that drains what is there, in ranges of some offsets."""
+        cycle = self.cycle(log, accept_loss)
+        report = CycleReport()
+        for _ in range(60):
+            partitions = self.source.partitions()
+            for partition in partitions:
+                if not cycle.adopted(partition):
+                    cycle.adopt(partition, lambda: "0")
+            bounds = self.source.bounds(partitions)
+            limits = {
+                p: str(
+                    min(
+                        int(bounds[p].end), max(int(cycle.position(p)), int(bounds[p].first)) + step
+                    )
+                )
+                for p in partitions
+            }
+            report = cycle.run(limits, bounds)
+            if any(isinstance(error, FencedError) for error in report.errors.values()):
+                return report
+            if any(isinstance(error, LostError) for error in report.errors.values()):
+                return report
+            done = [cycle.position(p) == bounds[p].end for p in partitions if cycle.adopted(p)]
+            if all(done) and len(done) == len(partitions):
+                return report
+        return report
+
+    def check(self) -> None:
+        """Each source event once, for who only lists; and the commits are contiguous."""
+        expected = Counter(v for held in self.source.events.values() for v in held.values())
+        assert Counter(listed(self.objects)) == expected
+        for partition in self.source.partitions():
+            where = layout.pipeline_partition("inc", partition.text)
+            assert self.rows.get(where, "intent") is None
+
+
+def test_everything_is_archived_once_and_staging_is_empty() -> None:
+    archive = Archive()
+    archive.drive(archive.log())
+    archive.check()
+    assert list(archive.objects.list("staging/")) == []
+    archive.drive(archive.log())
+    archive.check()
+
+
+@pytest.mark.parametrize("call", range(1, 45))
+def test_a_driver_that_dies_after_any_call_is_finished_by_the_next(call: int) -> None:
+    archive = Archive(ListSource(1, 20))
+    faults = Faults(crash_after_call=call)
+    died = False
+    try:
+        archive.drive(archive.log(faults))
+    except Crash:
+        died = True
+    assert died or faults.calls < call
+    archive.drive(archive.log())
+    archive.check()
+
+
+@pytest.mark.parametrize("block", range(5))
+def test_two_drivers_at_once_in_a_bad_world(block: int) -> None:
+    for seed in range(block * 20, block * 20 + 20):
+        archive = Archive()
+        scheduler = Scheduler(seed)
+        faults = Faults(scheduler.random, RATES, scheduler)
+
+        def drive(
+            archive: Archive = archive, faults: Faults = faults, s: Scheduler = scheduler
+        ) -> None:
+            for _ in range(4):
+                try:
+                    archive.drive(archive.log(faults, s))
+                except TidelogError as exc:
+                    if isinstance(exc, CorruptError):
+                        raise
+                s.clock.sleep(s.random.random())
+
+        scheduler.spawn("one", drive)
+        scheduler.spawn("two", drive)
+        scheduler.run(after_step=lambda archive=archive: _no_doubles(archive))  # type: ignore[misc]
+        archive.drive(archive.log())
+        archive.check()
+
+
+def _no_doubles(archive: Archive) -> None:
+    doubled = [value for value, count in Counter(listed(archive.objects)).items() if count > 1]
+    assert not doubled, f"archived twice: {doubled}"
+
+
+def test_an_old_driver_is_fenced() -> None:
+    archive = Archive()
+    log = archive.log()
+    partition = SourcePartition("t", "0")
+    old, new = archive.cycle(log), archive.cycle(log)
+    old.adopt(partition, lambda: "0")
+    new.adopt(partition, lambda: "0")
+    bounds = archive.source.bounds([partition])
+    assert isinstance(old.run({partition: "10"}, bounds).errors[partition], FencedError)
+    with pytest.raises(FencedError, match="another driver has it"):
+        old.adopt(partition, lambda: "0")
+    assert new.run({partition: "10"}, bounds).events > 0
+
+
+def test_what_a_source_has_lost_stops_loudly_until_it_is_accepted() -> None:
+    archive = Archive()
+    partition = SourcePartition("t", "0")
+    archive.source.firsts[partition] = 12
+    report = archive.drive(archive.log())
+    assert isinstance(report.errors[partition], LostError)
+    assert "run with --accept-loss" in str(report.errors[partition])
+    archive.drive(archive.log(), accept_loss=True)
+    values = listed(archive.objects)
+    assert "0:11" not in values
+    assert "0:12" in values
+    where = layout.pipeline_partition("inc", partition.text)
+    assert len(list(archive.rows.scan(where, "commit/", "commit0"))) > 0
+
+
+def test_a_source_that_was_made_anew_stops_loudly() -> None:
+    archive = Archive()
+    archive.drive(archive.log())
+    partition = SourcePartition("t", "1")
+    archive.source.ends[partition] = 5
+    report = archive.drive(archive.log())
+    assert "made anew" in str(report.errors[partition])
+
+
+def test_an_error_of_one_partition_does_not_stop_the_others() -> None:
+    archive = Archive()
+    real_read = archive.source.read
+
+    def read(range: object) -> object:
+        if range.partition.name == "0":  # type: ignore[attr-defined]
+            raise UnavailableError("its broker is down")
+        return real_read(range)  # type: ignore[arg-type]
+
+    archive.source.read = read  # type: ignore[method-assign,assignment]
+    archive.drive(archive.log())
+    assert {value[0] for value in listed(archive.objects)} == {"1"}
+    archive.source.read = real_read  # type: ignore[method-assign]
+    archive.drive(archive.log())
+    archive.check()
+
+
+def test_a_file_that_somebody_else_wrote_is_not_overwritten() -> None:
+    archive = Archive()
+    archive.objects.put("archives/a/g1/t/dt=2026-11-13/1_0_00000000000000000000.json", b"theirs")
+    report = archive.drive(archive.log())
+    assert isinstance(report.errors[SourcePartition("t", "0")], CorruptError)
