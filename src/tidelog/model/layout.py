@@ -32,12 +32,14 @@ __all__ = [
     "member_row",
     "notify_partition",
     "pipeline_partition",
+    "pipeline_shards",
     "probe",
     "producer_row",
     "run_row",
     "segment",
     "segment_generation",
     "segments",
+    "shard_row",
     "sink_batch",
     "sink_manifest",
     "sink_row",
@@ -97,6 +99,7 @@ ROWS = (
     Kind("consumer/<t>/<name> · member/<id>", "a member's heartbeat, host and process"),
     Kind("consumer/<t>/<name>/<p> · lease", "owner, epoch, cursor, resolved start"),
     Kind("notify/<t>/<p> · state", "the debounce waiter, and the offset notified so far"),
+    Kind("pipeline/<name> · shard/<m>", "the shard's driver, its epoch and heartbeat"),
     Kind("pipeline/<name>/<source partition> · head", "position, ordinal, epoch of its driver"),
     Kind("pipeline/<name>/<source partition> · intent", "a range under way; then its manifest"),
     Kind("pipeline/<name>/<source partition> · commit/<ordinal>/<start>", "a range that is done"),
@@ -201,6 +204,15 @@ def lease_partition(incarnation: str, name: str, partition: int) -> str:
 
 def notify_partition(incarnation: str, partition: int) -> str:
     return f"notify/{incarnation}/{partition}"
+
+
+def pipeline_shards(incarnation: str) -> str:
+    """The catalog partition of a pipeline's shards."""
+    return f"pipeline/{incarnation}"
+
+
+def shard_row(number: int) -> str:
+    return f"shard/{number:06}"
 
 
 def pipeline_partition(incarnation: str, source_partition: str) -> str:

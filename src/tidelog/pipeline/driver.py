@@ -1,0 +1,157 @@
+"""The driver: holds a shard, looks at the source, and runs cycles until it is told to stop.
+
+A heartbeat runs in a thread of its own while cycles run, so that a long Spark job keeps the shard.
+A stop signal lets the cycle under way finish; a second one may abandon it at any point, since the
+next driver finishes what is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from tidelog.errors import FencedError, InvalidError, TidelogError, UnavailableError
+from tidelog.log.base import Log
+from tidelog.pipeline.base import Pipeline
+from tidelog.pipeline.cycle import Cycle, CycleReport
+from tidelog.pipeline.policy import Due, Policy
+from tidelog.pipeline.shard import Shard
+from tidelog.sources.base import Bounds, SourcePartition
+
+__all__ = ["Driver", "Driving"]
+
+_FOLLOW_S = 1.0  # between looks at the source while following
+_ATTEMPTS = 5  # of a partition whose errors may pass, in a run that ends by itself
+
+
+@dataclass
+class Driving:
+    """How a driver runs."""
+
+    follow: bool = False  # go on, by policy; else drain what is there and end
+    policy: Policy = field(default_factory=Policy)
+    accept_loss: bool = False
+    shard: int = 0
+    shards: int = 1
+    start: str = "earliest"  # of source partitions that are new: or latest
+    stop: threading.Event = field(default_factory=threading.Event)
+    on_cycle: Callable[[CycleReport], None] = lambda _: None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.shard < self.shards:
+            raise InvalidError(f"shard {self.shard} of {self.shards}: give 0 to {self.shards - 1}")
+        if self.start not in ("earliest", "latest"):
+            raise InvalidError(f"start `{self.start}`: give earliest or latest")
+
+
+class Driver:
+    """Drives one shard of one pipeline."""
+
+    def __init__(self, log: Log, pipeline: Pipeline, how: Driving) -> None:
+        self._log = log
+        self._pipeline = pipeline
+        self._how = how
+        self._due = Due(how.policy)
+        self._failures: dict[SourcePartition, int] = {}
+
+    def run(self) -> int:
+        """Until the source is drained, or until told to stop; the number of events archived.
+
+        Stands by while another driver has the shard. ``FencedError`` when it was taken from us.
+        Raises the first lasting error of a partition when a run that drains cannot go on.
+        """
+        shard = Shard(self._log, self._pipeline.incarnation, self._how.shard)
+        while not shard.try_take():
+            if self._how.stop.wait(0.2):
+                return 0
+        with self._beating(shard) as lost:
+            cycle = Cycle(self._log, self._pipeline, shard.epoch, self._how.accept_loss)
+            events = 0
+            while not self._how.stop.is_set() and not lost.is_set():
+                report = self._cycle(cycle)
+                events += report.events
+                self._how.on_cycle(report)
+                if self._is_done(report, cycle):
+                    break
+            if lost.is_set():
+                raise FencedError(
+                    f"pipeline `{self._pipeline.name}`: another driver has taken shard "
+                    f"{self._how.shard}: this one stops"
+                )
+            return events
+
+    def _cycle(self, cycle: Cycle) -> CycleReport:
+        partitions = self._partitions()
+        bounds = self._pipeline.source.bounds(partitions)
+        for partition in partitions:
+            if not cycle.adopted(partition):
+                first = bounds[partition]
+                begin = first.first if self._how.start == "earliest" else first.end
+                cycle.adopt(partition, lambda begin=begin: begin)  # type: ignore[misc]
+        limits = {p: b.end for p, b in bounds.items() if self._wants(cycle, p, b)}
+        report = cycle.run(limits, bounds)
+        for partition, manifest in report.committed.items():
+            size = sum(file.size for file in manifest.files)
+            self._due.done(partition, manifest.read, size)
+            self._failures.pop(partition, None)
+        for partition in report.errors:
+            self._failures[partition] = self._failures.get(partition, 0) + 1
+        return report
+
+    def _wants(self, cycle: Cycle, partition: SourcePartition, bounds: Bounds) -> bool:
+        position = cycle.position(partition)
+        if not self._how.follow:
+            return position != bounds.end
+        waiting = self._pipeline.source.count(position, bounds.end)
+        count = int(position != bounds.end) if waiting is None else waiting
+        return self._due.is_due(partition, count, self._log.clock.monotonic_s())
+
+    def _is_done(self, report: CycleReport, cycle: Cycle) -> bool:
+        """Whether to end; waits before the next cycle where nothing was done."""
+        fenced = [e for e in report.errors.values() if isinstance(e, FencedError)]
+        if fenced:
+            raise fenced[0]
+        if self._how.follow:
+            if not report.committed:
+                self._how.stop.wait(_FOLLOW_S)
+            return False
+        for partition, error in report.errors.items():
+            passing = isinstance(error, UnavailableError)
+            if not passing or self._failures[partition] >= _ATTEMPTS:
+                raise error
+        if report.errors:
+            self._how.stop.wait(0.2)
+            return False
+        return not report.committed
+
+    def _partitions(self) -> list[SourcePartition]:
+        found = self._pipeline.source.partitions()
+        shards, shard = self._how.shards, self._how.shard
+        return [p for p in found if zlib.crc32(p.text.encode()) % shards == shard]
+
+    @contextlib.contextmanager
+    def _beating(self, shard: Shard) -> Iterator[threading.Event]:
+        """Heartbeats while the body runs; the event is set when the shard was lost."""
+        lost, ended = threading.Event(), threading.Event()
+
+        def beat() -> None:
+            while not ended.wait(self._log.settings.lease_ttl_ms / 3000):
+                try:
+                    shard.beat()
+                except FencedError:
+                    lost.set()
+                    return
+                except TidelogError:
+                    continue  # the next beat may come through; the heads fence us if not
+
+        thread = threading.Thread(target=beat, daemon=True)
+        thread.start()
+        try:
+            yield lost
+        finally:
+            ended.set()
+            thread.join()
+            shard.release()

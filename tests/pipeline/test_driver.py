@@ -1,0 +1,227 @@
+"""Drivers: they drain, follow by policy, stand by, take over, and stop when told."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from tests.pipeline.fakes import LinesSink, ListSource, listed
+from tidelog.catalog.memory import MemoryCatalog
+from tidelog.clock import RandomIds, SystemClock
+from tidelog.errors import FencedError, InvalidError, UnavailableError
+from tidelog.log.base import Log, LogSettings
+from tidelog.pipeline.base import Outcome, Pipeline, Task
+from tidelog.pipeline.cycle import LostError
+from tidelog.pipeline.driver import Driver, Driving
+from tidelog.pipeline.policy import Due, Policy
+from tidelog.pipeline.shard import Shard
+from tidelog.pipeline.workers import LocalWorkers
+from tidelog.sources.base import SourcePartition
+from tidelog.store.memory import MemoryStore
+
+
+class Home:
+    """Substrates, a source and a pipeline."""
+
+    def __init__(self, partitions: int = 3) -> None:
+        self.store = MemoryStore(SystemClock())
+        self.log = Log(
+            self.store,
+            MemoryCatalog(),
+            SystemClock(),
+            RandomIds(),
+            random.Random(1),
+            LogSettings(lease_ttl_ms=300),
+        )
+        self.source = ListSource(partitions, 60)
+        self.pipeline = Pipeline("a", "inc", self.source, LinesSink(self.store), LocalWorkers(2))
+
+    def driver(self, **how: object) -> Driver:
+        return Driver(self.log, self.pipeline, Driving(**how))  # type: ignore[arg-type]
+
+    def check(self) -> None:
+        expected = Counter(v for held in self.source.events.values() for v in held.values())
+        assert Counter(listed(self.store)) == expected
+
+
+@pytest.fixture
+def home() -> Home:
+    return Home()
+
+
+def grow(home: Home, to: int) -> None:
+    for partition, held in home.source.events.items():
+        held.update({n: f"{partition.name}:{n}" for n in range(home.source.ends[partition], to)})
+        home.source.ends[partition] = to
+
+
+def test_it_drains_what_is_there_and_ends(home: Home) -> None:
+    events = sum(map(len, home.source.events.values()))
+    assert home.driver().run() == events
+    home.check()
+    assert home.driver().run() == 0
+    grow(home, 70)
+    assert home.driver().run() == 30
+    home.check()
+
+
+def test_it_follows_by_policy_and_stops_when_told(home: Home) -> None:
+    stop = threading.Event()
+    driver = home.driver(follow=True, stop=stop, policy=Policy(max_age_ms=50))
+    thread = threading.Thread(target=driver.run)
+    thread.start()
+    end = time.monotonic() + 10
+    while len(listed(home.store)) < sum(map(len, home.source.events.values())):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    grow(home, 65)
+    while "0:64" not in listed(home.store):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    stop.set()
+    thread.join(5)
+    assert not thread.is_alive()
+    home.check()
+
+
+def test_new_partitions_are_picked_up_while_it_runs(home: Home) -> None:
+    stop = threading.Event()
+    driver = home.driver(follow=True, stop=stop, policy=Policy(max_age_ms=20))
+    thread = threading.Thread(target=driver.run)
+    thread.start()
+    fresh = SourcePartition("t", "9")
+    home.source.firsts[fresh], home.source.ends[fresh] = 0, 5
+    home.source.events[fresh] = {n: f"9:{n}" for n in range(5)}
+    end = time.monotonic() + 10
+    while "9:4" not in listed(home.store):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    stop.set()
+    thread.join(5)
+    home.check()
+
+
+class StuckWorkers:
+    """A job that hangs until it is let go."""
+
+    def __init__(self) -> None:
+        self.began, self.go = threading.Event(), threading.Event()
+
+    def run(self, tasks: list[Task]) -> Iterator[Outcome]:
+        self.began.set()
+        self.go.wait(20)
+        return LocalWorkers().run(tasks)
+
+
+def test_a_standby_waits_while_a_long_job_beats_and_goes_on_after_it(home: Home) -> None:
+    stuck = StuckWorkers()
+    slow = Pipeline("a", "inc", home.source, LinesSink(home.store), stuck)  # type: ignore[arg-type]
+    first = threading.Thread(target=Driver(home.log, slow, Driving()).run)
+    first.start()
+    stuck.began.wait(5)
+    done: list[int] = []
+    second = threading.Thread(target=lambda: done.append(home.driver().run()))
+    second.start()
+    time.sleep(1.0)  # three times the time to live
+    assert done == []
+    stuck.go.set()
+    first.join(5)
+    second.join(5)
+    assert done == [0]
+    home.check()
+
+
+def test_a_silent_driver_is_taken_over_and_stops_at_its_next_write(home: Home) -> None:
+    stuck = StuckWorkers()
+    slow = Pipeline("a", "inc", home.source, LinesSink(home.store), stuck)  # type: ignore[arg-type]
+    told: list[BaseException] = []
+
+    def drive() -> None:
+        driver = Driver(home.log, slow, Driving())
+        driver._beating = silent  # type: ignore[method-assign,assignment]
+        try:
+            driver.run()
+        except FencedError as exc:
+            told.append(exc)
+
+    class silent:  # noqa: N801 - stands for a method
+        def __init__(self, _: Shard) -> None: ...
+
+        def __enter__(self) -> threading.Event:
+            return threading.Event()
+
+        def __exit__(self, *_: object) -> None: ...
+
+    first = threading.Thread(target=drive)
+    first.start()
+    stuck.began.wait(5)
+    home.driver().run()
+    home.check()
+    stuck.go.set()
+    first.join(5)
+    assert len(told) == 1
+    home.check()
+
+
+def test_shards_share_the_partitions_of_a_source() -> None:
+    home = Home(partitions=8)
+    events = [home.driver(shard=number, shards=3).run() for number in range(3)]
+    assert sum(events) == sum(map(len, home.source.events.values()))
+    assert sum(1 for count in events if count) > 1
+    home.check()
+
+
+def test_a_lasting_error_ends_the_run_and_the_next_goes_on(home: Home) -> None:
+    home.driver().run()
+    grow(home, 80)
+    home.source.firsts[SourcePartition("t", "1")] = 70
+    with pytest.raises(LostError, match="--accept-loss"):
+        home.driver().run()
+    assert home.driver(accept_loss=True).run() > 0
+    assert "1:69" not in listed(home.store)
+    assert "1:70" in listed(home.store)
+    assert "0:65" in listed(home.store)
+
+
+def test_an_error_that_passes_is_tried_again(home: Home) -> None:
+    real_read, left = home.source.read, [2]
+
+    def read(range: object) -> object:
+        if left[0]:
+            left[0] -= 1
+            raise UnavailableError("the broker is away")
+        return real_read(range)  # type: ignore[arg-type]
+
+    home.source.read = read  # type: ignore[method-assign,assignment]
+    home.driver().run()
+    home.check()
+
+
+def test_starting_at_the_end_leaves_out_what_was_there(home: Home) -> None:
+    assert home.driver(start="latest").run() == 0
+    grow(home, 62)
+    assert home.driver(start="latest").run() == 6
+
+
+def test_due_by_size_or_by_age() -> None:
+    due = Due(Policy(max_bytes=10_000, max_age_ms=1_000))
+    partition = SourcePartition("t", "0")
+    assert not due.is_due(partition, 0, 0.0)
+    assert not due.is_due(partition, 5, 1.0)
+    assert not due.is_due(partition, 5, 1.9)
+    assert due.is_due(partition, 5, 2.0)
+    assert due.is_due(partition, 100, 1.0)
+    due.done(partition, 5, 500)
+    assert not due.is_due(partition, 5, 2.5)
+    assert due.is_due(partition, 5, 3.5)
+    for bad in ({"max_bytes": 0}, {"max_age_ms": 0}):
+        with pytest.raises(InvalidError):
+            Policy(**bad)
+    for how in ({"shard": 1}, {"start": "middle"}):
+        with pytest.raises(InvalidError):
+            Driving(**how)  # type: ignore[arg-type]
