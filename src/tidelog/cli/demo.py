@@ -1,7 +1,7 @@
 """``tidelog demo``: the ground that everything stands on, shown to a person.
 
-It makes a real home in a folder of its own, creates objects and rows, and lets workers race for
-them. It ends by itself.
+It makes a real home in a folder of its own, creates objects and rows, lets workers race for them,
+and then runs a log on it. It ends by itself.
 """
 
 from __future__ import annotations
@@ -18,19 +18,21 @@ from tidelog.cli.output import Output, json_option
 from tidelog.clock import RandomIds
 from tidelog.errors import AlreadyExistsError, ConflictError
 from tidelog.home import Home, create_home, open_home
+from tidelog.model.event import Event
 from tidelog.settings import load_settings
 
 __all__ = ["demo"]
 
 _WORKERS = 8
 _INCREMENTS = 25
+_EVENTS = 100_000
 
 
 @click.command()
 @click.option("--keep", is_flag=True, help="Keep the demo's folder instead of removing it.")
 @json_option
 def demo(output: Output, keep: bool) -> None:
-    """Show a home at work: objects, rows, and races that one worker wins.
+    """Show a home at work: objects, rows, races that one worker wins, and a log.
 
     \b
     Examples:
@@ -50,6 +52,8 @@ def demo(output: Output, keep: bool) -> None:
         _show_rows(home, output)
         _show_race(home, output)
         _show_reopened(home, output)
+        _show_log(home, output)
+        _show_members(home, output)
         _show_cost(home, output)
         if keep:
             output.say(f"\nThe home stays: tidelog --home {folder / 'home'} home")
@@ -139,8 +143,49 @@ def _show_reopened(home: Home, output: Output) -> None:
         )
 
 
+def _show_log(home: Home, output: Output) -> None:
+    output.title(f"6. A log: {_EVENTS:,} events appended, durable, and read back in order")
+    home.create_topic("orders", partitions=4)
+    clock = home.log.clock
+    events = [Event(b'{"order": %d}' % n, key=b"customer-%d" % (n % 50)) for n in range(_EVENTS)]
+    began_s = clock.monotonic_s()
+    positions = home.append("orders", events)
+    took_s = clock.monotonic_s() - began_s
+    counts = [sum(1 for _ in home.read("orders", partition)) for partition in range(4)]
+    with home.producer("orders", name="importer") as producer:
+        first = producer.send(b"once", key=b"customer-7", sequence=1).result(30)
+    with home.producer("orders", name="importer") as producer:
+        again = producer.send(b"once", key=b"customer-7", sequence=1).result(30)
+    output.record(
+        {
+            "step": "log",
+            "events a second": round(len(positions) / took_s),
+            "read back, by partition": counts,
+            "sent twice under one name and sequence": f"{first} and {again}: stored once",
+        }
+    )
+
+
+def _show_members(home: Home, output: Output) -> None:
+    output.title("7. Two members of one consumer share the partitions")
+    with home.consumer("orders", "billing") as one, home.consumer("orders", "billing") as two:
+        handled = {"one": 0, "two": 0}
+        while sum(handled.values()) <= _EVENTS:
+            for name, member in (("one", one), ("two", two)):
+                handled[name] += len(member.poll(5_000, timeout_s=0.1))
+                member.commit()
+        output.record(
+            {
+                "step": "members",
+                "handled by each": handled,
+                "partitions of each": {"one": one.partitions(), "two": two.partitions()},
+                "left to do": sum(lag.events for lag in one.lag()),
+            }
+        )
+
+
 def _show_cost(home: Home, output: Output) -> None:
-    output.title("6. What the store was asked for")
+    output.title("8. What the store was asked for")
     output.records(
         ("verb", "requests", "refused", "bytes", "ms"),
         [
