@@ -32,6 +32,7 @@ from tidelog.errors import (
     FencedError,
     InvalidError,
     TidelogError,
+    UnavailableError,
     UnknownOutcomeError,
 )
 from tidelog.log.base import Log
@@ -197,7 +198,15 @@ class Cycle:
         )
 
     def _outcomes(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
-        return self._pipeline.workers.run(tasks) if tasks else iter(())
+        """What comes back; workers that fail as a whole are an error of each range left."""
+        left = {task.range.partition for task in tasks}
+        try:
+            for outcome in self._pipeline.workers.run(tasks) if tasks else ():
+                left.discard(outcome.partition)
+                yield outcome
+        except UnavailableError as exc:
+            for partition in sorted(left):
+                yield Outcome(partition, error=exc)
 
     def _record(self, track: _Track, produced: Produced) -> Manifest:
         """Step 5."""

@@ -1,0 +1,68 @@
+"""Workers of a Spark cluster: one Spark partition for each task, nothing but bytes in between.
+
+A task reads its range and writes its files itself, so no event passes through Spark. What comes
+back is what was staged, or the error of that range. An executor that dies lets Spark run the task
+again; a writer stages under names of its own, so attempts do not meet.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from collections.abc import Iterator, Sequence
+
+from pyspark.sql import SparkSession
+
+from tidelog.errors import UnavailableError
+from tidelog.pipeline.base import Outcome, Task, Workers
+from tidelog.pipeline.workers import run_task
+
+__all__ = ["SparkWorkers", "open_spark"]
+
+
+def open_spark(master: str, name: str) -> SparkSession:
+    """A session for pipelines on any master; the one that is there already, if there is one."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # noqa: TID251 - Spark reads it there
+    builder = SparkSession.builder.master(master).appName(f"tidelog {name}")
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.python.worker.reuse": "true",
+        "spark.driver.bindAddress": "127.0.0.1" if master.startswith("local") else "0.0.0.0",  # noqa: S104
+        "spark.log.level": "ERROR",
+    }
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    session: SparkSession = builder.getOrCreate()
+    return session
+
+
+class SparkWorkers:
+    """Runs tasks on a session's executors."""
+
+    def __init__(self, session: SparkSession) -> None:
+        self._context = session.sparkContext
+
+    def run(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
+        blobs = [pickle.dumps(task) for task in tasks]
+        try:
+            done = self._context.parallelize(blobs, len(blobs)).map(_run_pickled).collect()
+        except Exception as exc:
+            raise UnavailableError(
+                f"Spark: the job failed ({_first_line(exc)}): its ranges will be done again"
+            ) from exc
+        for blob in done:
+            yield pickle.loads(blob)  # noqa: S301 - our own bytes
+
+
+def _run_pickled(blob: bytes) -> bytes:
+    return pickle.dumps(run_task(pickle.loads(blob)))  # noqa: S301 - our own bytes
+
+
+def _first_line(exc: Exception) -> str:
+    lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
+    return lines[0][:200] if lines else type(exc).__name__
+
+
+_: type[Workers] = SparkWorkers
