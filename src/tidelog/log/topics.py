@@ -31,10 +31,9 @@ from tidelog.errors import (
     ConflictError,
     InvalidError,
     NotFoundError,
-    UnavailableError,
-    UnknownOutcomeError,
 )
 from tidelog.log.base import Log
+from tidelog.log.registry import change_registry
 from tidelog.model import layout, limits
 from tidelog.model.run import Head, decode_row, encode_row
 from tidelog.model.topic import Topic, check_topic_name
@@ -50,9 +49,7 @@ def create_topic(log: Log, wanted: Topic) -> Topic:
     _check_settings(wanted)
     row = log.catalog.get(layout.REGISTRY, layout.topic_row(wanted.name))
     if row is None:
-        _change_registry(
-            log, wanted.name, lambda name: Put(name, encode_row(wanted), expect=ABSENT)
-        )
+        change_registry(log, Put(layout.topic_row(wanted.name), encode_row(wanted), ABSENT))
         row = log.catalog.get(layout.REGISTRY, layout.topic_row(wanted.name))
     if row is None:
         raise ConflictError(f"topic `{wanted.name}`: was deleted while it was created: try again")
@@ -113,8 +110,7 @@ def delete_topic(log: Log, name: str) -> None:
     _remove_objects(log, topic)
     _remove_consumers(log, topic)
     _each_partition(topic, lambda partition: _remove_rows(log, topic, partition))
-    expected = row.version
-    _change_registry(log, name, lambda key: Delete(key, expect=expected))
+    change_registry(log, Delete(layout.topic_row(name), row.version))
 
 
 def read_head(log: Log, topic: Topic, partition: int) -> tuple[Head, str]:
@@ -145,37 +141,6 @@ def _check_settings(topic: Topic) -> None:
 def _same_settings(one: Topic, other: Topic) -> bool:
     names = ("partitions", "slot_ms", "notify", "max_latency_ms")
     return all(getattr(one, name) == getattr(other, name) for name in names)
-
-
-def _change_registry(log: Log, name: str, change: Callable[[str], Put | Delete]) -> None:
-    """Make or remove a name, together with the row that counts such changes."""
-    delays = log.backoff.delays_s(log.random)
-    while True:
-        counted = log.catalog.get(layout.REGISTRY, layout.REGISTRY_CHANGES)
-        count = int(counted.value) + 1 if counted else 1
-        counter = Put(
-            layout.REGISTRY_CHANGES,
-            str(count).encode(),
-            expect=counted.version if counted else ABSENT,
-        )
-        wanted = change(layout.topic_row(name))
-        try:
-            log.catalog.write(layout.REGISTRY, counter, wanted, write_id=log.ids.new())
-        except ConflictError:
-            row = log.catalog.get(layout.REGISTRY, layout.topic_row(name))
-            settled = (row is None) == isinstance(wanted, Delete)
-            if settled:
-                return  # somebody else did the same
-        except UnknownOutcomeError:
-            row = log.catalog.get(layout.REGISTRY, layout.topic_row(name))
-            if (row is None) == isinstance(wanted, Delete):
-                return
-        else:
-            return
-        delay_s = next(delays, None)
-        if delay_s is None:
-            raise UnavailableError(f"topic `{name}`: the registry is too busy: try again")
-        log.clock.sleep(delay_s)
 
 
 def _put_topic(log: Log, topic: Topic, version: str) -> None:
