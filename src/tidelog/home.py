@@ -6,9 +6,11 @@ there (the steps are in ``identity``), and :class:`Home` is the one object that 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -20,7 +22,7 @@ import pyarrow as pa
 from tidelog.catalog import Catalog, open_catalog
 from tidelog.catalog.settle import Repeat
 from tidelog.clock import Clock, Ids, RandomIds, SystemClock, system_random
-from tidelog.errors import NotFoundError
+from tidelog.errors import InvalidError, NotFoundError, TidelogError
 from tidelog.identity import (
     Identity,
     create_identity,
@@ -35,7 +37,7 @@ from tidelog.log.lag import Lag, consumer_lag, consumer_names
 from tidelog.log.notifier import Notifier
 from tidelog.log.partitions import PartitionState, partition_states
 from tidelog.log.positions import Positions
-from tidelog.log.process import LocalProcesses
+from tidelog.log.process import LocalProcesses, check_process
 from tidelog.log.producer import Producer
 from tidelog.log.read import Reader
 from tidelog.log.start import Start
@@ -81,8 +83,12 @@ class Home:
         self.settings = settings
         self.log = log
         self.meter = meter
+        self.world = world
         self._notifier = Notifier(log, lambda url: open_target(url, world.environ))
-        self._producers: dict[str, Producer] = {}
+        self._producers: dict[str, Producer] = {}  # for appends, one for each topic
+        self._given: weakref.WeakSet[Producer | Consumer] = weakref.WeakSet()
+        self._closed = False
+        self._process = os.getpid()
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(_READERS, "tidelog-read")
 
@@ -113,6 +119,7 @@ class Home:
         max_latency_ms: int = 1_000,
     ) -> Topic:
         """Make a topic; its partitions are fixed for good. ``AlreadyExistsError``."""
+        self._check_open()
         targets = tuple(notify)
         for url in targets:
             check_target(url)
@@ -129,16 +136,21 @@ class Home:
 
     def topic(self, name: str) -> Topic:
         """The topic of this name. ``NotFoundError``."""
+        self._check_open()
         return find_topic(self.log, name)
 
     def topics(self) -> list[Topic]:
         """All topics, by name."""
+        self._check_open()
         return list(list_topics(self.log))
 
     def delete_topic(self, name: str) -> None:
         """Remove a topic with all its events and consumers. ``NotFoundError``."""
+        self._check_open()
         with self._lock:
-            self._producers.pop(name, None)
+            producer = self._producers.pop(name, None)
+        if producer is not None:
+            _close_quietly(producer)
         delete_topic(self.log, name)
 
     def partitions(self, topic: str, *, runs: bool = True) -> list[PartitionState]:
@@ -155,7 +167,9 @@ class Home:
         """A producer; one with a name is idempotent over restarts, and fences older ones."""
         found = self.topic(topic)
         self._notifier.watch(found)
-        return Producer(self.log, found, name)
+        producer = Producer(self.log, found, name)
+        self._given.add(producer)
+        return producer
 
     def append(
         self,
@@ -189,7 +203,9 @@ class Home:
         ``start`` says where the consumer begins the first time: ``earliest``, ``latest``, an
         offset, or a time.
         """
-        return Consumer(self.log, self.topic(topic), name, start, self._pool, self.append)
+        consumer = Consumer(self.log, self.topic(topic), name, start, self._pool, self.append)
+        self._given.add(consumer)
+        return consumer
 
     def lag(self, topic: str) -> list[Lag]:
         """How far each consumer of a topic is behind, partition by partition."""
@@ -214,15 +230,20 @@ class Home:
         return verify_topic(log, self.topic(topic), self._pool, progress)
 
     def close(self) -> None:
-        """Flush what is under way, and release threads and connections."""
+        """Close what was opened from here, flushing what is under way; raises what failed."""
+        check_process(self._process, f"home `{self.id}`")
         with self._lock:
-            producers = list(self._producers.values())
+            if self._closed:
+                return
+            self._closed = True
+            opened = [*self._given, *self._producers.values()]
             self._producers.clear()
-        for producer in producers:
-            producer.close()
-        self._notifier.close()
-        self._pool.shutdown(wait=True)
-        self.catalog.close()
+        with contextlib.ExitStack() as stack:  # each is closed, also when another fails
+            stack.callback(self.catalog.close)
+            stack.callback(self._pool.shutdown)
+            stack.callback(self._notifier.close)
+            for each in opened:
+                stack.callback(each.close)
 
     def __enter__(self) -> Home:
         return self
@@ -246,12 +267,27 @@ class Home:
     def _shared_producer(self, topic: str) -> Producer:
         """One unnamed producer for all appends to a topic; a new one when it was made again."""
         found = self.topic(topic)
+        old = None
         with self._lock:
             producer = self._producers.get(topic)
             if producer is None or producer.incarnation != found.incarnation:
                 self._notifier.watch(found)
+                old = producer
                 producer = self._producers[topic] = Producer(self.log, found)
-            return producer
+        if old is not None:
+            _close_quietly(old)
+        return producer
+
+    def _check_open(self) -> None:
+        check_process(self._process, f"home `{self.id}`")
+        if self._closed:
+            raise InvalidError(f"home `{self.id}`: is closed: open it again")
+
+
+def _close_quietly(producer: Producer) -> None:
+    """Of a topic that is gone; its appends have told their callers what failed."""
+    with contextlib.suppress(TidelogError):
+        producer.close()
 
 
 def open_home(home: str | os.PathLike[str] | None = None, *, world: World | None = None) -> Home:

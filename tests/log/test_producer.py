@@ -206,8 +206,7 @@ def test_a_named_producer_fences_the_older_process(home: Home) -> None:
         old.send(b"3", sequence=8).result(10)
     new.send(b"2", sequence=4).result(10)
     new.close()
-    with pytest.raises((FencedError, UnavailableError)):
-        old.close()
+    old.close()  # its failures were told by the futures
     assert sorted(event.value or b"" for event in all_events(home)) == [b"1", b"2"]
 
 
@@ -270,8 +269,7 @@ def test_a_failed_flush_fails_those_behind_it_and_then_goes_on(home: Home) -> No
     future = producer.send(b"lost")
     with pytest.raises(UnavailableError):
         future.result(10)
-    with pytest.raises(UnavailableError):
-        producer.flush()
+    producer.flush()  # what was told is not raised again
     store.refuse = False
     assert producer.send(b"kept").result(10).offset == 0
     producer.close()

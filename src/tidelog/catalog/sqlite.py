@@ -12,6 +12,7 @@ import errno
 import os
 import sqlite3
 import threading
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -76,6 +77,18 @@ def open_sqlite(address: Address, *, create: bool, repeat: Repeat) -> SqliteCata
     return catalog
 
 
+class _Held:
+    """One thread's connection; closed when the thread ends and drops it."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self.connection = connection
+        self.process = os.getpid()
+
+    def __del__(self) -> None:
+        if self.process == os.getpid():  # a child must not touch its parent's connection
+            self.connection.close()
+
+
 class SqliteCatalog:
     """Rows in one table of one file."""
 
@@ -83,7 +96,7 @@ class SqliteCatalog:
         self._path = path
         self._repeat = repeat
         self._local = threading.local()
-        self._opened: list[sqlite3.Connection] = []
+        self._opened: weakref.WeakSet[_Held] = weakref.WeakSet()
         self._lock = threading.Lock()
 
     @property
@@ -186,15 +199,14 @@ class SqliteCatalog:
 
     def close(self) -> None:
         with self._lock:
-            for connection in self._opened:
-                connection.close()
-            self._opened.clear()
+            for held in list(self._opened):
+                held.connection.close()
             self._local = threading.local()
 
     def _write_once(self, partition: str, changes: tuple[Change, ...], write_id: str) -> None:
         connection = self._connection()
-        connection.execute("BEGIN IMMEDIATE")
         try:
+            connection.execute("BEGIN IMMEDIATE")
             versions = {
                 change.row: _version(connection, partition, change.row) for change in changes
             }
@@ -205,7 +217,8 @@ class SqliteCatalog:
                 for change in changes:
                     _apply(connection, partition, change, write_id)
         except BaseException:
-            connection.execute("ROLLBACK")
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
             raise
         try:
             connection.execute("COMMIT")
@@ -234,14 +247,14 @@ class SqliteCatalog:
 
     def _connection(self) -> sqlite3.Connection:
         """This thread's connection; a forked child opens its own."""
-        held: tuple[int, sqlite3.Connection] | None = getattr(self._local, "held", None)
-        if held is not None and held[0] == os.getpid():
-            return held[1]
-        connection = self._connect("rw")
+        held: _Held | None = getattr(self._local, "held", None)
+        if held is not None and held.process == os.getpid():
+            return held.connection
+        held = _Held(self._connect("rw"))
         with self._lock:
-            self._opened.append(connection)
-        self._local.held = (os.getpid(), connection)
-        return connection
+            self._opened.add(held)
+        self._local.held = held
+        return held.connection
 
     def _missing(self) -> NotFoundError:
         return NotFoundError(

@@ -87,10 +87,15 @@ class Appender:
 
     def open_named(self) -> dict[int, ProducerState]:
         """Raise the epoch in every partition, which fences older processes; what they had sent."""
-        found = {p: self._read_state(p) for p in range(self._topic.partitions)}
-        self._epoch = max(state.epoch for state, _ in found.values()) + 1
-        for partition in found:
-            self._raise_epoch(partition)
+        found = [self._read_state(p)[0].epoch for p in range(self._topic.partitions)]
+        self._epoch = max(found) + 1
+        partition = 0
+        while partition < self._topic.partitions:
+            taken = self._raise_epoch(partition)
+            if taken is None:
+                partition += 1
+            else:  # somebody opens it at the same time: go above them, everywhere
+                self._epoch, partition = taken + 1, 0
         return {partition: state for partition, (state, _) in self._states.items()}
 
     def last_sequence(self, partition: int) -> int:
@@ -286,18 +291,23 @@ class Appender:
                 producer=self._producer,
             )
 
-    def _raise_epoch(self, partition: int) -> None:
+    def _raise_epoch(self, partition: int) -> int | None:
+        """Put our epoch into a partition; the epoch of another who is as high, or None if done."""
         where = layout.topic_partition(self._topic.incarnation, partition)
+        row = layout.producer_row(self._producer)
+        ours: set[str] = set()
         for delay_s in self._delays():
             self._forget(partition)
             _, head_version = self._head(partition)
             state, version = self._state(partition)
-            if state.epoch > self._epoch:
-                self._check_fence(partition)
+            if version in ours:
+                return None
+            if version is not None and state.epoch >= self._epoch:
+                return state.epoch
             mine = ProducerState(self._epoch, state.last, state.recent, self._log.clock.now_ms())
-            row = layout.producer_row(self._producer)
             change = Put(row, encode_row(mine), expect=version or ABSENT)
             write_id = self._log.ids.new()
+            ours.add(write_id)
             try:
                 # A new row also expects the head: ABSENT alone could come true again later.
                 guard = () if version else (Check("head", head_version),)
@@ -306,7 +316,7 @@ class Appender:
                 self._log.clock.sleep(delay_s)
             else:
                 self._states[partition] = (mine, write_id)
-                return
+                return None
         raise UnavailableError(
             f"producer `{self._producer}` on `{self._topic.name}/{partition}`: not opened, "
             "others keep changing it: try again"
@@ -363,11 +373,24 @@ def _sent_batch(base: int, count: int, given: Sequence[int] | None, following: i
 
 def _recent(batches: tuple[SentBatch, ...], new: SentBatch) -> tuple[SentBatch, ...]:
     """The newest batches, as many as a row can hold."""
-    kept = [new]
-    room = limits.PRODUCER_STEPS_MAX - len(new.steps)
+    kept = list(reversed(_small(new)))
+    room = limits.PRODUCER_ROW_BYTES - _row_bytes(kept)
     for batch in reversed(batches):
-        room -= len(batch.steps)
-        if len(kept) == limits.PRODUCER_RECENT or room < 0:
+        room -= _row_bytes([batch])
+        if len(kept) >= limits.PRODUCER_RECENT or room < 0:
             break
         kept.append(batch)
     return tuple(reversed(kept))
+
+
+def _small(batch: SentBatch) -> list[SentBatch]:
+    """The batch; of one too large for a row only its first and its last sequence."""
+    if _row_bytes([batch]) <= limits.PRODUCER_ROW_BYTES:
+        return [batch]
+    last = batch.first + sum(batch.steps)
+    ends = [(batch.first, batch.base), (last, batch.base + batch.count - 1)]
+    return [SentBatch(sequence, offset, 1) for sequence, offset in ends]
+
+
+def _row_bytes(batches: list[SentBatch]) -> int:
+    return len(msgspec.msgpack.encode(batches))

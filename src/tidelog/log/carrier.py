@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 
 from tidelog.codec.segment import Piece, encode_segment
 from tidelog.errors import ConflictError, InvalidError, UnavailableError
@@ -42,7 +42,7 @@ class Carrier:
         self._turn = 0
         self._failed_until = 0  # flushes numbered below this fail with their forerunner
         self._cause: BaseException | None = None
-        self._unreported: BaseException | None = None
+        self._unreported: Flush | None = None
         self._pool = ThreadPoolExecutor(UPLOADS, "tidelog-upload")
         self._committers: ThreadPoolExecutor | None = None
 
@@ -82,9 +82,9 @@ class Carrier:
 
     def raise_unreported(self) -> None:
         """Raise the first failure that no call has raised yet."""
-        error, self._unreported = self._unreported, None
-        if error is not None:
-            raise error
+        flush, self._unreported = self._unreported, None
+        if flush is not None and flush.error is not None and not flush.told:
+            raise flush.error
 
     def _run(self, flush: Flush) -> None:
         """One flush, in a thread of the pool: prepare, wait for its turn, commit."""
@@ -99,14 +99,13 @@ class Carrier:
             error = exc
         with self.state:
             self.state.wait_for(lambda: self._turn == flush.number)
-            if error is None and self._cause is not None and self._is_behind(flush):
-                error = self._behind(self._cause)
+            behind = self._cause if self._is_behind(flush) else None
         try:
-            if error is None and stored is not None:
+            if error is None and behind is None and stored is not None:
                 self._commit(flush, parts, stored)
         except BaseException as exc:  # noqa: BLE001 - told to those who wait
             error = exc
-        self._finish(flush, error)
+        self._finish(flush, error, behind)
 
     def _commit(self, flush: Flush, parts: list[Part], stored: Stored) -> None:
         def commit(part: Part, piece: Piece, stored: Stored) -> Stored:
@@ -122,25 +121,34 @@ class Carrier:
             return
         if self._committers is None:
             self._committers = ThreadPoolExecutor(self._log.commits_at_once, "tidelog-commit")
-        for done in [self._committers.submit(commit, *pair, stored) for pair in pairs]:
+        # All parts end before the flush does: the next one must not overtake a part of this.
+        commits = [self._committers.submit(commit, *pair, stored) for pair in pairs]
+        wait(commits)
+        for done in commits:
             done.result()
 
-    def _finish(self, flush: Flush, error: BaseException | None) -> None:
+    def _finish(
+        self, flush: Flush, error: BaseException | None, behind: BaseException | None
+    ) -> None:
+        """Let those who wait go on. Only a failure of its own takes those behind it along."""
         with self.state:
             self._turn += 1
             self.held_bytes -= flush.size
             del self.under_way[flush.number]
             refused = flush.expected_offset is not None and isinstance(error, ConflictError)
-            if error is not None and not refused:
+            if behind is not None:
+                error = self._behind(behind)
+            elif error is not None and not refused:
                 self._cause = error
-                self._failed_until = max(self._failed_until, *self.under_way, flush.number) + 1
-                if flush.pending:
-                    self._unreported = self._unreported or error
+                last = max(flush.number, *self.under_way, -1)
+                self._failed_until = max(self._failed_until, last + 1)
+            if error is not None and flush.pending and self._unreported is None:
+                self._unreported = flush
             flush.finish(error)
             self.state.notify_all()
 
     def _is_behind(self, flush: Flush) -> bool:
-        return self._named or flush.number < self._failed_until
+        return self._cause is not None and (self._named or flush.number < self._failed_until)
 
     def _behind(self, cause: BaseException) -> UnavailableError:
         error = UnavailableError(

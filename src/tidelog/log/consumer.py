@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from datetime import datetime
 from types import TracebackType
@@ -32,6 +33,7 @@ from tidelog.log.handling import Handling, dead_letter_of, run
 from tidelog.log.intake import Intake
 from tidelog.log.lag import Lag, consumer_lag
 from tidelog.log.lease import Membership
+from tidelog.log.process import check_process
 from tidelog.log.read import Reader, Stretch, find_offset
 from tidelog.log.start import Start, check_start
 from tidelog.log.topics import read_head
@@ -82,29 +84,33 @@ class Consumer:
         self._keeper: threading.Thread | None = None
         self._polled_s = 0.0
         self._trouble: BaseException | None = None
+        self._process = os.getpid()
 
     # Reading.
 
     def poll(self, max_events: int = 500, timeout_s: float = 1.0) -> list[Event]:
         """Events, in order within each partition; none after ``timeout_s`` without any."""
-        stretches = self._poll(max_events, timeout_s)
-        return [event for stretch in stretches for event in stretch.events()]
+        with self._all_or_nothing():
+            stretches = self._poll(max_events, timeout_s)
+            return [event for stretch in stretches for event in stretch.events()]
 
     def poll_arrow(self, max_events: int = 50_000, timeout_s: float = 1.0) -> pa.Table:
         """The same as an Arrow table in event columns."""
-        stretches = self._poll(max_events, timeout_s)
-        return pa.Table.from_batches([stretch.arrow() for stretch in stretches], EVENT_SCHEMA)
+        with self._all_or_nothing():
+            stretches = self._poll(max_events, timeout_s)
+            return pa.Table.from_batches([each.arrow() for each in stretches], EVENT_SCHEMA)
 
     def commit(self) -> None:
         """Store how far everything was delivered. ``FencedError`` for leases that were lost."""
         lost: FencedError | None = None
         for partition, intake in list(self._intakes.items()):
             held = self._membership.held.get(partition)
-            if held and held.lease.cursor == intake.position and not intake.moved:
+            same = held is not None and held.lease.epoch == intake.epoch
+            if held and same and held.lease.cursor == intake.position and not intake.moved:
                 continue
             try:
                 with self._lock:
-                    self._membership.commit(partition, intake.position)
+                    self._membership.commit(partition, intake.position, intake.epoch)
                 intake.moved = False
             except FencedError as exc:
                 self._intakes.pop(partition, None)
@@ -151,18 +157,21 @@ class Consumer:
         """Deliver again from ``offset`` on; the cursor stays. For a handler that failed."""
         intake = self._intakes.get(partition)
         if intake is not None:
-            moved = intake.moved
-            intake.seek(offset)
-            intake.moved = moved
+            intake.rewind(offset)
 
     def caught_up(self) -> bool:
-        """Whether this member has delivered all that its partitions hold now."""
+        """Whether all that the topic holds now was delivered here, or handled by other members."""
         self._ensure_joined()
-        for partition in self.partitions():
-            head, _ = read_head(self.log, self._topic, partition)
-            if self._intake_of(partition).position < head.next:
+        for lag in self.lag():
+            intake = self._intakes.get(lag.partition)
+            done = lag.start if lag.cursor is None else lag.cursor
+            if (done if intake is None else max(done, intake.position)) < lag.end:
                 return False
         return True
+
+    def touch(self) -> None:
+        """Say that the handler is alive, as each poll does."""
+        self._polled_s = self.log.clock.monotonic_s()
 
     def run(
         self, handler: Callable[[Any], object], *, dead_letter: str | None = None, **how: Any
@@ -199,7 +208,7 @@ class Consumer:
                 for event in stretch.events():
                     if handler is not None:
                         handler(event)
-                    self._membership.commit(partition, (event.offset or 0) + 1)
+                    self._membership.commit(partition, (event.offset or 0) + 1, intake.epoch)
                     read += 1
         finally:
             self._intakes.pop(partition, None)
@@ -265,20 +274,21 @@ class Consumer:
         """What the held partitions have, each getting its turn to be first."""
         held = self.partitions()
         found: list[Stretch] = []
+        trouble: TidelogError | None = None
         room = max_events
+        self._next += 1
         for step in range(len(held)):
             partition = held[(self._next + step) % len(held)]
             try:
                 while room > 0 and (stretch := self._take(partition, room)) is not None:
                     found.append(stretch)
                     room -= stretch.batch.num_rows
-            except TidelogError:
-                if not found:
-                    raise
-                break  # what was taken is given out first; the next poll meets the error again
+            except TidelogError as exc:
+                trouble = exc  # the other partitions go first; a poll that finds nothing raises it
             if room == 0:
                 break
-        self._next += 1
+        if trouble is not None and not found:
+            raise trouble
         return found
 
     def _take(self, partition: int, count: int) -> Stretch | None:
@@ -299,16 +309,18 @@ class Consumer:
             ) from exc
 
     def _intake_of(self, partition: int) -> Intake:
-        if partition not in self._intakes:
-            held = self._membership.held.get(partition)
+        held = self._membership.held.get(partition)
+        intake = self._intakes.get(partition)
+        if intake is None or (held is not None and held.lease.epoch != intake.epoch):
             if held is None:
                 raise InvalidError(
                     f"consumer `{self.name}`: does not hold partition {partition} of "
                     f"`{self._topic.name}` now: poll first, or close the other members"
                 )
             reader = Reader(self.log, self._topic, partition, self._pool)
-            self._intakes[partition] = Intake(reader, held.lease.cursor)
-        return self._intakes[partition]
+            intake = Intake(reader, held.lease.cursor, held.lease.epoch)
+            self._intakes[partition] = intake
+        return intake
 
     def _is_ahead(self, partition: int) -> bool:
         held = self._membership.held.get(partition)
@@ -326,9 +338,24 @@ class Consumer:
                     self._membership.release(partition)
                     self._excess -= 1
 
+    @contextlib.contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """What a poll has taken but could not give out, for whatever reason, comes again."""
+        before = {partition: each.position for partition, each in self._intakes.items()}
+        try:
+            yield
+        except BaseException:
+            for partition, intake in list(self._intakes.items()):
+                if partition in before:
+                    intake.rewind(before[partition])
+                else:
+                    del self._intakes[partition]
+            raise
+
     def _ensure_joined(self) -> None:
         if self._stop.is_set():
             raise InvalidError(f"consumer `{self.name}`: is closed: open another")
+        check_process(self._process, f"consumer `{self.name}`")
         if self._keeper is None:
             self._polled_s = self.log.clock.monotonic_s()
             with self._lock:
@@ -350,14 +377,14 @@ class Consumer:
                 with self._lock:
                     if now_s - beaten_s >= beat_s:
                         self._membership.beat()
+                        self._membership.check_held()
                         beaten_s = now_s
                     if self._look_around():
                         self._wake.set()
             except UnavailableError:
                 continue  # nothing is lost: commits are fenced, and the next beat may come through
-            except BaseException as exc:  # noqa: BLE001 - raised by the next poll
+            except Exception as exc:  # noqa: BLE001 - raised by the next poll
                 self._trouble = exc
-                return
 
     def _look_around(self) -> bool:
         """Take what we should have; whether something is new."""

@@ -44,8 +44,9 @@ class Flush:
         self.number = -1
         self.expected_offset: int | None = None
         self.error: BaseException | None = None
+        self.told = False  # whether somebody was given the error
         self._done = threading.Event()
-        self._bases: list[tuple[Part, int]] = []
+        self._bases: list[tuple[npt.NDArray[np.int64], int]] = []  # rows and their first offset
         self._positions: Positions | None = None
 
     @classmethod
@@ -76,7 +77,7 @@ class Flush:
 
     def stored(self, part: Part, base: int) -> None:
         """Note that a part has its offsets."""
-        self._bases.append((part, base))
+        self._bases.append((part.rows, base))
 
     def finish(self, error: BaseException | None = None) -> None:
         """Let those who wait go on."""
@@ -100,6 +101,7 @@ class Flush:
                 f"append: not durable after {timeout_s} s: wait longer, it may still be stored"
             )
         if self.error is not None:
+            self.told = True
             raise self.error
 
     def positions(self, topic: str) -> Positions:
@@ -107,8 +109,8 @@ class Flush:
         if self._positions is None:
             count = len(self.places) if self.places is not None else 0
             offsets = np.full(count, -1, np.int64)
-            for part, base in self._bases:
-                offsets[part.rows] = np.arange(base, base + len(part.rows))
+            for rows, base in self._bases:
+                offsets[rows] = np.arange(base, base + len(rows))
             places = self.places if self.places is not None else np.empty(0, np.int32)
             self._positions = Positions(topic, places, offsets)
         return self._positions

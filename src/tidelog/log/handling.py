@@ -27,6 +27,10 @@ __all__ = ["Handling", "dead_letter_of", "run"]
 _REASON_MAX = 2_000  # characters of an error that a dead letter carries
 
 
+class _Stopped(BaseException):
+    """The run was told to stop while an event was being retried."""
+
+
 @dataclass
 class Handling:
     """How a consumer runs its handler."""
@@ -62,8 +66,9 @@ def run(consumer: Consumer, handler: Callable[[Any], object], how: Handling) -> 
                 continue
             groups = [list(each) for _, each in groupby(events, lambda event: event.partition)]
             work = [pool.submit(_handle, consumer, handler, how, group) for group in groups]
-            failures = [error for each in work if (error := each.result()[1]) is not None]
-            handled += sum(each.result()[0] for each in work)
+            done = [each.result() for each in work]
+            failures = [error for _, error in done if error is not None]
+            handled += sum(count for count, _ in done)
             with contextlib.suppress(FencedError):  # another member has that partition now
                 consumer.commit()
             if failures:
@@ -89,14 +94,17 @@ def _handle(
     """One partition's events, in order; how many went well, and what stopped it."""
     units = [events] if how.batch else [[event] for event in events]
     for number, unit in enumerate(units):
-        error = _try(consumer, handler, how, unit)
-        if error is None or how.on_error == "skip":
-            continue
-        if how.on_error == "dead-letter" and how.dead_letter is not None:
-            how.dead_letter(unit, error)
-            continue
-        first = unit[0]
-        consumer.rewind(first.partition or 0, first.offset or 0)
+        consumer.touch()
+        try:
+            error = _try(consumer, handler, how, unit)
+            if error is not None and how.on_error == "dead-letter" and how.dead_letter is not None:
+                how.dead_letter(unit, error)
+                error = None
+            if error is None or how.on_error == "skip":
+                continue
+        except BaseException as exc:  # noqa: BLE001 - raised by run, when the rest is committed
+            error = None if isinstance(exc, _Stopped) else exc
+        consumer.rewind(unit[0].partition or 0, unit[0].offset or 0)
         return (0 if how.batch else number), error
     return len(events), None
 
@@ -110,10 +118,11 @@ def _try(
     while True:
         try:
             handler(argument)
-        except Exception as exc:  # noqa: BLE001 - the user's handler may raise anything
+        except Exception as exc:
             delay_s = next(delays, None)
-            if delay_s is None or how.stop.is_set():
+            if delay_s is None:
                 return exc
-            consumer.log.clock.sleep(delay_s)
+            if how.stop.wait(delay_s):
+                raise _Stopped from exc  # not given up: it comes again
         else:
             return None

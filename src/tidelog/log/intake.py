@@ -12,7 +12,8 @@ __all__ = ["Intake"]
 class Intake:
     """What a member reads from one partition, and how far it has delivered."""
 
-    def __init__(self, reader: Reader, position: int) -> None:
+    def __init__(self, reader: Reader, position: int, epoch: int) -> None:
+        self.epoch = epoch  # of the lease under which it reads
         self.position = position  # the next offset to deliver
         self.moved = False  # by a seek, so that a commit is due also when it went back
         self._reader = reader
@@ -37,7 +38,12 @@ class Intake:
         return part
 
     def seek(self, position: int) -> None:
-        self.position = position
+        """Go on from here, forward or back; the next commit stores it."""
+        self.rewind(position)
         self.moved = True
         self._is_new = True
+
+    def rewind(self, position: int) -> None:
+        """Deliver again from here on; the cursor stays where it is."""
+        self.position = position
         self._coming, self._stretch = iter(()), None

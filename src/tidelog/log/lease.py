@@ -81,10 +81,7 @@ class Membership:
 
     def join(self) -> None:
         """Step 1; also registers the consumer, so that it can be listed."""
-        row = layout.consumer_row(self._topic.incarnation, self._name)
-        if self._log.catalog.get(layout.REGISTRY, row) is None:
-            change = Put(row, self._name.encode())
-            self._log.catalog.write(layout.REGISTRY, change, write_id=self._log.ids.new())
+        self._register()
         self.beat()
 
     def beat(self) -> None:
@@ -113,6 +110,14 @@ class Membership:
                 self._remove(row)
         self._seen = seen
         return living
+
+    def check_held(self) -> None:
+        """Let go of leases that others have taken while we slept, or that were written twice."""
+        for partition, held in list(self.held.items()):
+            found = read_lease(self._log, self._topic, self._name, partition)
+            if found is not None and found[1] == held.version:
+                continue
+            del self.held[partition]
 
     def fair_share(self, living: list[str]) -> int:
         """How many partitions this member should hold."""
@@ -143,7 +148,8 @@ class Membership:
             cursor = resolve_start(self._log, self._topic, partition, self._start)
             return self._put(partition, Lease(self.id, 1, cursor), None)
         lease, version = found
-        if lease.owner and not self._is_over(lease, living):
+        # A lease in our own name that we do not hold is one whose release or taking got lost.
+        if lease.owner not in ("", self.id) and not self._is_over(lease, living):
             return False
         return self._put(partition, Lease(self.id, lease.epoch + 1, lease.cursor), version)
 
@@ -153,18 +159,22 @@ class Membership:
         ttl_ms = self._log.settings.lease_ttl_ms
         found = read_lease(self._log, self._topic, self._name, partition)
         if found is None:
+            self._register()
             cursor = resolve_start(self._log, self._topic, partition, self._start)
             return self._put(partition, Lease(self.id, 1, cursor, now_ms + ttl_ms), None)
         lease, version = found
-        if lease.owner and not self._is_over_by_wall_clock(lease):
+        if lease.owner not in ("", self.id) and not self._is_over_by_wall_clock(lease):
             return False
         mine = Lease(self.id, lease.epoch + 1, lease.cursor, now_ms + ttl_ms)
         return self._put(partition, mine, version)
 
-    def commit(self, partition: int, cursor: int) -> None:
-        """Step 3: move the cursor. ``FencedError`` when the lease is no longer ours."""
+    def commit(self, partition: int, cursor: int, epoch: int | None = None) -> None:
+        """Step 3: move the cursor. ``FencedError`` when the lease is no longer ours.
+
+        With ``epoch``, also when it is ours anew: what was read under another one counts no more.
+        """
         held = self.held.get(partition)
-        if held is None:
+        if held is None or epoch not in (None, held.lease.epoch):
             raise FencedError(
                 f"lease on `{self._topic.name}/{partition}`: not held by consumer "
                 f"`{self._name}`: stop working on it",
@@ -194,6 +204,13 @@ class Membership:
         with contextlib.suppress(UnknownOutcomeError):
             self._log.catalog.write(self._members, change, write_id=self._log.ids.new())
 
+    def _register(self) -> None:
+        row = layout.consumer_row(self._topic.incarnation, self._name)
+        if self._log.catalog.get(layout.REGISTRY, row) is None:
+            change = Put(row, self._name.encode())
+            with contextlib.suppress(UnknownOutcomeError):  # it is only for listing
+                self._log.catalog.write(layout.REGISTRY, change, write_id=self._log.ids.new())
+
     def _put(self, partition: int, lease: Lease, version: str | None) -> bool:
         """Write our lease by the version that we know; False when somebody else was first."""
         where = layout.lease_partition(self._topic.incarnation, self._name, partition)
@@ -220,8 +237,10 @@ class Membership:
 
     def _lost(self, partition: int, held: Held) -> None:
         self.held.pop(partition, None)
-        found = read_lease(self._log, self._topic, self._name, partition)
-        now = f"held by `{found[0].owner}` (epoch {found[0].epoch})" if found else "gone"
+        found = None
+        with contextlib.suppress(UnavailableError):  # only the message needs it
+            found = read_lease(self._log, self._topic, self._name, partition)
+        now = f"held by `{found[0].owner}` (epoch {found[0].epoch})" if found else "by another"
         raise FencedError(
             f"lease on `{self._topic.name}/{partition}` lost: {now}, ours was epoch "
             f"{held.lease.epoch}: stop working on it",

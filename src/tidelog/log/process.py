@@ -11,7 +11,17 @@ import socket
 from pathlib import Path
 from typing import Protocol
 
-__all__ = ["LocalProcesses", "NoProcesses", "Processes"]
+from tidelog.errors import InvalidError
+
+__all__ = ["LocalProcesses", "NoProcesses", "Processes", "check_process"]
+
+
+def check_process(opened_in: int, what: str) -> None:
+    """Refuse use in a forked child, where the threads behind it are gone."""
+    if os.getpid() != opened_in:
+        raise InvalidError(
+            f"{what}: was opened in another process: open the home again in this one"
+        )
 
 
 class Processes(Protocol):

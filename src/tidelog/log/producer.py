@@ -7,6 +7,7 @@ way is bounded; a full buffer blocks.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterable
 from types import TracebackType
@@ -29,6 +30,7 @@ from tidelog.log.carrier import UPLOADS, Carrier
 from tidelog.log.flush import Flush, Part, Pending, SendFuture
 from tidelog.log.partitioner import partitions_for
 from tidelog.log.positions import Positions
+from tidelog.log.process import check_process
 from tidelog.model import limits
 from tidelog.model.event import Event, Headers, check_event, check_timestamp
 from tidelog.model.run import ProducerState
@@ -60,6 +62,7 @@ class Producer:
         self._sequence = -1  # the highest that was given out
         self._sent: dict[int, int] = {}  # the highest for each partition, in this process
         self._carrier = Carrier(log, topic, self._appender, self._named)
+        self._process = os.getpid()
         self._open = Flush()
         self._wake = threading.Event()
         if self._named:
@@ -100,9 +103,10 @@ class Producer:
     ) -> SendFuture:
         """Put one event into the buffer; the future tells its position once it is durable.
 
-        A named producer may give each event a ``sequence``, which must grow: one that was stored
-        before, also by an earlier process, is not stored again, and gets its first position.
+        A named producer may give each event a ``sequence``, which must grow: one that an earlier
+        process has stored is not stored again, and gets its first position.
         """
+        headers = tuple(headers)
         plain = key is None and id is None and type is None and not headers
         if not plain or value.__class__ is not bytes or value is None:
             event = Event(value, key, id, timestamp, type, headers)
@@ -112,11 +116,15 @@ class Producer:
             if size > self._log.settings.event_bytes_max:
                 check_event(Event(value), self._log.settings.event_bytes_max)
         time_ms = self._log.clock.now_ms() if timestamp is None else check_timestamp(timestamp)
-        partition, number = self._place(key, sequence)
-        if self._named and (known := self._repeated(partition, number)) is not None:
-            return known
-        pending = (time_ms, id, key, value, type, headers, partition, number)
-        return self._enter(pending, size + _OVERHEAD_BYTES)
+        size += _OVERHEAD_BYTES
+        if not self._named:
+            partition, number = self._place(key, sequence)
+            return self._enter((time_ms, id, key, value, type, headers, partition, number), size)
+        with self._carrier.state:  # numbering and entering are one step
+            partition, number = self._place(key, sequence)
+            known = self._repeated(partition, number)
+            pending = (time_ms, id, key, value, type, headers, partition, number)
+            return known or self._enter(pending, size)
 
     def append(
         self,
@@ -131,6 +139,7 @@ class Producer:
         ``expected_offset`` they go to one partition in one commit, and only if its next offset is
         that one: ``ConflictError`` otherwise.
         """
+        check_process(self._process, f"producer of `{self._topic.name}`")
         if self._named:
             raise InvalidError("append: a named producer counts its events: use send")
         table = self._table_of(events)
@@ -138,12 +147,19 @@ class Producer:
             self._topic.check_partition(partition)
         if expected_offset is not None and partition is None:
             raise InvalidError("append: expected_offset needs a partition: give both")
-        flushes = []
+        flushes: list[Flush] = []
+        stopped: TidelogError | None = None
         for part in self._slices(table, whole=expected_offset is not None):
             flush = self._flush_of(part, partition)
             flush.expected_offset = expected_offset
             flushes.append(flush)
-            self._submit(flush)
+            try:
+                if stopped is None:
+                    self._submit(flush)
+            except TidelogError as exc:
+                stopped = exc
+            if stopped is not None:
+                flush.finish(stopped)
         return self._wait_for(flushes)
 
     def flush(self, timeout_s: float | None = None) -> None:
@@ -220,6 +236,7 @@ class Producer:
         return SendFuture(self._topic.name, flush, 0)
 
     def _enter(self, pending: Pending, size: int) -> SendFuture:
+        check_process(self._process, f"producer of `{self._topic.name}`")
         with self._carrier.state:
             self._make_room(size)
             flush = self._open

@@ -23,7 +23,7 @@ __all__ = [
     "PRESIGN_SECONDS_MAX",
     "PRODUCER_NAME_MAX",
     "PRODUCER_RECENT",
-    "PRODUCER_STEPS_MAX",
+    "PRODUCER_ROW_BYTES",
     "ROW_BYTES_MAX",
     "SEGMENT_EVENTS_MAX",
     "SETTLE_ATTEMPTS",
@@ -63,6 +63,6 @@ BATCH_EVENTS_MAX = 50_000  # events of one record batch, so that a reader decode
 SLOT_MS_MAX = 24 * 3600 * 1000  # the coarsest time index
 PRODUCER_NAME_MAX = 200  # characters
 PRODUCER_RECENT = 8  # batches whose offsets a producer's row keeps
-PRODUCER_STEPS_MAX = 60_000  # sequences with gaps that it keeps in all; about a byte each
+PRODUCER_ROW_BYTES = 150_000  # of those batches in the row, where sequences have gaps
 COMMIT_ATTEMPTS = 200  # of one commit against other writers; each waits 0.2 s at most
 CONSUMER_NAME_MAX = 200  # characters

@@ -1,0 +1,435 @@
+"""What threads, signals, forks and partial failures must not do: each case was once a bug."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import tidelog
+from tests.opening import a_catalog
+from tidelog import Event, Home
+from tidelog.catalog.base import Catalog, Change, Put
+from tidelog.errors import InvalidError, PartialAppendError, UnavailableError
+from tidelog.log import consumer as consumer_module
+from tidelog.log.append import Appender
+from tidelog.log.base import LogSettings
+from tidelog.log.lease import Membership
+from tidelog.model.run import SentBatch
+
+
+@pytest.fixture
+def home() -> Iterator[Home]:
+    with tidelog.open("memory:") as opened:
+        settings = LogSettings(lease_ttl_ms=400, linger_ms=1, segment_bytes=2_000)
+        object.__setattr__(opened.log, "settings", settings)
+        opened.create_topic("t", 2)
+        yield opened
+
+
+class Broken:
+    """Wraps a store or catalog, and fails calls of one kind while told to."""
+
+    def __init__(self, inner: object, verb: str) -> None:
+        self._inner = inner
+        self.verb = verb
+        self.fails = False
+        self.only = ""
+
+    def __getattr__(self, name: str) -> object:
+        real = getattr(self._inner, name)
+        if name != self.verb:
+            return real
+
+        def call(*args: object, **options: object) -> object:
+            if self.fails and self.only in str(args):
+                raise UnavailableError("it is down")
+            return real(*args, **options)
+
+        return call
+
+
+def broken(home: Home, part: str, verb: str) -> Broken:
+    wrapper = Broken(getattr(home.log, part), verb)
+    object.__setattr__(home.log, part, wrapper)
+    return wrapper
+
+
+def values(home: Home, partition: int, topic: str = "t") -> list[bytes | None]:
+    return [event.value for event in home.read(topic, partition)]
+
+
+# Producers.
+
+
+def test_an_outage_does_not_poison_a_producer_for_good(home: Home) -> None:
+    store = broken(home, "store", "put")
+    store.fails = True
+    senders = [
+        threading.Thread(target=_append_quietly, args=(home, [Event(b"lost")])) for _ in range(4)
+    ]
+    for sender in senders:
+        sender.start()
+    for sender in senders:
+        sender.join()
+    store.fails = False
+    for _ in range(5):
+        home.append("t", [Event(b"kept")], partition=0)
+    assert values(home, 0) == [b"kept"] * 5
+
+
+def _append_quietly(home: Home, events: list[Event]) -> None:
+    with pytest.raises(UnavailableError):
+        home.append("t", events)
+
+
+def test_a_part_that_fails_waits_for_the_others(home: Home) -> None:
+    """Else an event would be called lost that is stored a moment later, and order would break."""
+    object.__setattr__(home.log, "commits_at_once", 4)
+    keys = {home.partition_for("t", b"%d" % n): b"%d" % n for n in range(20)}
+    home.append("t", [Event(b"0", key=key) for key in keys.values()])
+    catalog = broken(home, "catalog", "write")
+    catalog.only, catalog.fails = f"/{1}'", True
+    with pytest.raises(PartialAppendError) as told:
+        home.append("t", [Event(b"1", key=keys[0]), Event(b"1", key=keys[1])])
+    stored = [position for position in told.value.positions if position is not None]
+    assert [position.partition for position in stored] == [0]
+    assert values(home, 0) == [b"0", b"1"]
+    assert values(home, 1) == [b"0"]
+
+
+def test_a_later_slice_that_cannot_start_does_not_hide_those_that_did(home: Home) -> None:
+    store = broken(home, "store", "put")
+    producer = home.producer("t")
+    real, calls = producer._submit, []
+
+    def submit(flush: object) -> None:
+        calls.append(flush)
+        if len(calls) == 3:
+            raise UnavailableError("the buffer stayed full")
+        real(flush)  # type: ignore[arg-type]
+
+    producer._submit = submit  # type: ignore[method-assign,assignment]
+    events = [Event(b"%03d" % n + b"x" * 500) for n in range(12)]
+    with pytest.raises(PartialAppendError) as told:
+        producer.append(events, partition=0)
+    assert len(values(home, 0)) == 12 - len(told.value.remainder)
+    assert told.value.remainder
+    producer.close()
+    assert store.fails is False
+
+
+def test_a_kept_future_does_not_keep_the_bytes(home: Home) -> None:
+    with home.producer("t") as producer:
+        futures = [producer.send(b"x" * 1_000) for _ in range(10)]
+        producer.flush()
+        flush = futures[0]._flush
+        assert flush.table is None
+        assert all(not hasattr(part, "table") for part, _ in flush._bases)
+
+
+def test_threads_may_share_a_named_producer(home: Home) -> None:
+    with home.producer("t", name="n") as producer:
+        errors: list[BaseException] = []
+
+        def send() -> None:
+            try:
+                for number in range(300):
+                    producer.send(b"x", key=b"%d" % number)
+            except InvalidError as exc:
+                errors.append(exc)
+
+        threads = [threading.Thread(target=send) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert errors == []
+    assert len(values(home, 0)) + len(values(home, 1)) == 1_200
+
+
+def test_two_who_open_one_name_at_once_do_not_both_keep_it(home: Home) -> None:
+    topic = home.topic("t")
+    one, two = Appender(home.log, topic, "n"), Appender(home.log, topic, "n")
+    real = one._read_state
+
+    def read_then_be_overtaken(partition: int) -> object:
+        found = real(partition)
+        one._read_state = real  # type: ignore[method-assign]
+        two.open_named()
+        return found
+
+    one._read_state = read_then_be_overtaken  # type: ignore[method-assign,assignment]
+    one.open_named()
+    assert one._epoch > two._epoch
+
+
+def test_sequences_far_apart_fit_into_a_row(home: Home) -> None:
+    with home.producer("t", name="n") as producer:
+        for number in range(5_000):
+            producer.send(b"x", key=b"one", sequence=number * 10**12)
+        producer.flush()
+    with home.producer("t", name="n") as producer:
+        last = producer.send(b"x", key=b"one", sequence=4_999 * 10**12).result(10)
+        assert last.offset == 4_999
+    huge = SentBatch(0, 0, 100_000, (10**12,) * 99_999)
+    from tidelog.log.append import _recent
+
+    first, *_, final = _recent((), huge)
+    assert (first.first, first.base) == (0, 0)
+    assert (final.first, final.base) == (99_999 * 10**12, 99_999)
+
+
+def test_headers_that_change_after_send_are_stored_as_they_were(home: Home) -> None:
+    headers = [("a", b"1")]
+    with home.producer("t") as producer:
+        future = producer.send(b"x", headers=headers)  # type: ignore[arg-type]
+        headers.append(("b", "not bytes"))  # type: ignore[arg-type]
+        position = future.result(10)
+    (event,) = home.read("t", position.partition)
+    assert event.headers == (("a", b"1"),)
+
+
+# Consumers.
+
+
+def test_a_release_that_failed_does_not_orphan_the_partition(home: Home) -> None:
+    member = Membership(home.log, home.topic("t"), "c", "earliest")
+    member.join()
+    assert member.take(0, member.alive())
+    catalog = broken(home, "catalog", "write")
+    catalog.fails = True
+    with pytest.raises(UnavailableError):
+        member.release(0)
+    catalog.fails = False
+    assert 0 not in member.held
+    assert member.take(0, member.alive())
+
+
+def test_a_member_that_slept_notices_what_it_lost(home: Home) -> None:
+    topic = home.topic("t")
+    sleeper, other = (Membership(home.log, topic, "c", "earliest") for _ in range(2))
+    sleeper.join()
+    sleeper.take_some(sleeper.alive())
+    assert sorted(sleeper.held) == [0, 1]
+    other.join()
+    other.take(0, [other.id])  # as if the sleeper were dead
+    other._seen["member/" + sleeper.id] = ("", 0.0)
+    found = home.log.catalog.get(*_lease_row(home, 0))
+    assert found is not None
+    home.log.catalog.write(
+        _lease_row(home, 0)[0], Put("lease", found.value, found.version), write_id="taken"
+    )
+    sleeper.check_held()
+    assert sorted(sleeper.held) == [1]
+
+
+def _lease_row(home: Home, partition: int) -> tuple[str, str]:
+    from tidelog.model import layout
+
+    return layout.lease_partition(home.topic("t").incarnation, "c", partition), "lease"
+
+
+def test_what_was_read_under_an_older_epoch_cannot_be_committed(home: Home) -> None:
+    home.append("t", [Event(b"%d" % n) for n in range(10)], partition=0)
+    with home.consumer("t", "c") as consumer:
+        assert len(consumer.poll(5)) == 5
+        held = consumer._membership.held[0]
+        consumer._membership.release(0)
+        assert consumer._membership.take(0, [consumer._membership.id])
+        assert consumer._membership.held[0].lease.epoch == held.lease.epoch + 1
+        with pytest.raises(tidelog.FencedError):
+            consumer.commit()
+        assert [event.offset for event in consumer.poll()] == list(range(10))
+
+
+def test_an_interrupted_poll_gives_its_events_again(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home.append("t", [Event(b"%d" % n) for n in range(10)], partition=0)
+    with home.consumer("t", "c") as consumer:
+        consumer.poll(timeout_s=0.01, max_events=3)
+        consumer.commit()
+        with monkeypatch.context() as patch:
+            patch.setattr(consumer_module.Stretch, "events", _interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                consumer.poll()
+        consumer.commit()  # as a `finally` would
+        assert [event.offset for event in consumer.poll()] == list(range(3, 10))
+
+
+def _interrupt(_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_dead_letters_that_could_not_be_stored_lose_nothing(home: Home) -> None:
+    home.append("t", [Event(b"%d" % n) for n in range(6)], partition=0)
+    handled: list[bytes | None] = []
+
+    def handle(event: Event) -> None:
+        if event.value == b"2":
+            raise RuntimeError("cannot")
+        handled.append(event.value)
+
+    how = {"on_error": "dead-letter", "dead_letter": "dlq", "retries": 0, "until_caught_up": True}
+    with home.consumer("t", "c") as consumer:
+        with pytest.raises(tidelog.NotFoundError):
+            consumer.run(handle, **how)  # type: ignore[arg-type]
+        home.create_topic("dlq")
+        consumer.run(handle, **how)  # type: ignore[arg-type]
+    assert handled == [b"0", b"1", b"3", b"4", b"5"]
+    assert values(home, 0, "dlq") == [b"2"]
+
+
+def test_a_stop_during_retries_skips_nothing(home: Home) -> None:
+    home.append("t", [Event(b"%d" % n) for n in range(3)], partition=0)
+    stop = threading.Event()
+
+    def handle(event: Event) -> None:
+        stop.set()
+        raise RuntimeError("not yet")
+
+    with home.consumer("t", "c") as consumer:
+        consumer.run(handle, on_error="skip", retries=5, retry_base_ms=10_000, stop=stop)
+        assert consumer.lag()[0].cursor == 0
+
+
+def test_a_long_batch_keeps_its_lease_while_the_handler_lives(home: Home) -> None:
+    settings = LogSettings(lease_ttl_ms=150, max_poll_interval_ms=300)
+    object.__setattr__(home.log, "settings", settings)
+    home.append("t", [Event(b"%d" % n) for n in range(10)], partition=0)
+    handled: list[int | None] = []
+
+    def slowly(event: Event) -> None:
+        time.sleep(0.1)
+        handled.append(event.offset)
+
+    with home.consumer("t", "c") as one, home.consumer("t", "c") as two:
+        other = threading.Thread(target=lambda: [two.poll(timeout_s=0.05) for _ in range(30)])
+        other.start()
+        one.run(slowly, until_caught_up=True)
+        other.join()
+        two.poll(timeout_s=0.01)
+    assert handled == list(range(10))
+
+
+def test_caught_up_means_the_whole_topic(home: Home) -> None:
+    home.append("t", [Event(b"x")], partition=0)
+    holder = home.consumer("t", "c")
+    holder.poll(timeout_s=0.05)
+    with home.consumer("t", "c") as other:
+        other.poll(timeout_s=0.01)
+        assert not other.caught_up()
+    holder.commit()
+    with home.consumer("t", "c") as other:
+        other.poll(timeout_s=0.01)
+        assert other.caught_up()
+
+
+def test_a_keeper_that_met_an_error_goes_on(home: Home) -> None:
+    with home.consumer("t", "c") as consumer:
+        consumer.poll(timeout_s=0.01)
+        consumer._membership.beat = _boom  # type: ignore[method-assign]
+        with pytest.raises(RuntimeError):
+            consumer.poll(timeout_s=20)
+        assert consumer._keeper is not None
+        assert consumer._keeper.is_alive()
+
+
+def _boom() -> None:
+    raise RuntimeError("a bug")
+
+
+def test_a_one_shot_reader_is_listed(home: Home) -> None:
+    home.append("t", [Event(b"x")], partition=0)
+    home.consumer("t", "fn").read_once(0)
+    assert {lag.consumer for lag in home.lag("t")} == {"fn"}
+
+
+# Homes.
+
+
+def test_closing_a_home_closes_what_it_gave_out_and_flushes() -> None:
+    home = tidelog.open("memory:")
+    home.create_topic("t")
+    log = home.log
+    home.producer("t").send(b"kept")
+    consumer = home.consumer("t", "c")
+    consumer.poll(timeout_s=0.01)
+    home.close()
+    home.close()
+    rows = list(
+        log.catalog.scan(f"topic/{next(iter(_incarnations(log.catalog)))}/0", "run/", "run0")
+    )
+    assert len(rows) == 1
+    for call in (home.topics, lambda: home.append("t", []), consumer.poll):
+        with pytest.raises(InvalidError, match="closed"):
+            call()
+
+
+def _incarnations(catalog: Catalog) -> Iterator[str]:
+    from tidelog.model.run import decode_row
+    from tidelog.model.topic import Topic
+
+    for row in catalog.scan("registry", "topic/", "topic0"):
+        yield decode_row(row.value, Topic, "topic").incarnation
+
+
+def test_topics_that_come_and_go_leave_no_threads(home: Home) -> None:
+    before = threading.active_count()
+    for _ in range(5):
+        home.create_topic("brief")
+        home.append("brief", [Event(b"x")])
+        home.delete_topic("brief")
+    assert threading.active_count() <= before + 1
+
+
+def test_a_forked_child_is_told_to_open_its_own(home: Home) -> None:
+    home.append("t", [Event(b"x")], partition=0)
+    child = os.fork()
+    if child == 0:
+        try:
+            home.append("t", [Event(b"y")])
+        except InvalidError:
+            os._exit(0)
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    assert status == 0
+
+
+def test_threads_that_end_give_their_connections_back(tmp_path: Path) -> None:
+    catalog = a_catalog(f"sqlite://{tmp_path}/c.sqlite", create=True)
+
+    def use() -> None:
+        catalog.write("p", Put("a", b"x"), write_id=str(threading.get_ident()))
+
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    use()
+    before = descriptors()
+    for _ in range(20):
+        thread = threading.Thread(target=use)
+        thread.start()
+        thread.join()
+    gc.collect()
+    assert descriptors() <= before + 4
+    catalog.close()
+
+
+def test_an_interrupted_write_leaves_no_transaction_open(tmp_path: Path) -> None:
+    catalog = a_catalog(f"sqlite://{tmp_path}/c.sqlite", create=True)
+    changes: tuple[Change, ...] = (Put("a", b"1"),)
+    connection = catalog._connection()  # type: ignore[attr-defined]
+    connection.execute("BEGIN IMMEDIATE")  # where an interrupt would have left it
+    with pytest.raises(Exception, match="transaction"):
+        catalog.write("p", *changes, write_id="w1")
+    catalog.write("p", *changes, write_id="w1")
+    assert catalog.get("p", "a") is not None
+    catalog.close()
