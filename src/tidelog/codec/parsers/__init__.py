@@ -1,0 +1,99 @@
+# ruff: noqa: PLC0415 - one lazy import for each kind
+"""Parsers: in which folder of an archive each event belongs, told from what is in it.
+
+A parser takes whole Arrow batches and promises that every event gets either a path or the reason
+why it has none, that no path leads out of the archive's folder, and that a time is never guessed.
+It must not know archives, files or where events come from.
+
+``base`` has the interface, ``json`` is the one to copy from, ``dated`` makes names of times. A
+parser is named ``kind:argument``, the kinds being those of ``PARSER_KINDS``. Other packages may add
+a kind by the entry point group ``tidelog.parsers``; ``module:Class`` opens a class of one's own.
+"""
+
+from __future__ import annotations
+
+from tidelog.codec.parsers.base import Found, Layout, Parser, Spec, TimeParser
+from tidelog.codec.parsers.settings import LayoutSettings
+
+__all__ = [
+    "PARSER_KINDS",
+    "Found",
+    "Layout",
+    "LayoutSettings",
+    "Parser",
+    "TimeParser",
+    "open_parser",
+]
+
+PARSER_KINDS = (
+    "json",
+    "iso8601",
+    "date",
+    "regex",
+    "delimited",
+    "msgpack",
+    "avro",
+    "protobuf",
+    "thrift",
+    "timestamp",
+    "offset",
+    "split",
+)
+
+
+def open_parser(text: str, settings: LayoutSettings) -> Parser:
+    """The parser that a name such as ``json:meta.at`` opens.
+
+    ``InvalidError`` in one line for an unknown kind, a bad argument, a missing file, a pattern that
+    does not compile, and for what needs a package that is not installed.
+    """
+    kind, _, argument = text.partition(":")
+    spec = Spec(text, kind, argument)
+    if kind == "split":
+        return _open_split(spec, settings)
+    if kind == "offset":
+        from tidelog.codec.parsers.columns import open_offset
+
+        return open_offset(spec)
+    times = _open_times(spec)
+    if times is not None:
+        from tidelog.codec.parsers.dated import DatedParser
+
+        return DatedParser(times, settings)
+    from tidelog.codec.parsers.foreign import open_foreign
+
+    return open_foreign(spec, settings, PARSER_KINDS)
+
+
+def _open_split(spec: Spec, settings: LayoutSettings) -> Parser:
+    """``split:FIELD|PARSER``: folders by the field's value, and in them as the parser has it."""
+    from tidelog.codec.parsers.engine import Engine
+    from tidelog.codec.parsers.json import JsonField
+    from tidelog.codec.parsers.split import SplitParser
+
+    field, _, inner = spec.argument.partition("|")
+    if not (field and inner):
+        raise spec.refused("names no parser inside: give split:field|json:timestamp")
+    return SplitParser(JsonField(spec, field, Engine()), open_parser(inner, settings))
+
+
+def _open_times(spec: Spec) -> TimeParser | None:
+    if spec.kind in ("json", "iso8601", "date"):
+        from tidelog.codec.parsers.json import open_json as opens
+    elif spec.kind == "regex":
+        from tidelog.codec.parsers.lines import open_regex as opens
+    elif spec.kind == "delimited":
+        from tidelog.codec.parsers.lines import open_delimited as opens
+    elif spec.kind == "msgpack":
+        from tidelog.codec.parsers.msgpack import open_msgpack as opens
+    elif spec.kind == "avro":
+        from tidelog.codec.parsers.avro import open_avro as opens
+    elif spec.kind == "protobuf":
+        from tidelog.codec.parsers.protobuf import open_protobuf as opens
+    elif spec.kind == "thrift":
+        from tidelog.codec.parsers.thrift import open_thrift as opens
+    elif spec.kind == "timestamp":
+        from tidelog.codec.parsers.columns import open_timestamp as opens
+    else:
+        return None
+    return opens(spec)

@@ -1,0 +1,142 @@
+"""What a parser is: for every event the folder it belongs in, or the reason why it has none.
+
+A parser works on whole batches, never on single events where it can help it, and what it says of an
+event depends on that event alone: the same events cut into other batches get the same folders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+from urllib.parse import parse_qsl
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidelog.errors import InvalidError
+from tidelog.model.address import nearest
+
+__all__ = ["FieldTimes", "Found", "Layout", "Parser", "Spec", "TimeParser", "shown"]
+
+_QUOTED_MAX = 60  # characters of a bad value that its error text repeats
+_SHOWN_MAX = 200  # characters of a name or of a foreign message
+_NOT_SHOWN = r"[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]"  # would mar a line or a terminal
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """For every row of a batch either a path or an error; the other one is null.
+
+    Paths are what stands between an archive's topic and its files, such as
+    ``dt=2026-11-15/hr=10``. Their dictionary holds no text twice, so equal codes are equal folders.
+    """
+
+    paths: pa.DictionaryArray  # int32 codes of strings
+    errors: pa.Array  # strings: why an event is a dead letter
+    times: pa.Array  # int64: the ms UTC that the path was made from; null where it was not
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """For every row either a value or an error text; the other one is null."""
+
+    values: pa.Array
+    errors: pa.Array
+
+    def reject(self, bad: pa.Array, reason: str, quoted: pa.Array | None = None) -> Found:
+        """Without the values of rows that are ``bad``; null is not bad, and a first error stays.
+
+        The error text is the reason and, where ``quoted`` is given, the start of that row's text.
+        """
+        bad = pc.and_(pc.fill_null(bad, False), pc.is_null(self.errors))
+        if not pc.any(bad, min_count=0).as_py():
+            return self
+        said: pa.Array | pa.Scalar = pa.scalar(reason)
+        if quoted is not None:
+            some = pc.utf8_slice_codeunits(pc.if_else(bad, quoted, None), 0, _QUOTED_MAX)
+            some = pc.replace_substring_regex(some, pattern=_NOT_SHOWN, replacement="?")
+            said = pc.binary_join_element_wise(said, some, ": ")
+        kept = pc.if_else(bad, pa.scalar(None, self.values.type), self.values)
+        return Found(kept, pc.if_else(bad, said, self.errors))
+
+
+class Parser(Protocol):
+    """Belongs to one thread; opened where it is used."""
+
+    def lay_out(self, batch: pa.RecordBatch) -> Layout:
+        """Where each event of a batch in event columns belongs.
+
+        A bad event gets an error text, and never fails its batch. ``UnavailableError`` when
+        something that the parser must ask, such as a schema registry, cannot be reached.
+        """
+        ...
+
+
+class TimeParser(Protocol):
+    """The half of a parser that finds times; names are made from them in one way for all."""
+
+    def times(self, batch: pa.RecordBatch) -> Found:
+        """The time of each event of a batch: int64, ms UTC, or an error text."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FieldTimes:
+    """A time parser in two halves: one picks a text out of each event, one reads it as a time."""
+
+    pick: Callable[[pa.RecordBatch], Found]
+    read: Callable[[Found], Found]
+
+    def times(self, batch: pa.RecordBatch) -> Found:
+        return self.read(self.pick(batch))
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """A parser as it is named: ``kind:argument``, or ``kind:argument?option=value&…``."""
+
+    text: str
+    kind: str
+    argument: str
+
+    def refused(self, problem: str) -> InvalidError:
+        """The error for a name that opens no parser."""
+        return InvalidError(f"parser `{shown(self.text)}`: {problem}", parser=self.text)
+
+    def path(self, field: str) -> tuple[str, ...]:
+        """A field's name in its parts, ``meta.at`` being the field ``at`` inside ``meta``."""
+        parts = tuple(field.split("."))
+        if not all(parts):
+            raise self.refused("a field's name is empty: give names with dots between them")
+        return parts
+
+    def number(self, text: str, most: int, problem: str) -> int:
+        """A whole number from 1 to ``most``; else the problem is what is wrong with it."""
+        if text.isascii() and text.isdecimal() and len(text) < 20 and 1 <= int(text) <= most:
+            return int(text)
+        raise self.refused(f"`{shown(text)}` is {problem}")
+
+    def with_options(self, known: Iterable[str]) -> tuple[str, dict[str, str]]:
+        """The argument without its options, and the options, all of which must be known ones."""
+        argument, _, query = self.argument.partition("?")
+        names = sorted(known)
+        options: dict[str, str] = {}
+        for name, value in parse_qsl(query, keep_blank_values=True):
+            if name not in names:
+                raise self.refused(
+                    f"unknown option `{name}`{nearest(name, names)}: it takes {', '.join(names)}"
+                )
+            if name in options or not value:
+                raise self.refused(f"option `{name}` is empty or given twice: give it one value")
+            options[name] = value
+        return argument, options
+
+
+def shown(text: str) -> str:
+    """Text as one line of bounded length, for messages."""
+    plain = "".join(char if char.isprintable() else "?" for char in text[:_SHOWN_MAX])
+    return plain if len(text) <= _SHOWN_MAX else f"{plain}…"
+
+
+_: type[TimeParser] = FieldTimes

@@ -1,0 +1,74 @@
+"""Times in a field of a JSON value: epochs, ISO 8601, or dates by a pattern.
+
+The one to copy from: pick a text out of each event, then let a reader of ``times`` make a time
+of it.
+
+A field is named with dots (``meta.at``), or by a JSON pointer where its name has dots itself
+(``/meta.at/time``). Of a key that stands twice in an object the first counts.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidelog.codec.parsers.base import FieldTimes, Found, Spec, TimeParser, shown
+from tidelog.codec.parsers.engine import Engine, literal
+from tidelog.codec.parsers.texts import texts_of
+from tidelog.codec.parsers.times import epoch_reader, iso_reader, pattern_reader
+from tidelog.errors import InvalidError
+
+__all__ = ["JsonField", "open_json"]
+
+
+def open_json(spec: Spec) -> TimeParser:
+    """``json:FIELD``, ``iso8601:FIELD`` or ``date:FIELD|PATTERN``."""
+    engine = Engine()
+    if spec.kind == "date":
+        name, bar, pattern = spec.argument.partition("|")
+        if not (bar and pattern):
+            raise spec.refused("has no pattern: give date:field|%Y-%m-%d")
+        field = JsonField(spec, name, engine)
+        try:
+            return FieldTimes(field.pick, pattern_reader(field.what, pattern, engine))
+        except InvalidError as exc:
+            raise spec.refused(str(exc)) from exc
+    field = JsonField(spec, spec.argument, engine)
+    if spec.kind == "iso8601":
+        return FieldTimes(field.pick, iso_reader(field.what, engine))
+    return FieldTimes(field.pick, epoch_reader(field.what))
+
+
+class JsonField:
+    """Picks one field out of JSON values, as text."""
+
+    def __init__(self, spec: Spec, name: str, engine: Engine) -> None:
+        if not name:
+            raise spec.refused(f"names no field: give {spec.kind}:field or {spec.kind}:outer.inner")
+        self.what = f"field `{shown(name)}`"
+        self._pointer = literal(name if name.startswith("/") else _pointer(spec.path(name)))
+        self._engine = engine
+
+    def pick(self, batch: pa.RecordBatch) -> Found:
+        """The field of each event; strings without their quotes, all else as JSON writes it."""
+        found = texts_of(batch, repair=False)
+        picked = f"v ->> {self._pointer}"
+        try:
+            texts = self._engine.column(picked, found.values)
+        except InvalidError:  # some row is not JSON; which, is asked only then
+            valid = self._engine.column("json_valid(v)", found.values)
+            found = found.reject(pc.invert(valid), "value is not JSON")
+            texts = self._engine.column(f"try({picked})", found.values)
+        missing = pc.is_null(texts)
+        return Found(texts, found.errors).reject(missing, f"{self.what} is missing or null")
+
+    def nested(self, batch: pa.RecordBatch) -> pa.Array:
+        """Whether the field is an object or an array; null where there is none."""
+        texts = texts_of(batch, repair=False).values
+        return self._engine.column(
+            f"try(json_type(v, {self._pointer})) IN ('OBJECT', 'ARRAY')", texts
+        )
+
+
+def _pointer(path: tuple[str, ...]) -> str:
+    return "".join("/" + name.replace("~", "~0").replace("/", "~1") for name in path)

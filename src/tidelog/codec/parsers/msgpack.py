@@ -1,0 +1,27 @@
+"""Times in a field of a MessagePack map: numbers, text, or MessagePack's own timestamps."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tidelog.codec.parsers.base import Spec, TimeParser, shown
+from tidelog.codec.parsers.decoded import decoded_times, field_text
+from tidelog.errors import InvalidError
+
+__all__ = ["open_msgpack"]
+
+
+def open_msgpack(spec: Spec) -> TimeParser:
+    """``msgpack:FIELD``, a field inside maps being ``outer.inner``."""
+    path = spec.path(spec.argument)
+    what = f"field `{shown(spec.argument)}`"
+    decoder = msgspec.msgpack.Decoder()
+
+    def decode(value: bytes) -> str:
+        try:
+            record = decoder.decode(value)
+        except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as exc:
+            raise InvalidError(f"value is not MessagePack: {shown(str(exc))}") from exc
+        return field_text(record, path, what)
+
+    return decoded_times(decode, what)

@@ -1,0 +1,68 @@
+"""Names of partitions: made from times, and from data that may be anything.
+
+Data never leads out of the archive's folder: what a path, a shell or Hive would take for more than
+a letter is written as ``%XX``, as Hive does, and so is a leading ``_`` or ``.``, which readers
+of archives skip. Different data get different names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+__all__ = ["NAME_BYTES_MAX", "PATH_BYTES_MAX", "escaped", "path_problem", "paths_of"]
+
+NAME_BYTES_MAX = 200  # of one name, as UTF-8; stores take 240 a part
+PATH_BYTES_MAX = 500  # of all names together; a key has 900, with root, topic and file name
+_SPECIAL = frozenset("\"#%'*/:=?\\{}[]^<>|`$!&;~")
+_EDGE = frozenset("_. ")  # hidden at the start; lost by some file systems at the end
+_HASH_DIGITS = 16
+
+
+def escaped(text: str) -> str:
+    """A name for a piece of data, which is not empty: one part of a path, of bounded length."""
+    last = len(text) - 1
+    pieces: list[str] = []
+    size = 0
+    for index, char in enumerate(text[: NAME_BYTES_MAX + 1]):
+        plain = char.isprintable() and char not in _SPECIAL
+        if plain and char in _EDGE and (index == 0 or (index == last and char != "_")):
+            plain = False
+        piece = char if plain else "".join(f"%{byte:02X}" for byte in char.encode())
+        pieces.append(piece)
+        size += len(piece.encode())
+    if size <= NAME_BYTES_MAX:
+        return "".join(pieces)
+    while size > NAME_BYTES_MAX - _HASH_DIGITS - 1:
+        size -= len(pieces.pop().encode())
+    digest = hashlib.sha256(text.encode()).hexdigest()[:_HASH_DIGITS]
+    return f"{''.join(pieces)}~{digest}"  # no plain name has a ~
+
+
+def path_problem(path: str) -> str | None:
+    """Why a path must not stand in an archive, or None."""
+    for name in path.split("/"):
+        if not name:
+            return "has an empty name"
+        if name[0] in "_.":
+            return f"has the name `{name}`, which readers of archives skip"
+        if not name.isprintable() or "\\" in name:
+            return f"has the name {name!r}, which some stores cannot hold"
+        if len(name.encode()) > NAME_BYTES_MAX:
+            return f"has a name of more than {NAME_BYTES_MAX} bytes"
+    if len(path.encode()) > PATH_BYTES_MAX:
+        return f"has more than {PATH_BYTES_MAX} bytes"
+    return None
+
+
+def paths_of(codes: pa.Array, names: Sequence[str | None]) -> pa.DictionaryArray:
+    """Codes into names that may repeat, as codes into names that do not; a None is null."""
+    distinct = {name: code for code, name in enumerate(dict.fromkeys(n for n in names if n))}
+    moved = np.array([distinct.get(name or "", -1) for name in names] or [-1], np.int32)
+    found = moved[codes.fill_null(0).to_numpy()] if len(codes) else moved[:0]
+    empty = (found < 0) | codes.is_null().to_numpy(zero_copy_only=False)
+    indices = pa.array(found, pa.int32(), mask=empty)
+    return pa.DictionaryArray.from_arrays(indices, pa.array(list(distinct), pa.string()))

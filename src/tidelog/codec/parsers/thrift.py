@@ -1,0 +1,196 @@
+"""Times in a field of a Thrift struct, by its id; no schema is needed.
+
+Only the struct's own fields are looked at: whatever stands before the wanted one is skipped,
+however deep it is, and nothing after it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from struct import Struct
+
+from tidelog.codec.parsers.base import Spec, TimeParser
+from tidelog.codec.parsers.decoded import decoded_times
+from tidelog.errors import InvalidError
+
+__all__ = ["open_thrift"]
+
+_DEPTH_MAX = 64  # structs, lists and maps inside each other; Thrift's own readers stop there too
+_SHORT, _INT, _LONG = Struct(">h"), Struct(">i"), Struct(">q")
+
+
+def open_thrift(spec: Spec) -> TimeParser:
+    """``thrift:3`` is the field with id 3, an i64 or i32; ``?protocol=compact``, else binary."""
+    argument, options = spec.with_options(["protocol"])
+    wanted = spec.number(argument, 32_767, "no field id: give a number from 1 on")
+    protocol = options.get("protocol", "binary")
+    readers: dict[str, Callable[[bytes, int], int]] = {
+        "binary": _binary_field,
+        "compact": _compact_field,
+    }
+    if protocol not in readers:
+        raise spec.refused(f"protocol `{protocol}` is not known: give binary or compact")
+    read = readers[protocol]
+
+    def decode(value: bytes) -> str:
+        try:
+            return str(read(value, wanted))
+        except (IndexError, OverflowError) as exc:
+            raise InvalidError(f"value is not Thrift's {protocol} protocol: it ends early") from exc
+
+    return decoded_times(decode, f"field {wanted}")
+
+
+# The binary protocol: a type byte, a big-endian id of two bytes, then the value.
+
+_SIZES = {2: 1, 3: 1, 4: 8, 6: 2, 8: 4, 10: 8, 16: 16}  # bool, i8, double, i16, i32, i64, uuid
+_STRING, _STRUCT, _MAP, _SET, _LIST = 11, 12, 13, 14, 15
+
+
+def _binary_field(data: bytes, wanted: int) -> int:
+    place = 0
+    while kind := data[place]:
+        found = int(_unpacked(_SHORT, data, place + 1))
+        place += 3
+        if found == wanted:
+            if kind not in (8, 10):
+                raise InvalidError(f"field {wanted} is not an i64 or i32")
+            return _unpacked(_LONG if kind == 10 else _INT, data, place)
+        place = _binary_skip(data, place, kind, 0)
+    raise InvalidError(f"field {wanted} is missing or null")
+
+
+def _binary_skip(data: bytes, place: int, kind: int, depth: int) -> int:
+    """Where the value that begins at ``place`` ends."""
+    if depth > _DEPTH_MAX:
+        raise InvalidError("value is not Thrift's binary protocol: it is nested too deep")
+    if kind in _SIZES:
+        return _within(data, place + _SIZES[kind])
+    if kind == _STRING:
+        return _within(data, place + 4 + _count(data, place))
+    if kind == _STRUCT:
+        while inner := data[place]:
+            place = _binary_skip(data, place + 3, inner, depth + 1)
+        return place + 1
+    if kind == _MAP:
+        kinds: tuple[int, ...] = (data[place], data[place + 1])
+        count, place = _count(data, place + 2), place + 6
+    elif kind in (_SET, _LIST):
+        kinds, count, place = (data[place],), _count(data, place + 1), place + 5
+    else:
+        raise InvalidError(f"value is not Thrift's binary protocol: it has the type {kind}")
+    if all(each in _SIZES for each in kinds):
+        return _within(data, place + count * sum(_SIZES[each] for each in kinds))
+    for _ in range(count):
+        for each in kinds:
+            place = _binary_skip(data, place, each, depth + 1)
+    return place
+
+
+def _count(data: bytes, place: int) -> int:
+    """A length; never longer than the data, as every element takes a byte at least."""
+    return _bounded(data, _unpacked(_INT, data, place))
+
+
+# The compact protocol: the id's step and the type in one byte, numbers as zigzag varints.
+
+_C_TRUE, _C_FALSE, _C_BYTE, _C_I16, _C_I32, _C_I64, _C_DOUBLE, _C_BINARY = range(1, 9)
+_C_LIST, _C_SET, _C_MAP, _C_STRUCT, _C_UUID = range(9, 14)
+_C_SIZES = {_C_BYTE: 1, _C_DOUBLE: 8, _C_UUID: 16}
+
+
+def _compact_field(data: bytes, wanted: int) -> int:
+    place, last = 0, 0
+    while head := data[place]:
+        kind, last, place = _compact_head(data, place, head, last)
+        if last == wanted:
+            if kind not in (_C_I32, _C_I64):
+                raise InvalidError(f"field {wanted} is not an i64 or i32")
+            return _zigzag(_varint(data, place)[0])
+        place = _compact_skip(data, place, kind, 0)
+    raise InvalidError(f"field {wanted} is missing or null")
+
+
+def _compact_head(data: bytes, place: int, head: int, last: int) -> tuple[int, int, int]:
+    """A field's type, its id and where its value begins."""
+    if head >> 4:
+        return head & 15, last + (head >> 4), place + 1
+    number, place = _varint(data, place + 1)
+    return head & 15, _zigzag(number), place
+
+
+def _compact_skip(data: bytes, place: int, kind: int, depth: int) -> int:
+    """Where the value that begins at ``place`` ends; a field's bool has no bytes of its own."""
+    if depth > _DEPTH_MAX:
+        raise InvalidError("value is not Thrift's compact protocol: it is nested too deep")
+    if kind in (_C_TRUE, _C_FALSE):
+        return place
+    if kind in _C_SIZES:
+        return _within(data, place + _C_SIZES[kind])
+    if kind in (_C_I16, _C_I32, _C_I64):
+        return _varint(data, place)[1]
+    if kind == _C_BINARY:
+        size, place = _varint(data, place)
+        return _within(data, place + size)
+    if kind == _C_STRUCT:
+        while head := data[place]:
+            inner, _, place = _compact_head(data, place, head, 0)
+            place = _compact_skip(data, place, inner, depth + 1)
+        return place + 1
+    if kind in (_C_LIST, _C_SET, _C_MAP):
+        return _compact_skip_many(data, place, kind, depth)
+    raise InvalidError(f"value is not Thrift's compact protocol: it has the type {kind}")
+
+
+def _compact_skip_many(data: bytes, place: int, kind: int, depth: int) -> int:
+    if kind == _C_MAP:
+        count, place = _varint(data, place)
+        if count == 0:
+            return place
+        kinds: tuple[int, ...] = (data[place] >> 4, data[place] & 15)
+        place += 1
+    else:
+        kinds, count, place = (data[place] & 15,), data[place] >> 4, place + 1
+        if count == 15:
+            count, place = _varint(data, place)
+    for _ in range(_bounded(data, count)):
+        for each in kinds:
+            # Inside a list or a map a bool does have its byte.
+            inner = _C_BYTE if each in (_C_TRUE, _C_FALSE) else each
+            place = _compact_skip(data, place, inner, depth + 1)
+    return place
+
+
+def _varint(data: bytes, place: int) -> tuple[int, int]:
+    number = shift = 0
+    while True:
+        byte = data[place]
+        place += 1
+        number |= (byte & 127) << shift
+        if byte < 128:
+            return number, place
+        shift += 7
+        if shift > 63:
+            raise InvalidError("value is not Thrift's compact protocol: a number is too long")
+
+
+def _zigzag(number: int) -> int:
+    return (number >> 1) ^ -(number & 1)
+
+
+def _unpacked(form: Struct, data: bytes, place: int) -> int:
+    _within(data, place + form.size)
+    return int(form.unpack_from(data, place)[0])
+
+
+def _bounded(data: bytes, count: int) -> int:
+    if not 0 <= count <= len(data):
+        raise IndexError(count)
+    return count
+
+
+def _within(data: bytes, end: int) -> int:
+    """An end, which must lie inside the data."""
+    if end > len(data):
+        raise IndexError(end)
+    return end

@@ -1,0 +1,142 @@
+"""Texts as times: epochs, ISO 8601 and patterns, column by column.
+
+An epoch's unit follows from its size, as Secor has it: from 10^18 on nanoseconds, from 10^15 on
+microseconds, from 10^12 on milliseconds, below that seconds. What lies outside of the years 1970 to
+9999 is an error, never a default. A time without a zone is UTC.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidelog.codec.parsers.base import Found
+from tidelog.codec.parsers.engine import Engine, literal
+from tidelog.errors import InvalidError
+from tidelog.model.limits import TIMESTAMP_MS_END
+
+__all__ = ["epoch_reader", "iso_reader", "moment_reader", "pattern_reader"]
+
+Reader = Callable[[Found], Found]
+
+_WHOLE_DIGITS_MAX = 19  # such a number always fits 64 bits without a sign
+_DECIMAL = r"^[+-]?[0-9]{1,40}(?:\.[0-9]{1,40})?(?:[eE][+-]?[0-9]{1,2})?$"  # never over a double
+_ISO = (
+    r"^[0-9]{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12][0-9]|3[01])"
+    r"(?:[T ](?:[01][0-9]|2[0-3]):[0-5][0-9](?::[0-5][0-9](?:\.[0-9]+)?)?"
+    r"(?:Z|[+-](?:[01][0-9]|2[0-3])(?::?[0-5][0-9])?)?)?$"
+)
+_ISO_BASIC = r"^([0-9]{4})([0-9]{2})([0-9]{2})T([0-9]{2})([0-9]{2})([0-9]{2})"
+_ISO_EXTENDED = r"\1-\2-\3T\4:\5:\6"
+_DIRECTIVES = set("YymdHIMSfpbBjzaA%")  # what DuckDB reads as Python's strptime does
+
+
+def epoch_reader(what: str) -> Reader:
+    """Numbers, or text that is one."""
+    return lambda found: _settled(found, _epoch_ms(found.values), f"{what} is not an epoch time")
+
+
+def iso_reader(what: str, engine: Engine) -> Reader:
+    """ISO 8601: a date, or date and time to the minute or finer, with or without a zone."""
+    return lambda found: _settled(
+        found, _iso_ms(found.values, engine), f"{what} is not an ISO 8601 time"
+    )
+
+
+def moment_reader(what: str, engine: Engine) -> Reader:
+    """An epoch where the text is a number, else ISO 8601."""
+
+    def read(found: Found) -> Found:
+        times = _epoch_ms(found.values)
+        rest = pc.and_(pc.is_null(times), pc.is_valid(found.values))
+        if pc.any(rest, min_count=0).as_py():
+            others = pc.if_else(rest, found.values, None)
+            times = pc.coalesce(times, _iso_ms(others, engine))
+        return _settled(found, times, f"{what} is neither an epoch nor an ISO 8601 time")
+
+    return read
+
+
+def pattern_reader(what: str, pattern: str, engine: Engine) -> Reader:
+    """Dates by a pattern of ``strptime``; ``InvalidError`` for one that cannot work."""
+    directives = re.findall(r"%(-?.?)", pattern, re.DOTALL)
+    unknown = [each for each in directives if each not in _DIRECTIVES]
+    if unknown:
+        raise InvalidError(
+            f"pattern has `%{unknown[0]}`: it takes %{' %'.join(sorted(_DIRECTIVES))}"
+        )
+    if not {"Y", "y"} & set(directives):
+        raise InvalidError("pattern has no year: put %Y or %y into it")
+    expression = f"epoch_us(try_strptime(v, {literal(pattern)}))"
+    engine.check(expression)
+
+    def read(found: Found) -> Found:
+        texts = found.values.dictionary_encode()  # many events share a date: each is read once
+        dates = texts.dictionary
+        if pattern.endswith("%z"):  # Python takes a Z there, DuckDB does not
+            dates = pc.replace_substring_regex(dates, pattern="Z$", replacement="+0000")
+        distinct = _floored(engine.column(expression, dates))
+        return _settled(found, distinct.take(texts.indices), f"{what} does not fit `{pattern}`")
+
+    return read
+
+
+def _settled(found: Found, times: pa.Array, complaint: str) -> Found:
+    """Times where they were read; an error where a text was not one, or is out of range."""
+    result = Found(times, found.errors)
+    result = result.reject(pc.is_null(times), complaint, found.values)
+    outside = pc.or_(pc.less(times, 0), pc.greater_equal(times, TIMESTAMP_MS_END))
+    return result.reject(outside, "time is outside of the years 1970 to 9999", found.values)
+
+
+def _epoch_ms(texts: pa.Array) -> pa.Array:
+    """Null for what is no number; some number out of range for what is out of range."""
+    short = pc.less_equal(pc.binary_length(texts), _WHOLE_DIGITS_MAX)
+    whole = pc.fill_null(pc.and_(pc.ascii_is_decimal(texts), short), False)
+    numbers = pc.if_else(whole, texts, None).cast(pa.uint64()).fill_null(0).to_numpy()
+    scaled = np.select(
+        [numbers >= 10**18, numbers >= 10**15, numbers >= 10**12],
+        [numbers // 10**6, numbers // 10**3, numbers],
+        numbers * 1_000,
+    )
+    times = pa.array(scaled.astype(np.int64))
+    rest = pc.and_(pc.invert(whole), pc.is_valid(texts))
+    if pc.any(rest, min_count=0).as_py():
+        times = pc.if_else(whole, times, _decimal_ms(pc.if_else(rest, texts, None)))
+    return pc.if_else(pc.is_valid(texts), times, None)
+
+
+def _decimal_ms(texts: pa.Array) -> pa.Array:
+    """Numbers with a sign, a fraction or an exponent, and those too long for 64 bits."""
+    number = pc.fill_null(pc.match_substring_regex(texts, pattern=_DECIMAL), False)
+    values: Any = pc.if_else(number, texts, None).cast(pa.float64()).fill_null(0).to_numpy()
+    scaled = np.select(
+        [values >= 1e18, values >= 1e15, values >= 1e12],
+        [values / 1e6, values / 1e3, values],
+        np.rint(values * 1e6) / 1e3,  # a double holds today's seconds to the microsecond
+    )
+    inside = (scaled >= 0) & (scaled < TIMESTAMP_MS_END)
+    times = np.where(inside, np.floor(scaled), -1).astype(np.int64)
+    return pc.if_else(number, pa.array(times), None)
+
+
+def _iso_ms(texts: pa.Array, engine: Engine) -> pa.Array:
+    """Null for what is not ISO 8601, or no day of the calendar."""
+    texts = pc.replace_substring(pc.ascii_upper(texts), pattern=",", replacement=".")
+    fits = pc.match_substring_regex(texts, pattern=_ISO)
+    if not pc.all(fits, min_count=0).as_py():
+        texts = pc.replace_substring_regex(texts, pattern=_ISO_BASIC, replacement=_ISO_EXTENDED)
+        fits = pc.match_substring_regex(texts, pattern=_ISO)
+    texts = pc.if_else(fits, texts, None)
+    return _floored(engine.column("epoch_us(try_cast(v AS TIMESTAMPTZ))", texts))
+
+
+def _floored(micros: pa.Array) -> pa.Array:
+    """Milliseconds, towards the past: 10:59:59.9999 belongs to its own hour."""
+    numbers = micros.fill_null(0).to_numpy() // 1_000
+    return pc.if_else(pc.is_valid(micros), pa.array(numbers), None)

@@ -1,0 +1,15 @@
+"""Parsers that tests share are let go before the interpreter ends, as DuckDB wants it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.codec.parsers.laying import opened
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _parsers_are_let_go() -> Iterator[None]:
+    yield
+    opened.cache_clear()
