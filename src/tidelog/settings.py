@@ -27,7 +27,16 @@ DEFAULT_FOLDER = "tidelog-data"
 FILE_NAME = "tidelog.toml"
 _PREFIX = "TIDELOG_"
 _CONFIG_SCHEME = "tidelog:"
-_SECRETS = ("CQL_USERNAME", "CQL_PASSWORD")  # read by their backends, from the environment alone
+_SECRETS = (  # read by their backends, from the environment alone
+    "CQL_PASSWORD",
+    "CQL_USERNAME",
+    "KAFKA_SASL_OAUTHBEARER_CLIENT_SECRET",
+    "KAFKA_SASL_OAUTHBEARER_TOKEN_ENDPOINT_URL",
+    "KAFKA_SASL_PASSWORD",
+    "KAFKA_SSL_KEYSTORE_PASSWORD",
+    "KAFKA_SSL_KEY_PASSWORD",
+    "KAFKA_SSL_KEY_PEM",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import sys
 import click
 
 from tidelog import __version__
+from tidelog.cli.archive import archive
 from tidelog.cli.consume import consume
 from tidelog.cli.demo import demo
 from tidelog.cli.exit_codes import FAILED, INTERRUPTED, exit_code
@@ -46,7 +47,7 @@ def cli(context: click.Context, home_text: str | None) -> None:
     context.obj = home_text
 
 
-for command in (init, home, topic, produce, consume, lag, trim, sweep, verify, demo):
+for command in (init, home, topic, produce, consume, lag, trim, sweep, verify, archive, demo):
     cli.add_command(command)
 
 

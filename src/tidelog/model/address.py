@@ -8,6 +8,7 @@ the provider's own chain.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,8 @@ from tidelog.errors import InvalidError
 
 __all__ = ["Address", "format_address", "nearest", "parse_address"]
 
-_SECRET_WORDS = ("secret", "password", "passwd", "token", "credential", "access_key", "sas")
+# Azure's `sas` must stand alone: `sasl.mechanisms` is no secret.
+_SECRET = re.compile("secret|passw(or)?d|token|credential|access_key|(?<![a-z])sas(?![a-z])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,7 @@ def _port(text: str, netloc: str) -> int | None:
 def _options(text: str, scheme: str, query: str) -> dict[str, str]:
     options: dict[str, str] = {}
     for name, value in parse_qsl(query, keep_blank_values=True):
-        if any(word in name.lower() for word in _SECRET_WORDS):
+        if _SECRET.search(name.lower()):
             raise InvalidError(
                 f"address `{scheme}://…`: option `{name}` looks like a secret: leave it out, "
                 "credentials come from the environment"

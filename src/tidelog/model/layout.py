@@ -24,6 +24,7 @@ __all__ = [
     "ROWS",
     "TOPIC_ROW_KINDS",
     "Kind",
+    "archive_row",
     "commit_row",
     "consumer_members",
     "consumer_row",
@@ -81,7 +82,19 @@ OBJECTS = (
         "pipelines/<name>/manifests/<epoch>/<source partition>/<id>.json",
         "what a range produced: files, counts, checksums, the end reached",
     ),
-    Kind("staging/<pipeline>/<epoch>/<attempt>/<n>", "a file that is not yet published"),
+    Kind(
+        "staging/<pipeline>/<epoch>/<attempt>/<id>/<n>",
+        "a file that is not yet published; in the store where it will stand",
+    ),
+    Kind("archives/<name>/_owner", "whose folder an archive's root is"),
+    Kind(
+        "archives/<name>/g<generation>/<topic>/<names>/<generation>_<partition>_<offset>.<ext>",
+        "archive file; the offset is that of its own first event",
+    ),
+    Kind(
+        "dead/<archive>/<topic>/<generation>_<partition>_<offset>.parquet",
+        "dead letters: events that no parser took, with all fields and the error",
+    ),
 )
 
 ROWS = (
@@ -89,6 +102,7 @@ ROWS = (
     Kind("registry · changes", "counts creations and deletions; each of them expects its version"),
     Kind("registry · topic/<name>", "incarnation, settings, segment generation, state"),
     Kind("registry · consumer/<t>/<name>", "that this consumer exists"),
+    Kind("registry · archive/<name>", "incarnation, source, folder, settings, generation, state"),
     Kind("topic/<t>/<p> · head", "next and start offset, segment floor, closed or not"),
     Kind("topic/<t>/<p> · run/<base>", "a run: object, byte range, checksum, times"),
     Kind("topic/<t>/<p> · slot/<level>/<start>/<base>/<write id>", "time index: the run's end"),
@@ -204,6 +218,10 @@ def lease_partition(incarnation: str, name: str, partition: int) -> str:
 
 def notify_partition(incarnation: str, partition: int) -> str:
     return f"notify/{incarnation}/{partition}"
+
+
+def archive_row(name: str) -> str:
+    return f"archive/{name}"
 
 
 def pipeline_shards(incarnation: str) -> str:

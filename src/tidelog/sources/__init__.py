@@ -5,6 +5,62 @@ a driver or in a Spark task; a source holds plain settings, pickles, and opens i
 where it is used. It promises order within a source partition and that nothing is passed over in
 silence. It must not know pipelines, sinks or the catalog of whoever reads it.
 
-``base`` has the interface. Other packages may add a source by the entry point group
-``tidelog.sources``.
+``base`` has the interface, ``kafka`` with its client and its reading, and ``topic`` are sources.
+Other packages may add one by the entry point group ``tidelog.sources``.
 """
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING
+
+from tidelog.errors import InvalidError
+from tidelog.model.address import nearest, parse_address
+from tidelog.sources.base import Bounds, Chunk, Range, Source, SourcePartition
+
+if TYPE_CHECKING:
+    from tidelog.sources.topic import OpenLog
+
+__all__ = [
+    "SOURCE_SCHEMES",
+    "Bounds",
+    "Chunk",
+    "Range",
+    "Source",
+    "SourcePartition",
+    "open_source",
+]
+
+SOURCE_SCHEMES = ("kafka", "topic")
+
+
+def open_source(url: str, *, environ: Mapping[str, str], open_log: OpenLog | None = None) -> Source:
+    """The source that a URL names. Nothing is sent before its first call.
+
+    ``open_log`` opens the home that a ``topic:`` is in, in the process that calls it; a source that
+    goes to other processes needs one that pickles.
+    """
+    address = parse_address(url)
+    if address.scheme == "kafka":
+        try:
+            from tidelog.sources.kafka import open_kafka
+        except ModuleNotFoundError as exc:
+            if exc.name and exc.name.startswith("confluent_kafka"):
+                text = "kafka source is not installed: pip install 'tidelog[kafka]'"
+                raise InvalidError(text) from exc
+            raise
+        return open_kafka(address, environ=environ)
+    if address.scheme == "topic":
+        from tidelog.sources.topic import open_topic
+
+        if open_log is None:
+            raise InvalidError(f"source `{url}`: is in a home, and none is open: name the home")
+        return open_topic(address, open_log)
+    for entry in entry_points(group="tidelog.sources", name=address.scheme):
+        source: Source = entry.load()(address, environ=environ)
+        return source
+    raise InvalidError(
+        f"source `{url}`: unknown scheme `{address.scheme}`"
+        f"{nearest(address.scheme, SOURCE_SCHEMES)}: give one of {', '.join(SOURCE_SCHEMES)}"
+    )

@@ -1,0 +1,251 @@
+"""``tidelog archive``: create, run, list, status, manifest."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Literal
+
+import click
+
+from tidelog.cli.interruption import Interruption
+from tidelog.cli.output import Output, json_option
+from tidelog.errors import InvalidError
+from tidelog.home import Home, open_home
+from tidelog.model.archive import Archive
+from tidelog.model.event import to_iso
+from tidelog.model.times import duration_ms
+from tidelog.pipeline.archive import (
+    archive_status,
+    committed_files,
+    create_archive,
+    find_archive,
+    list_archives,
+    open_pipeline,
+)
+from tidelog.pipeline.base import Workers
+from tidelog.pipeline.cycle import CycleReport
+from tidelog.pipeline.driver import Driver, Driving
+from tidelog.pipeline.policy import Policy
+from tidelog.pipeline.workers import LocalWorkers
+
+__all__ = ["archive"]
+
+
+@click.group()
+def archive() -> None:
+    """Lay events down as files that any engine reads, each of them once.
+
+    \b
+    Examples:
+      tidelog archive create daily --source topic:orders --kind partition --parser json:at
+      tidelog archive run daily
+      tidelog archive status daily
+    """
+
+
+@archive.command()
+@click.argument("name")
+@click.option("--source", required=True, metavar="URL", help="kafka://host:9092/topic, topic:NAME.")
+@click.option(
+    "--kind",
+    type=click.Choice(["backup", "partition"]),
+    default="backup",
+    show_default=True,
+    help="Every event as it is, or laid out by partition names.",
+)
+@click.option("--to", metavar="URL", help="Where it stands. Default: archives/NAME of the home.")
+@click.option(
+    "--parser", metavar="P", default="", help="json:meta.at, iso8601:created, timestamp, …"
+)
+@click.option("--format", "file_format", default="parquet", show_default=True, metavar="F")
+@click.option("--codec", default="", metavar="C", help="Default: the format's own.")
+@click.option("--granularity", default="day", show_default=True, help="day, hour or minute.")
+@click.option("--time-zone", default="UTC", show_default=True, help="Whose days the names tell.")
+@click.option("--max-bytes", type=int, default=200_000_000, show_default=True, metavar="B")
+@click.option("--max-age", default="1h", show_default=True, metavar="D")
+@json_option
+@click.pass_obj
+def create(home_text: str | None, output: Output, /, name: str, **given: Any) -> None:
+    """Make an archive; its folder must be empty, and is never taken again.
+
+    \b
+    Examples:
+      tidelog archive create raw --source kafka://127.0.0.1:9092/clicks
+      tidelog archive create daily --source topic:orders --kind partition --parser json:at
+      tidelog archive create hourly --source topic:orders --kind partition --parser timestamp \\
+          --granularity hour
+    """
+    with open_home(home_text) as home:
+        made = create_archive(home, _wanted(home, name, given))
+        output.say(f"Made archive `{made.name}`.")
+        output.record(_describe(made))
+
+
+@archive.command()
+@click.argument("name")
+@click.option("--follow/--once", default=False, help="Go on by policy, or drain and end (default).")
+@click.option(
+    "--master", metavar="URL", default="local[*]", show_default=True, help="Spark master."
+)
+@click.option("--no-spark", is_flag=True, help="Run in this process, without Spark.")
+@click.option("--accept-loss", is_flag=True, help="Go on where a source has lost events; recorded.")
+@json_option
+@click.pass_obj
+def run(home_text: str | None, output: Output, /, name: str, follow: bool, **given: Any) -> None:
+    """Bring an archive up to its source. Safe to kill, to repeat, and to run twice at once.
+
+    \b
+    Examples:
+      tidelog archive run daily
+      tidelog archive run daily --follow --master spark://host:7077
+    """
+    stop = threading.Event()
+    with open_home(home_text) as home, Interruption() as interruption:
+        found = find_archive(home, name)
+        how = Driving(
+            follow=follow,
+            policy=Policy(found.max_bytes, found.max_age_ms),
+            accept_loss=given["accept_loss"],
+            stop=stop,
+            on_cycle=lambda report: _tell(output, report, interruption, stop),
+        )
+        pipeline = open_pipeline(home, found, _workers(name, given))
+        events = Driver(home.log, pipeline, how).run()
+        output.record({"archive": name, "events": events})
+
+
+@archive.command("list")
+@json_option
+@click.pass_obj
+def list_all(home_text: str | None, output: Output, /) -> None:
+    """List archives.
+
+    \b
+    Examples:
+      tidelog archive list
+    """
+    with open_home(home_text) as home:
+        rows = [_describe(each) for each in list_archives(home)]
+        output.records(("name", "kind", "source", "folder", "format", "state"), rows)
+
+
+@archive.command()
+@click.argument("name")
+@json_option
+@click.pass_obj
+def status(home_text: str | None, output: Output, /, name: str) -> None:
+    """Show how far an archive has come, partition by partition.
+
+    \b
+    Examples:
+      tidelog archive status daily
+      tidelog archive status daily --json
+    """
+    with open_home(home_text) as home:
+        rows = [
+            {
+                "partition": each.partition,
+                "position": each.position,
+                "end": each.end,
+                "lag": each.lag,
+                "events": each.events,
+                "files": each.files,
+                "dead": each.dead,
+                "last_commit": to_iso(each.last_commit_ms) if each.last_commit_ms else None,
+                "under_way": each.stuck,
+            }
+            for each in archive_status(home, find_archive(home, name))
+        ]
+        names = ("partition", "position", "end", "lag", "events", "files", "dead", "last_commit")
+        output.records((*names, "under_way"), rows)
+
+
+@archive.command()
+@click.argument("name")
+@json_option
+@click.pass_obj
+def manifest(home_text: str | None, output: Output, /, name: str) -> None:
+    """List the files that count, with their events, offsets and checksums.
+
+    \b
+    Examples:
+      tidelog archive manifest daily
+      tidelog archive manifest daily --json
+    """
+    with open_home(home_text) as home:
+        found = find_archive(home, name)
+        rows = (
+            {
+                "kind": file.kind,
+                "file": file.target,
+                "partition": each.partition,
+                "events": file.events,
+                "first_offset": file.first_offset,
+                "last_offset": file.last_offset,
+                "bytes": file.size,
+                "crc32c": f"{file.crc:08x}",
+            }
+            for each, file in committed_files(home, found)
+        )
+        output.records(("kind", "events", "first_offset", "last_offset", "bytes", "file"), rows)
+
+
+def _wanted(home: Home, name: str, given: dict[str, Any]) -> Archive:
+    store, root = home.store.url, f"archives/{name}"
+    if given["to"] is not None:
+        store, _, root = given["to"].rstrip("/").rpartition("/")
+        if not root or "?" in root or not store or store.endswith(":/"):
+            raise InvalidError(
+                f"archive `{name}`: --to `{given['to']}`: give a folder below a store, such as "
+                "s3://bucket/folder, without options"
+            )
+    kind: Literal["backup", "partition"] = given["kind"]
+    return Archive(
+        name=name,
+        incarnation=home.log.ids.new(),
+        source=given["source"],
+        kind=kind,
+        store=store,
+        root=root,
+        created_ms=home.log.clock.now_ms(),
+        parser=given["parser"],
+        format=given["file_format"],
+        codec=given["codec"],
+        layout={"granularity": given["granularity"], "time_zone": given["time_zone"]},
+        max_bytes=given["max_bytes"],
+        max_age_ms=duration_ms(given["max_age"]),
+    )
+
+
+def _workers(name: str, given: dict[str, Any]) -> Workers:
+    if given["no_spark"]:
+        return LocalWorkers(2)
+    from tidelog.pipeline.spark import SparkWorkers, open_spark
+
+    return SparkWorkers(open_spark(given["master"], name))
+
+
+def _tell(
+    output: Output, report: CycleReport, interruption: Interruption, stop: threading.Event
+) -> None:
+    for partition, manifest in sorted(report.committed.items()):
+        output.say(
+            f"{partition.text}: {manifest.start} to {manifest.end}, {manifest.read:,} events, "
+            f"{len(manifest.files)} files, {manifest.dead} dead letters"
+        )
+    for partition, error in sorted(report.errors.items()):
+        output.say(f"{partition.text}: {error}")
+    if interruption.is_set():
+        stop.set()
+
+
+def _describe(archive: Archive) -> dict[str, Any]:
+    return {
+        "name": archive.name,
+        "kind": archive.kind,
+        "source": archive.source,
+        "folder": f"{archive.store}/{archive.root}",
+        "parser": archive.parser,
+        "format": archive.format,
+        "state": archive.state,
+    }

@@ -1,0 +1,63 @@
+# ruff: noqa: PLC0415 - one lazy import for each format
+"""File formats of archives: event batches to files, and files back to the same events.
+
+Every format keeps topic, partition, offset, timestamp, id, key, value, type and headers: in
+columns, or, where the data file holds values alone, in a sidecar beside it. It promises that what
+was written comes back exactly, or ``CorruptError``. It must not know where files stand, how they
+are named, nor when one ends: the pipeline says so.
+
+``base`` has the interface and the settings; ``parquet`` (to copy from), ``orc``, ``avro``,
+``jsonlines``, ``delimited`` and ``sequence`` are the formats; ``schema`` and ``typed`` turn JSON
+values into typed columns. Other packages may add a format by the entry point group
+``tidelog.formats``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import entry_points
+
+from tidelog.codec.formats.base import FileWriter, Format, FormatSettings, settings_of
+from tidelog.errors import InvalidError
+from tidelog.model.address import nearest
+
+__all__ = ["FORMATS", "FileWriter", "Format", "FormatSettings", "open_format", "settings_of"]
+
+FORMATS = ("parquet", "orc", "avro", "jsonlines", "delimited", "sequence")
+
+
+def open_format(
+    name: str, codec: str | None = None, settings: FormatSettings | None = None
+) -> Format:
+    """The format of that name; its own codec unless one is given.
+
+    ``InvalidError`` for an unknown name, a codec that the format does not have, a setting that it
+    has no use for, or a malformed schema.
+    """
+    chosen = settings if settings is not None else FormatSettings()
+    opens = _opener(name)
+    if opens is None:
+        raise InvalidError(
+            f"format `{name}`: is unknown{nearest(name, FORMATS)}: give one of {', '.join(FORMATS)}"
+        )
+    return opens(codec, chosen)
+
+
+def _opener(name: str) -> Callable[[str | None, FormatSettings], Format] | None:
+    opens: Callable[[str | None, FormatSettings], Format] | None = None
+    if name == "parquet":
+        from tidelog.codec.formats.parquet import open_parquet as opens
+    elif name == "orc":
+        from tidelog.codec.formats.orc import open_orc as opens
+    elif name == "avro":
+        from tidelog.codec.formats.avro import open_avro as opens
+    elif name == "jsonlines":
+        from tidelog.codec.formats.jsonlines import open_jsonlines as opens
+    elif name == "delimited":
+        from tidelog.codec.formats.delimited import open_delimited as opens
+    elif name == "sequence":
+        from tidelog.codec.formats.sequence import open_sequence as opens
+    else:
+        for entry in entry_points(group="tidelog.formats", name=name):
+            opens = entry.load()
+    return opens

@@ -1,0 +1,238 @@
+"""Batches on their way into a file and out of it: cut to size, put in columns, given back."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidelog.codec.events import EVENT_SCHEMA
+from tidelog.codec.formats.base import check_batch
+from tidelog.errors import CorruptError, InvalidError
+from tidelog.model.limits import BATCH_EVENTS_MAX
+
+__all__ = [
+    "PIECE_BYTES",
+    "ColumnWriter",
+    "Columns",
+    "Encoder",
+    "Pending",
+    "PlainColumns",
+    "binary_array",
+    "binary_data",
+    "check_restorable",
+    "estimate",
+    "events_of_table",
+    "runs",
+    "slices",
+    "sync_marker",
+    "without_heads",
+]
+
+PIECE_BYTES = 16 << 20  # of values handled at a time, far below the 2 GiB of an Arrow array
+
+
+class Columns(Protocol):
+    """Which columns a file has, and how a batch gets into them."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the file."""
+        ...
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """What each event column is called in the file; one that is missing is not kept."""
+        ...
+
+    def fit(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
+        """The rows that fit, in the file's columns, and the misfits in theirs."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PlainColumns:
+    """The event columns themselves: everything fits."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The event columns."""
+        return EVENT_SCHEMA
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """Each by its own name."""
+        return {name: name for name in EVENT_SCHEMA.names}
+
+    def fit(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
+        """The batch as it is."""
+        return batch, None
+
+
+class Encoder(Protocol):
+    """Turns batches in the file's columns into bytes."""
+
+    @property
+    def bytes_written(self) -> int: ...
+
+    def append(self, batch: pa.RecordBatch) -> None: ...
+
+    def finish(self) -> None: ...
+
+
+class ColumnWriter:
+    """A file writer for formats whose file has columns."""
+
+    def __init__(self, columns: Columns, encoder: Encoder) -> None:
+        self._columns = columns
+        self._encoder = encoder
+        self._closed = False
+        self.rows = 0
+
+    @property
+    def bytes_written(self) -> int:
+        """About the file's size by now."""
+        return self._encoder.bytes_written
+
+    def write(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
+        """Add what fits; the misfits come back."""
+        check_batch(batch)
+        fitted, misfits = self._columns.fit(batch)
+        if fitted.num_rows:
+            self._encoder.append(fitted)
+            self.rows += fitted.num_rows
+        return misfits
+
+    def close(self) -> None:
+        """Finish the file."""
+        if not self._closed:
+            self._closed = True
+            self._encoder.finish()
+
+
+def estimate(count: int, flushed_bytes: int, pending_bytes: int, codec: str) -> int:
+    """About how large a file is whose writer has given out ``count`` bytes and holds some more."""
+    if flushed_bytes:
+        return count + pending_bytes * count // flushed_bytes
+    return count + (pending_bytes if codec == "none" else pending_bytes // 2)
+
+
+class Pending:
+    """Batches that wait until they are worth a block, a row group or whatever a format writes."""
+
+    def __init__(self, schema: pa.Schema, bytes_max: int, rows_max: int) -> None:
+        self._schema = schema
+        self._bytes_max = bytes_max
+        self._rows_max = rows_max
+        self._batches: list[pa.RecordBatch] = []
+        self.bytes = self.rows = 0
+
+    def has_room(self, batch: pa.RecordBatch) -> bool:
+        """Whether the limit holds with this batch too; what is empty has room for any."""
+        return not self.rows or self.bytes + batch.nbytes <= self._bytes_max
+
+    def add(self, batch: pa.RecordBatch, held_bytes: int | None = None) -> bool:
+        """Whether it is time to take them; ``held_bytes`` stay in memory with this batch."""
+        self._batches.append(batch)
+        self.rows += batch.num_rows
+        self.bytes += batch.nbytes if held_bytes is None else held_bytes
+        return self.bytes >= self._bytes_max or self.rows >= self._rows_max
+
+    def take(self) -> pa.Table:
+        """All that waited, in order."""
+        table = pa.Table.from_batches(self._batches, self._schema)
+        self._batches, self.bytes, self.rows = [], 0, 0
+        return table
+
+
+def events_of_table(
+    table: pa.Table | pa.RecordBatch, names: Mapping[str, str]
+) -> Iterator[pa.RecordBatch]:
+    """A file's columns as batches in event columns."""
+    missing = [name for name in names.values() if name not in table.schema.names]
+    if missing:
+        raise CorruptError(
+            f"file: has no column `{missing[0]}`, it has {', '.join(table.schema.names)}: "
+            "open it with the format and settings that wrote it"
+        )
+    columns = [table.column(names[name]) for name in EVENT_SCHEMA.names]
+    events = pa.table(columns, names=EVENT_SCHEMA.names).cast(EVENT_SCHEMA)
+    for batch in events.to_batches(max_chunksize=BATCH_EVENTS_MAX):
+        yield from slices(batch, PIECE_BYTES)
+
+
+def check_restorable(format: str, columns: Columns) -> None:
+    """Refuse to read events out of files that do not have their values."""
+    if "value" not in columns.names:
+        raise InvalidError(
+            f"format `{format}`: its schema keeps typed columns without the raw value, so events "
+            "cannot be restored from it: set keep_value when you write, or read the columns"
+        )
+
+
+def runs(sizes: Any, bytes_max: int) -> Iterator[tuple[int, int]]:
+    """Rows ``[start, end)`` of about ``bytes_max`` together, one row at least."""
+    ends = np.cumsum(sizes, dtype=np.int64)
+    start, count = 0, len(ends)
+    while start < count:
+        before = int(ends[start - 1]) if start else 0
+        end = max(int(np.searchsorted(ends, before + bytes_max, side="right")), start + 1)
+        yield start, end
+        start = end
+
+
+def slices(batch: pa.RecordBatch, bytes_max: int) -> Iterator[pa.RecordBatch]:
+    """The batch in pieces of about ``bytes_max`` at most, without a copy."""
+    if batch.nbytes <= bytes_max:
+        if batch.num_rows:
+            yield batch
+        return
+    value = batch.column("value") if "value" in batch.schema.names else None
+    sizes = np.full(batch.num_rows, batch.nbytes // batch.num_rows, np.int64)
+    if value is not None and pa.types.is_binary(value.type):
+        lengths = _lengths(value)
+        sizes = lengths + (batch.nbytes - int(lengths.sum())) // batch.num_rows
+    for start, end in runs(sizes, bytes_max):
+        yield batch.slice(start, end - start)
+
+
+def binary_array(offsets: Any, data: Any) -> pa.Array:
+    """Bytes cut at offsets, which begin at 0, without a copy of the bytes."""
+    buffers = [None, pa.py_buffer(np.ascontiguousarray(offsets, np.int32)), pa.py_buffer(data)]
+    return pa.Array.from_buffers(pa.binary(), len(offsets) - 1, buffers)
+
+
+def binary_data(array: pa.Array) -> pa.Buffer:
+    """The bytes of all rows, one after another; null rows have none."""
+    if len(array) == 0:
+        return pa.py_buffer(b"")
+    offsets = _offsets(array)
+    start, end = int(offsets[0]), int(offsets[-1])
+    return array.buffers()[2].slice(start, end - start) if end > start else pa.py_buffer(b"")
+
+
+def without_heads(array: pa.Array, size: int) -> pa.Array:
+    """Each row without its first bytes; the kernel must be told where the longest ends."""
+    longest = pc.max(pc.binary_length(array)).as_py() or 0
+    return pc.binary_slice(array, size, max(longest, size))
+
+
+def sync_marker(batch: pa.RecordBatch) -> bytes:
+    """Sixteen bytes that depend on the first events of a file: the same events, the same file."""
+    digest = hashlib.sha256(repr(batch.slice(0, 1).to_pylist()).encode())
+    digest.update(binary_data(batch.column("value")) if "value" in batch.schema.names else b"")
+    return digest.digest()[:16]
+
+
+def _lengths(array: pa.Array) -> Any:
+    return np.diff(_offsets(array)).astype(np.int64)
+
+
+def _offsets(array: pa.Array) -> Any:
+    whole = np.frombuffer(array.buffers()[1], np.int32)
+    return whole[array.offset : array.offset + len(array) + 1]

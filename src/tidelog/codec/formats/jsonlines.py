@@ -1,0 +1,153 @@
+r"""JSON lines, in two modes: a line is the event's value, or the whole event.
+
+In mode ``value`` line *n* is event *n*, and every line is JSON, whatever the value was:
+
+* a value that is JSON on one line stands as it is, byte for byte;
+* JSON over several lines gets spaces for its line breaks, which means the same;
+* text that is no JSON becomes a JSON string, other bytes ``{"base64": "..."}``, null ``null``.
+
+The sidecar keeps the value itself where the line differs from it, so that all comes back exactly.
+In mode ``events`` a line is what ``tidelog consume --json`` prints, and there is no sidecar; an
+empty list of headers comes back as none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidelog.codec.formats.base import (
+    Data,
+    FileWriter,
+    Format,
+    FormatSettings,
+    Sink,
+    check_no_sidecar,
+    check_settings,
+    choose_codec,
+    choose_setting,
+)
+from tidelog.codec.formats.batches import binary_data
+from tidelog.codec.formats.event_lines import EventLineWriter, read_event_lines
+from tidelog.codec.formats.lines import EXTENSIONS, LineWriter, Shaped, read_lines
+from tidelog.codec.formats.sidecar import check_sidecar, sidecar_name
+
+__all__ = ["JsonLinesFormat", "json_records", "open_jsonlines"]
+
+_BREAKS = (0x0A, 0x0D)  # Hadoop's line reader takes a carriage return for the end of a line
+_decode = msgspec.json.Decoder(msgspec.Raw).decode  # checks, and builds nothing
+_NOT_JSON = (msgspec.DecodeError, RecursionError)
+
+
+def open_jsonlines(codec: str | None, settings: FormatSettings) -> JsonLinesFormat:
+    """The format with its settings checked."""
+    check_settings("jsonlines", settings, "mode")
+    codec = choose_codec("jsonlines", codec, "gzip", "zstd", "none")
+    return JsonLinesFormat(
+        codec, choose_setting("jsonlines", "mode", settings.mode, "value", "events")
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class JsonLinesFormat:
+    """One JSON text on each line."""
+
+    codec: str
+    mode: str
+    name: ClassVar[str] = "jsonlines"
+
+    @property
+    def extension(self) -> str:
+        """``.jsonl`` and the codec's."""
+        return f".jsonl{EXTENSIONS[self.codec]}"
+
+    def sidecar_name(self, name: str) -> str | None:
+        """Beside the data file; whole events need none."""
+        return sidecar_name(name) if self.mode == "value" else None
+
+    def writer(self, sink: Sink, sidecar: Sink | None = None) -> FileWriter:
+        """Begin a file, and its sidecar in mode ``value``."""
+        if self.mode == "events":
+            check_no_sidecar("jsonlines` in mode `events", sidecar)
+            return EventLineWriter(sink, self.codec)
+        beside: Sink = check_sidecar(self.name, sidecar)
+        return LineWriter(sink, beside, self.codec, b"\n", json_records)
+
+    def read(self, data: Data, sidecar: Data | None = None) -> Iterator[pa.RecordBatch]:
+        """The events of a file."""
+        if self.mode == "events":
+            check_no_sidecar("jsonlines` in mode `events", sidecar)
+            return read_event_lines(self.name, data, self.codec)
+        beside: Data = check_sidecar(self.name, sidecar)
+        return read_lines(self.name, data, beside, self.codec, b"\n")
+
+
+def json_records(values: pa.Array) -> Shaped:
+    """Each value as JSON on one line, and those kept whose line is another."""
+    filled = pc.fill_null(values, b"")
+    texts: list[bytes] = filled.to_pylist()
+    wrong = _not_json(texts)
+    if _has_breaks(filled) or not _is_utf8(filled):
+        wrong += [
+            index
+            for index, text in enumerate(texts)
+            if b"\n" in text or b"\r" in text or not _is_text(text)
+        ]
+    if not wrong:
+        return Shaped(filled)
+    kept: list[bytes | None] = [None] * len(texts)
+    nulls = values.is_null().to_numpy(zero_copy_only=False)
+    for index in sorted(set(wrong)):
+        kept[index] = None if nulls[index] else texts[index]
+        texts[index] = _as_line(kept[index])
+    return Shaped(pa.array(texts, pa.binary()), pa.array(kept, pa.binary()))
+
+
+def _as_line(value: bytes | None) -> bytes:
+    if value is None:
+        return b"null"
+    if not _is_text(value):
+        return msgspec.json.encode({"base64": value})
+    if _not_json([value]):
+        return msgspec.json.encode(value.decode())
+    return value.replace(b"\n", b" ").replace(b"\r", b" ")  # JSON has none inside of strings
+
+
+def _not_json(texts: list[bytes]) -> list[int]:
+    wrong = []
+    for index, text in enumerate(texts):
+        try:
+            _decode(text)
+        except _NOT_JSON:
+            wrong.append(index)
+    return wrong
+
+
+def _has_breaks(values: pa.Array) -> bool:
+    data = np.frombuffer(binary_data(values), np.uint8)
+    return any(bool((data == each).any()) for each in _BREAKS)
+
+
+def _is_utf8(values: pa.Array) -> bool:
+    try:
+        values.cast(pa.string())
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _is_text(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+_: type[Format] = JsonLinesFormat

@@ -1,0 +1,107 @@
+"""Records of text, one after another with a delimiter between them, and a sidecar beside them.
+
+What a record looks like is the format's business: it gives a *shape*, which makes records of
+values. Lengths stand in the sidecar, so a value may hold the delimiter and still comes back whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidelog.codec.formats.base import Data, Sink, check_batch, file_name
+from tidelog.codec.formats.batches import PIECE_BYTES, binary_array, binary_data, slices
+from tidelog.codec.formats.sidecar import Sidecar, SidecarWriter
+from tidelog.codec.formats.streams import (
+    CountedSink,
+    decoding,
+    exactly,
+    open_text,
+    text_sink,
+)
+from tidelog.errors import CorruptError
+
+__all__ = ["EXTENSIONS", "LineWriter", "Shape", "Shaped", "plain", "read_lines"]
+
+EXTENSIONS = {"gzip": ".gz", "zstd": ".zst", "none": ""}
+
+
+@dataclass(frozen=True, slots=True)
+class Shaped:
+    """Records, none of which is null, and the values of those that differ from theirs."""
+
+    records: pa.Array
+    kept: pa.Array | None = None
+
+
+Shape = Callable[[pa.Array], Shaped]
+
+
+def plain(values: pa.Array) -> Shaped:
+    """A value is its own record, and a null an empty one."""
+    return Shaped(pc.fill_null(values, b""))
+
+
+class LineWriter:
+    """Writes records to the one sink and what they do not hold to the other."""
+
+    def __init__(
+        self, sink: Sink, sidecar: Sink, codec: str, delimiter: bytes, shape: Shape
+    ) -> None:
+        self._counted = CountedSink(sink)
+        self._text = text_sink(self._counted, codec)
+        self._sidecar = SidecarWriter(sidecar)
+        self._delimiter = pa.scalar(delimiter, pa.binary())
+        self._shape = shape
+        self._closed = False
+        self.rows = 0
+
+    @property
+    def bytes_written(self) -> int:
+        """What the compressor has given out."""
+        return self._counted.count
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Every value has a record: nothing is a misfit."""
+        check_batch(batch)
+        for piece in slices(batch, PIECE_BYTES):
+            shaped = self._shape(piece.column("value"))
+            joined = pc.binary_join_element_wise(shaped.records, self._delimiter, b"")
+            data = binary_data(joined)
+            self._text.write(data)
+            lengths = pc.binary_length(shaped.records)
+            self._sidecar.append(piece, data, lengths.to_numpy(), shaped.kept)
+            self.rows += piece.num_rows
+
+    def close(self) -> None:
+        """Finish both files."""
+        if not self._closed:
+            self._closed = True
+            self._text.close()
+            self._sidecar.finish()
+
+
+def read_lines(
+    format: str, data: Data, sidecar: Data, codec: str, delimiter: bytes
+) -> Iterator[pa.RecordBatch]:
+    """The events of a data file and its sidecar."""
+    what = file_name(format, data)
+    rows_of = Sidecar(sidecar, what)
+    with decoding(what):
+        text = open_text(data, codec)
+        for rows in rows_of.rows():
+            lengths = rows.column("length").to_numpy() + len(delimiter)
+            offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+            raw = exactly(text, int(offsets[-1]))
+            joined = binary_array(offsets, raw)
+            if delimiter and not pc.all(pc.ends_with(joined, delimiter)).as_py():
+                raise CorruptError(
+                    f"{what}: has no delimiter where its sidecar expects one: keep both"
+                )
+            records = pc.binary_slice(joined, 0, -len(delimiter)) if delimiter else joined
+            yield rows_of.join(rows, records, raw)
+        rows_of.check_end(text.read(1))

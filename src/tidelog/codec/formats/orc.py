@@ -1,0 +1,139 @@
+"""ORC: the event columns, or typed ones, in stripes.
+
+ORC's C++ reader gives times in nanoseconds, which end in the year 2262. So the milliseconds stand
+in a column ``timestamp_ms`` of their own as well: people use ``timestamp``, restoring the number.
+A checksum is hidden at the end of the file (``orc_tail``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pyarrow as pa
+from pyarrow import orc
+
+from tidelog.codec.formats.base import (
+    Data,
+    FileWriter,
+    Format,
+    FormatSettings,
+    Sink,
+    check_no_sidecar,
+    check_settings,
+    choose_codec,
+    file_name,
+)
+from tidelog.codec.formats.batches import (
+    Columns,
+    ColumnWriter,
+    check_restorable,
+    estimate,
+    events_of_table,
+)
+from tidelog.codec.formats.orc_tail import TailSink, check_checksum
+from tidelog.codec.formats.schema import PREFIX
+from tidelog.codec.formats.streams import CountedSink, decoding, open_data
+from tidelog.codec.formats.typed import open_columns
+
+__all__ = ["OrcFormat", "open_orc"]
+
+STRIPE_BYTES = 32 << 20  # what the writer collects before it writes
+_HEADER_BYTES = 16  # more than that is a stripe
+
+
+def open_orc(codec: str | None, settings: FormatSettings) -> OrcFormat:
+    """The format with its settings checked."""
+    check_settings("orc", settings, "schema", "keep_value", "strict")
+    codec = choose_codec("orc", codec, "zstd", "zlib", "snappy", "lz4", "none")
+    return OrcFormat(codec, open_columns("orc", settings))
+
+
+@dataclass(frozen=True, slots=True)
+class OrcFormat:
+    """ORC files with everything in columns."""
+
+    codec: str
+    columns: Columns
+    name: ClassVar[str] = "orc"
+    extension: ClassVar[str] = ".orc"
+
+    def sidecar_name(self, name: str) -> str | None:
+        """None: everything is in the file."""
+        return None
+
+    def writer(self, sink: Sink, sidecar: Sink | None = None) -> FileWriter:
+        """Begin a file."""
+        check_no_sidecar(self.name, sidecar)
+        return ColumnWriter(self.columns, _Stripes(sink, self.columns, self.codec))
+
+    def read(self, data: Data, sidecar: Data | None = None) -> Iterator[pa.RecordBatch]:
+        """The events of a file, one stripe after another."""
+        check_no_sidecar(self.name, sidecar)
+        check_restorable(self.name, self.columns)
+        return self._read(data)
+
+    def _read(self, data: Data) -> Iterator[pa.RecordBatch]:
+        names = {**self.columns.names, "timestamp": _number_name(self.columns)}
+        source = open_data(data)
+        with decoding(file_name(self.name, data)):
+            check_checksum(source)
+            file = orc.ORCFile(source)
+            known = [name for name in names.values() if name in file.schema.names]
+            if file.nstripes == 0:
+                yield from events_of_table(file.schema.empty_table(), names)
+            for index in range(file.nstripes):
+                yield from events_of_table(file.read_stripe(index, columns=known), names)
+
+
+class _Stripes:
+    """Writes batches; ORC collects them into stripes."""
+
+    def __init__(self, sink: Sink, columns: Columns, codec: str) -> None:
+        self._sink = CountedSink(sink)
+        self._timestamp = columns.names["timestamp"]
+        number = pa.field(_number_name(columns), pa.int64(), nullable=False)
+        self._schema = columns.schema.append(number)
+        self._tail = TailSink(self._sink)
+        self._writer = orc.ORCWriter(
+            self._tail,
+            compression="uncompressed" if codec == "none" else codec,
+            stripe_size=STRIPE_BYTES,
+            compression_strategy="compression" if codec == "lz4" else "speed",  # else lz4 does none
+        )
+        self._codec = codec
+        self._given_bytes = self._flushed_bytes = 0
+        self._rows = 0
+
+    @property
+    def bytes_written(self) -> int:
+        """What is written, and what ORC collects at the rate of what was written so far."""
+        pending = self._given_bytes - self._flushed_bytes
+        return estimate(self._sink.count, self._flushed_bytes, pending, self._codec)
+
+    def append(self, batch: pa.RecordBatch) -> None:
+        before = self._sink.count
+        numbers = batch.column(self._timestamp).cast(pa.int64())
+        whole = pa.record_batch([*batch.columns, numbers], schema=self._schema)
+        self._writer.write(pa.Table.from_batches([whole]))
+        self._tail.check()
+        self._given_bytes += batch.nbytes
+        self._rows += batch.num_rows
+        if self._sink.count > before + _HEADER_BYTES:
+            self._flushed_bytes = self._given_bytes
+
+    def finish(self) -> None:
+        if not self._rows:  # a file without rows must know its columns all the same
+            self._writer.write(self._schema.empty_table())
+        self._writer.close()
+        self._tail.finish()
+        self._flushed_bytes = self._given_bytes
+
+
+def _number_name(columns: Columns) -> str:
+    taken = {name.lower() for name in columns.schema.names}
+    return f"{PREFIX}timestamp_ms" if "timestamp_ms" in taken else "timestamp_ms"
+
+
+_: type[Format] = OrcFormat

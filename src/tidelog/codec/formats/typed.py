@@ -1,0 +1,279 @@
+"""Typed columns: JSON values taken apart by a schema, and the rows that do not fit it.
+
+The event columns stand first, the schema's after them; an event column whose name the schema uses
+too gets the prefix ``_tidelog_``. A field that is missing is null, one that the schema does not
+name is left out (``strict``: a misfit), and of a name that stands twice the last counts.
+
+Types are taken at their word: ``"5"`` is no int, 1.5 neither, and nothing is rounded. A timestamp
+is ISO 8601 text (UTC unless it says otherwise) or a number whose size tells its unit, as in Secor;
+binary is base64 text; a decimal is a number or text. The raw value is kept only with
+``keep_value``, and without it the events of such a file cannot be restored.
+
+Each value is decoded by itself (msgspec): DuckDB's and Arrow's bulk readers are up to twice as
+fast, but they bend types, and tell of a misfit no more than that there is one.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain
+from operator import attrgetter
+from typing import Annotated, Any, cast
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from tidelog.codec.events import EVENT_SCHEMA
+from tidelog.codec.formats.base import MISFIT_SCHEMA, FormatSettings
+from tidelog.codec.formats.batches import Columns, PlainColumns
+from tidelog.codec.formats.schema import PREFIX, parse_schema
+from tidelog.errors import InvalidError
+from tidelog.model.limits import TIMESTAMP_MS_END
+
+__all__ = ["TypedColumns", "open_columns"]
+
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_MICROSECOND = dt.timedelta(microseconds=1)
+_MICROS_END = TIMESTAMP_MS_END * 1000
+_FLOAT_MAX = float(np.finfo(np.float32).max)
+_REASON_MAX = 500  # characters; a field's name may be any
+_NOT_DECODED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_NOT_BUILT = (pa.ArrowException, ValueError, ArithmeticError, TypeError)
+_PYTHON: dict[pa.DataType, Any] = {
+    pa.bool_(): bool,
+    pa.float32(): Annotated[float, msgspec.Meta(ge=-_FLOAT_MAX, le=_FLOAT_MAX)],
+    pa.float64(): float,
+    pa.string(): str,
+    pa.binary(): bytes,
+    pa.date32(): dt.date,
+    pa.timestamp("us", "UTC"): dt.datetime | int | float,
+}
+
+
+def open_columns(format: str, settings: FormatSettings) -> Columns:
+    """The event columns, or with a schema typed ones."""
+    if settings.schema is not None:
+        fields = parse_schema(settings.schema)
+        return TypedColumns(fields, bool(settings.keep_value), bool(settings.strict))
+    for name in ("keep_value", "strict"):
+        if getattr(settings, name):
+            raise InvalidError(
+                f"format `{format}`: setting `{name}` is for typed columns: give a schema, "
+                "or leave it out"
+            )
+    return PlainColumns()
+
+
+@dataclass(frozen=True, slots=True)
+class TypedColumns:
+    """The columns of a schema beside those of the event."""
+
+    fields: pa.Schema
+    keep_value: bool = False
+    strict: bool = False
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """What the event columns are called, so that none is taken for the schema's."""
+        taken = {name.lower() for name in self.fields.names}
+        return {
+            name: f"{PREFIX}{name}" if name in taken else name
+            for name in EVENT_SCHEMA.names
+            if name != "value" or self.keep_value
+        }
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Event columns, then the schema's."""
+        own = [EVENT_SCHEMA.field(name).with_name(shown) for name, shown in self.names.items()]
+        return pa.schema([*own, *self.fields])
+
+    def fit(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
+        """The rows whose values the schema takes, and those that it does not, with the reason."""
+        reasons: dict[int, str] = {}
+        rows = _decode(batch.column("value").to_pylist(), self.fields, self.strict, reasons)
+        columns = _build(rows, self.fields, reasons)
+        if not reasons:
+            return self._in_columns(batch, columns), None
+        good = [index for index in range(batch.num_rows) if index not in reasons]
+        bad = sorted(reasons)
+        errors = pa.array([reasons[index] for index in bad], pa.string())
+        misfits = batch.take(pa.array(bad, pa.int64()))
+        return (
+            self._in_columns(batch.take(pa.array(good, pa.int64())), columns),
+            pa.record_batch([*misfits.columns, errors], schema=MISFIT_SCHEMA),
+        )
+
+    def _in_columns(self, batch: pa.RecordBatch, columns: Sequence[pa.Array]) -> pa.RecordBatch:
+        own = [batch.column(name) for name in self.names]
+        return pa.record_batch([*own, *columns], schema=self.schema)
+
+
+def _decode(
+    values: Sequence[bytes | None], fields: pa.Schema, strict: bool, reasons: dict[int, str]
+) -> dict[int, Any]:
+    """Each value as a struct, by the number of its row; the others' reasons."""
+    decode = _decoder(fields, strict)
+    rows: dict[int, Any] = {}
+    for index, value in enumerate(values):
+        if value is None:
+            reasons[index] = "it has no value"
+            continue
+        try:
+            rows[index] = decode(value)
+        except _NOT_DECODED as exc:
+            reasons[index] = str(exc)[:_REASON_MAX]
+    return rows
+
+
+def _build(rows: dict[int, Any], fields: pa.Schema, reasons: dict[int, str]) -> list[pa.Array]:
+    """The columns; rows that have no place in them are found out and left out."""
+    try:
+        return _columns(list(rows.values()), fields)
+    except _NOT_BUILT:
+        reasons.update(_unfit(list(rows.items()), fields))
+        return _columns([row for index, row in rows.items() if index not in reasons], fields)
+
+
+def _unfit(rows: list[tuple[int, Any]], fields: pa.Schema) -> Iterator[tuple[int, str]]:
+    """The rows that cannot be built, by halving: few are, and the rest goes in large steps."""
+    try:
+        _columns([row for _, row in rows], fields)
+    except _NOT_BUILT as exc:
+        if len(rows) == 1:
+            yield rows[0][0], " ".join(str(exc).split())[:_REASON_MAX]
+            return
+        half = len(rows) // 2
+        yield from _unfit(rows[:half], fields)
+        yield from _unfit(rows[half:], fields)
+
+
+@lru_cache(maxsize=64)
+def _decoder(fields: pa.Schema, strict: bool) -> Callable[[bytes], Any]:
+    return msgspec.json.Decoder(_struct("Value", fields, strict)).decode
+
+
+def _struct(name: str, fields: Sequence[pa.Field], strict: bool) -> type[msgspec.Struct]:
+    """A class for objects with these fields, which it calls f0, f1 and so on."""
+    members: list[Any] = []
+    for index, field in enumerate(fields):
+        kind = _python_type(field.type, strict)
+        if field.nullable:
+            members.append((f"f{index}", kind | None, None))
+        else:
+            members.append((f"f{index}", kind))
+    return msgspec.defstruct(
+        name,
+        members,
+        rename={f"f{index}": field.name for index, field in enumerate(fields)},
+        forbid_unknown_fields=strict,
+        kw_only=True,
+        gc=False,
+    )
+
+
+def _python_type(kind: pa.DataType, strict: bool) -> Any:
+    if kind in _PYTHON:
+        return _PYTHON[kind]
+    if pa.types.is_integer(kind):
+        bound = 1 << (kind.bit_width - 1)
+        return Annotated[int, msgspec.Meta(ge=-bound, le=bound - 1)]
+    if pa.types.is_decimal(kind):
+        return decimal.Decimal
+    if pa.types.is_struct(kind):
+        return _struct("Object", list(kind), strict)
+    field = kind.item_field if pa.types.is_map(kind) else kind.value_field
+    inner = _python_type(field.type, strict)
+    if field.nullable:
+        inner = inner | None
+    mapping, sequence = cast(Any, dict), cast(Any, list)  # types that are made as they are found
+    return mapping[str, inner] if pa.types.is_map(kind) else sequence[inner]
+
+
+def _columns(rows: Sequence[Any], fields: Sequence[pa.Field]) -> list[pa.Array]:
+    """Arrays of the fields of structs, of which some may be null."""
+    count = len(fields)
+    names = [f"f{index}" for index in range(count)]
+    if not rows:
+        return [_column([], field.type) for field in fields]
+    if None in rows:
+        nothing = (None,) * count
+        get = attrgetter(*names) if count > 1 else lambda row: (row.f0,)
+        cells = [nothing if row is None else get(row) for row in rows]
+        return [
+            _column(each, field.type)
+            for each, field in zip(zip(*cells, strict=True), fields, strict=True)
+        ]
+    columns = []
+    for name, field in zip(names, fields, strict=True):
+        try:
+            columns.append(_column(list(map(attrgetter(name), rows)), field.type))
+        except _NOT_BUILT as exc:
+            raise ValueError(f"{exc} - in `{field.name}`") from exc
+    return columns
+
+
+def _column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    if pa.types.is_timestamp(kind):
+        return pa.array(list(map(_micros, values)), pa.int64()).cast(kind)
+    if pa.types.is_decimal(kind):
+        return pa.array([_decimal(value, kind) for value in values], kind)
+    if pa.types.is_struct(kind):
+        mask = pa.array([value is None for value in values], pa.bool_())
+        return pa.StructArray.from_arrays(_columns(values, list(kind)), type=kind, mask=mask)
+    if not pa.types.is_list(kind):
+        return pa.array(values, kind)
+    if pa.types.is_map(kind):
+        pairs = list(chain.from_iterable(value.items() for value in values if value))
+        keys = pa.array([key for key, _ in pairs], pa.string())
+        items = _column([item for _, item in pairs], kind.item_type)
+        return pa.MapArray.from_arrays(_offsets(values), keys, items, type=kind)
+    flat = list(chain.from_iterable(value for value in values if value))
+    return pa.ListArray.from_arrays(_offsets(values), _column(flat, kind.value_type), type=kind)
+
+
+def _offsets(values: Sequence[Any]) -> pa.Array:
+    """Where each list begins, and the last ends; null says that the list is."""
+    lengths = [len(value) if value else 0 for value in values]
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    nothing = np.array([*(value is None for value in values), False])
+    return pa.array(offsets, pa.int32(), mask=nothing)
+
+
+def _decimal(value: decimal.Decimal | None, kind: pa.DataType) -> decimal.Decimal | None:
+    """The same number with as many digits as the type has."""
+    if value is None:
+        return None
+    traps = [decimal.Inexact, decimal.InvalidOperation]
+    context = decimal.Context(prec=kind.precision, traps=traps)
+    try:
+        return value.quantize(decimal.Decimal(1).scaleb(-kind.scale), context=context)
+    except decimal.DecimalException as exc:
+        shape = f"decimal({kind.precision}, {kind.scale})"
+        raise ValueError(f"{value} does not fit into {shape}") from exc
+
+
+def _micros(value: dt.datetime | float | None) -> int | None:
+    """Microseconds since 1970."""
+    if value is None:
+        return None
+    if isinstance(value, dt.datetime):
+        aware = value if value.tzinfo is not None else value.replace(tzinfo=dt.UTC)
+        return (aware - _EPOCH) // _MICROSECOND
+    size = abs(value)
+    if size >= 10**18:
+        micros = int(value // 1000)
+    elif size >= 10**15:
+        micros = int(value)
+    elif size >= 10**12:
+        micros = round(value * 1000)
+    else:
+        micros = round(value * 1_000_000)
+    if not -_MICROS_END < micros < _MICROS_END:
+        raise ValueError(f"{value} is no time before the year 10000")
+    return micros

@@ -1,0 +1,203 @@
+"""Archives: made once, opened as pipelines, and told apart by what their folder says.
+
+Making one, in three steps; the next create with the same settings finishes what a crash left:
+
+1. registry row ``archive/<name>`` as ``creating``, with an incarnation → a name, not usable yet
+2. put ``_owner`` into its folder, which must hold nothing else         → a folder that is taken
+3. registry row as ``ready``                                            → an archive
+
+A folder that another archive has marked, or that holds anything, is refused, and never taken again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import msgspec
+
+from tidelog.catalog.base import ABSENT, Put, Row
+from tidelog.codec.formats import settings_of
+from tidelog.codec.parsers import LayoutSettings
+from tidelog.errors import AlreadyExistsError, ConflictError, InvalidError, NotFoundError
+from tidelog.home import Home
+from tidelog.log.registry import change_registry
+from tidelog.model import layout
+from tidelog.model.archive import Archive, check_archive_name
+from tidelog.model.pipeline import Committed, FileEntry, Manifest, Progress, read_manifest
+from tidelog.model.run import decode_row, encode_row
+from tidelog.pipeline.base import Pipeline, Workers
+from tidelog.pipeline.places import source_at, store_at
+from tidelog.sinks.files import FilesSettings, FilesSink
+from tidelog.sources.base import Source, SourcePartition
+
+__all__ = [
+    "PartitionStatus",
+    "archive_status",
+    "committed_files",
+    "create_archive",
+    "find_archive",
+    "list_archives",
+    "open_pipeline",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionStatus:
+    """How far an archive has come in one source partition."""
+
+    partition: str
+    position: str
+    end: str
+    lag: int | None  # events that wait, where the source can tell
+    events: int
+    files: int
+    dead: int
+    last_commit_ms: int | None
+    stuck: bool  # an intent is there: a range is under way, or its driver died
+
+
+def create_archive(home: Home, wanted: Archive) -> Archive:
+    """Make an archive. ``AlreadyExistsError``, ``InvalidError`` for a folder that is not empty."""
+    check_archive_name(wanted.name)
+    open_sink(wanted)  # an unknown parser, format or setting is refused before anything is made
+    source_at(home, wanted.source).partitions()
+    log, name = home.log, layout.archive_row(wanted.name)
+    row = log.catalog.get(layout.REGISTRY, name)
+    if row is None:
+        _refuse_taken(home, wanted)
+        change_registry(log, Put(name, encode_row(wanted), ABSENT))
+        row = log.catalog.get(layout.REGISTRY, name)
+    archive = _decode(row) if row else wanted
+    if row is None or archive.state == "ready":
+        raise AlreadyExistsError(f"archive `{wanted.name}`: exists already: choose another name")
+    if not _same(archive, wanted):
+        raise AlreadyExistsError(
+            f"archive `{wanted.name}`: its creation with other settings did not finish: "
+            "create it with the same ones"
+        )
+    _mark(home, archive)
+    ready = msgspec.structs.replace(archive, state="ready")
+    change = Put(name, encode_row(ready), row.version)
+    with contextlib.suppress(ConflictError):  # somebody else finished it first
+        log.catalog.write(layout.REGISTRY, change, write_id=log.ids.new())
+    return ready
+
+
+def find_archive(home: Home, name: str) -> Archive:
+    """The archive of a name. ``NotFoundError``."""
+    check_archive_name(name)
+    row = home.log.catalog.get(layout.REGISTRY, layout.archive_row(name))
+    if row is None or _decode(row).state != "ready":
+        raise NotFoundError(
+            f"archive `{name}`: not found: create it with `tidelog archive create {name}`"
+        )
+    return _decode(row)
+
+
+def list_archives(home: Home) -> Iterator[Archive]:
+    """All archives, by name."""
+    for row in home.log.catalog.scan(layout.REGISTRY, layout.archive_row(""), "archive0"):
+        yield _decode(row)
+
+
+def open_pipeline(home: Home, archive: Archive, workers: Workers) -> Pipeline:
+    """The pipeline that fills an archive."""
+    source: Source = source_at(home, archive.source)
+    return Pipeline(archive.name, archive.incarnation, source, open_sink(archive), workers)
+
+
+def open_sink(archive: Archive) -> FilesSink:
+    """The sink that lays down an archive's files."""
+    return FilesSink(
+        FilesSettings(
+            store=archive.store,
+            root=archive.root,
+            dead=archive.dead,
+            generation=archive.generation,
+            parser=archive.parser or None,
+            layout=LayoutSettings(**archive.layout),
+            format=archive.format,
+            codec=archive.codec or None,
+            format_settings=settings_of(archive.format_settings),
+            file_bytes_max=archive.max_bytes,
+            dead_share_max=archive.dead_share_max,
+        )
+    )
+
+
+def committed_files(home: Home, archive: Archive) -> Iterator[tuple[Manifest, FileEntry]]:
+    """The files that count, range by range: what the manifest command lists."""
+    for partition in source_at(home, archive.source).partitions():
+        for committed in _commits(home, archive, partition):
+            manifest = read_manifest(home.store.get(committed.manifest), committed.manifest)
+            for file in manifest.files:
+                yield manifest, file
+
+
+def archive_status(home: Home, archive: Archive) -> list[PartitionStatus]:
+    """How far an archive has come, partition by partition."""
+    source: Source = source_at(home, archive.source)
+    partitions = source.partitions()
+    bounds = source.bounds(partitions)
+    found = []
+    for partition in partitions:
+        where = layout.pipeline_partition(archive.incarnation, partition.text)
+        row = home.log.catalog.get(where, "head")
+        head = decode_row(row.value, Progress, f"head of `{partition.text}`") if row else None
+        position = head.position if head else bounds[partition].first
+        commits = list(_commits(home, archive, partition))
+        found.append(
+            PartitionStatus(
+                partition=partition.text,
+                position=position,
+                end=bounds[partition].end,
+                lag=source.count(position, bounds[partition].end),
+                events=sum(commit.events for commit in commits),
+                files=sum(commit.files for commit in commits),
+                dead=sum(commit.dead for commit in commits),
+                last_commit_ms=commits[-1].committed_ms if commits else None,
+                stuck=home.log.catalog.get(where, "intent") is not None,
+            )
+        )
+    return found
+
+
+def _commits(home: Home, archive: Archive, partition: SourcePartition) -> Iterator[Committed]:
+    where = layout.pipeline_partition(archive.incarnation, partition.text)
+    for row in home.log.catalog.scan(where, "commit/", "commit0"):
+        yield decode_row(row.value, Committed, f"commit `{row.row}`")
+
+
+def _refuse_taken(home: Home, archive: Archive) -> None:
+    store = store_at(home, archive.store)
+    for info in store.list(f"{archive.root}/"):
+        raise InvalidError(
+            f"archive `{archive.name}`: its folder `{archive.root}` of `{archive.store}` is not "
+            f"empty, it holds `{info.key}`: choose another folder"
+        )
+
+
+def _mark(home: Home, archive: Archive) -> None:
+    """Step 2."""
+    store = store_at(home, archive.store)
+    mark = msgspec.json.encode({"home": home.id, "archive": archive.incarnation})
+    try:
+        store.put(archive.owner, mark)
+    except AlreadyExistsError:
+        if store.get(archive.owner) != mark:
+            raise InvalidError(
+                f"archive `{archive.name}`: its folder `{archive.root}` of `{archive.store}` "
+                "belongs to another archive: choose another folder"
+            ) from None
+
+
+def _same(one: Archive, other: Archive) -> bool:
+    apart = ("incarnation", "created_ms", "state")
+    names = [name for name in one.__struct_fields__ if name not in apart]
+    return all(getattr(one, name) == getattr(other, name) for name in names)
+
+
+def _decode(row: Row) -> Archive:
+    return decode_row(row.value, Archive, f"registry row `{row.row}`")

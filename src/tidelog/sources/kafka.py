@@ -1,0 +1,270 @@
+"""Events of Kafka: one topic, or all whose names match a pattern.
+
+Positions are offsets. A partition ends at its last stable offset, so that open transactions are
+not read and aborted ones are passed over; with ``isolation.level=read_uncommitted`` it ends at the
+high watermark. Offsets that hold no event (transaction markers, what compaction removed) belong to
+the range that they lie in. An offset that is gone is told: librdkafka may never choose another.
+
+Records become events so: values and keys as they are, null too; a header without a value has an
+empty one; a time that is absent, or outside of the years 1970 to 9999, is 0, so that reading again
+gives the same. Events have no id and no type.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from confluent_kafka import (
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
+from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
+
+from tidelog.clock import Clock, SystemClock
+from tidelog.errors import InvalidError, TidelogError
+from tidelog.model.address import Address, parse_address
+from tidelog.sources.base import Bounds, Chunk, Range, Source, SourcePartition
+from tidelog.sources.kafka_client import (
+    KafkaPlace,
+    Watch,
+    check_properties,
+    open_admin,
+    open_consumer,
+    place_of,
+    translated,
+)
+from tidelog.sources.kafka_read import Columns, Reading
+
+__all__ = ["KafkaSource", "open_kafka"]
+
+_TIMEOUT_S = 15.0  # without any progress; then the brokers count as unreachable
+_RETRY_S = 0.1  # between questions about a partition that is moving to another broker
+_MOVING = (
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.OFFSET_NOT_AVAILABLE,
+    KafkaError.REPLICA_NOT_AVAILABLE,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+    KafkaError._NOENT,  # no leader at all
+)
+
+
+def open_kafka(address: Address, *, environ: Mapping[str, str]) -> KafkaSource:
+    """The source at ``kafka://host1,host2:9092/TOPIC?property=value``.
+
+    A topic that begins with ``^`` is a regular expression, matched from the beginning of each name.
+    Options are librdkafka's properties; passwords come from ``TIDELOG_KAFKA_SASL_PASSWORD`` and
+    its like in ``environ``. ``InvalidError`` for properties that are unknown or not to be given.
+    """
+    place = place_of(address, environ)
+    check_properties(place)
+    return KafkaSource(place)
+
+
+class KafkaSource:
+    """A topic, or a pattern of topics.
+
+    It is pickled without secrets: they come from the environment of whoever unpickles it.
+    """
+
+    def __init__(
+        self, place: KafkaPlace, *, timeout_s: float = _TIMEOUT_S, clock: Clock | None = None
+    ) -> None:
+        self._place = place
+        self._timeout_s = timeout_s
+        self._clock = clock or SystemClock()
+
+    @property
+    def url(self) -> str:
+        return self._place.url
+
+    def partitions(self) -> list[SourcePartition]:
+        topics = _Questions(self._place, self._timeout_s, self._clock).topics()
+        return [
+            SourcePartition(name, str(n)) for name in sorted(topics) for n in sorted(topics[name])
+        ]
+
+    def bounds(self, partitions: Sequence[SourcePartition]) -> dict[SourcePartition, Bounds]:
+        """Three questions for all. The first offset is asked before the end, so never behind it."""
+        questions = _Questions(self._place, self._timeout_s, self._clock)
+        questions.check_there(partitions)
+        first = questions.offsets(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
+        end = questions.offsets(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+        return {each: Bounds(str(first[each]), str(end[each])) for each in partitions}
+
+    def read(self, range: Range) -> Iterator[Chunk]:
+        """As the interface says, and whole: the last position is the limit.
+
+        ``NotFoundError`` also for a limit beyond the end: limits are ends that were seen, so the
+        partition was made anew, or cut off.
+        """
+        start, limit = _offset(range.start), _offset(range.limit)
+        if start > limit:
+            raise InvalidError(
+                f"kafka partition `{range.partition.text}`: range [{start}, {limit}) runs "
+                "backwards: give start <= limit"
+            )
+        if start == limit:
+            yield Chunk(Columns(range.partition).take(), range.limit)
+            return
+        watch = Watch()
+        consumer = open_consumer(self._place, self._timeout_s, watch, limit - start)
+        try:
+            reading = Reading(consumer, range.partition, watch, self._timeout_s, self._clock)
+            yield from reading.chunks(start, limit)
+        finally:
+            consumer.close()
+
+    def before(self, one: str, other: str) -> bool:
+        return _offset(one) < _offset(other)
+
+    def count(self, start: str, end: str) -> int | None:
+        """At most so many: some offsets may hold no event."""
+        return max(0, _offset(end) - _offset(start))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_reopened, (self.url, self._timeout_s))
+
+    def __repr__(self) -> str:
+        return f"KafkaSource({self.url!r})"
+
+
+class _Questions:
+    """What is asked of a cluster, through one client."""
+
+    def __init__(self, place: KafkaPlace, timeout_s: float, clock: Clock) -> None:
+        self._place = place
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._watch = Watch()
+        self._admin = open_admin(place, timeout_s, self._watch)
+
+    def topics(self) -> dict[str, set[int]]:
+        """The partitions of the topic, or of each topic that matches the pattern."""
+        if not self._place.is_pattern:
+            return self._known({self._place.topic})
+        pattern = re.compile(self._place.topic)
+        try:
+            found = self._admin.list_topics(timeout=self._timeout_s).topics
+        except KafkaException as exc:
+            raise self._failed(f"kafka `{self._place.servers}`", exc.args[0]) from exc
+        return {
+            name: set(topic.partitions)
+            for name, topic in found.items()
+            if pattern.match(name)
+            and not name.startswith("__")  # Kafka's own
+            and topic.error is None  # being made or deleted: seen next time, if it stays
+        }
+
+    def check_there(self, partitions: Sequence[SourcePartition]) -> None:
+        """Refuse partitions that are gone.
+
+        This comes before the questions about offsets: a client that has not yet heard of the
+        partitions' brokers now and then waits for seconds before it asks them.
+        """
+        known = self._known({each.topic for each in partitions})
+        for each in partitions:
+            if _number(each) not in known[each.topic]:
+                error = KafkaError(KafkaError._UNKNOWN_PARTITION)
+                raise translated(f"kafka partition `{each.text}`", error)
+
+    def offsets(
+        self, partitions: Sequence[SourcePartition], wanted: OffsetSpec
+    ) -> dict[SourcePartition, int]:
+        """The first or the end offset of each; those on the move are asked for again."""
+        known: dict[SourcePartition, int] = {}
+        deadline_s = self._clock.monotonic_s() + self._timeout_s
+        while asked := {_place(each): each for each in partitions if each not in known}:
+            left_s = max(1.0, deadline_s - self._clock.monotonic_s())
+            answers = self._admin.list_offsets(
+                dict.fromkeys(asked, wanted),
+                isolation_level=self._isolation(),
+                request_timeout=left_s,
+            )
+            moving: TidelogError | None = None
+            for place, answer in answers.items():
+                found = self._answer(asked[place], answer, left_s)
+                if isinstance(found, int):
+                    known[asked[place]] = found
+                else:
+                    moving = found
+            if moving is not None:
+                if self._clock.monotonic_s() >= deadline_s:
+                    raise moving
+                self._clock.sleep(_RETRY_S)
+        return known
+
+    def _answer(
+        self, partition: SourcePartition, answer: Future[Any], left_s: float
+    ) -> int | TidelogError:
+        """An offset, or an error that may pass soon; one that will not is raised."""
+        what = f"kafka partition `{partition.text}`"
+        try:
+            offset: int = answer.result(left_s + 1).offset
+        except TimeoutError:
+            error = KafkaError(KafkaError._TIMED_OUT)
+        except KafkaException as exc:
+            error = exc.args[0]
+        else:
+            return offset
+        if error.code() in _MOVING:
+            return translated(what, error)
+        raise self._failed(what, error)
+
+    def _known(self, topics: set[str]) -> dict[str, set[int]]:
+        """The partitions of these topics. ``NotFoundError`` for one that is not there.
+
+        Asking by ``list_topics`` would make the brokers create it, where they are told to.
+        """
+        known: dict[str, set[int]] = {}
+        if topics:
+            asked = TopicCollection(sorted(topics))
+            answers = self._admin.describe_topics(asked, request_timeout=self._timeout_s)
+            for name, answer in answers.items():
+                try:
+                    known[name] = {each.id for each in answer.result().partitions}
+                except KafkaException as exc:
+                    raise self._failed(f"kafka topic `{name}`", exc.args[0]) from exc
+        return known
+
+    def _failed(self, what: str, error: KafkaError) -> TidelogError:
+        self._admin.poll(0)  # what the client has to tell comes with this
+        return translated(what, error, self._watch)
+
+    def _isolation(self) -> IsolationLevel:
+        level = self._place.properties.get("isolation.level", "")
+        uncommitted = level.lower() == "read_uncommitted"
+        return IsolationLevel.READ_UNCOMMITTED if uncommitted else IsolationLevel.READ_COMMITTED
+
+
+def _reopened(url: str, timeout_s: float) -> KafkaSource:
+    """A source in another process, with that one's secrets."""
+    environ = os.environ  # noqa: TID251 - a worker's world comes in here
+    return KafkaSource(place_of(parse_address(url), environ), timeout_s=timeout_s)
+
+
+def _place(partition: SourcePartition) -> TopicPartition:
+    return TopicPartition(partition.topic, _number(partition))
+
+
+def _number(partition: SourcePartition) -> int:
+    if not partition.name.isdecimal():
+        raise InvalidError(f"kafka partition `{partition.text}`: give a number after the topic")
+    return int(partition.name)
+
+
+def _offset(position: str) -> int:
+    if not (position.isascii() and position.isdecimal()):
+        raise InvalidError(f"position `{position}`: is no offset of Kafka: give a whole number")
+    return int(position)
+
+
+_: type[Source] = KafkaSource

@@ -1,0 +1,237 @@
+"""Events of a topic of a home, as a source.
+
+Positions are offsets. A home is opened by whoever reads: ``open_log`` gives its log in the process
+that calls it, be it opened then or open already, and must pickle where the source shall. A catalog
+in a file is there on one machine only: for workers elsewhere a driver plans a range, and reading
+the plan needs only the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from tidelog.codec.events import EVENT_SCHEMA, batch_bytes
+from tidelog.codec.segment import read_piece
+from tidelog.errors import InternalError, InvalidError, NotFoundError
+from tidelog.log.base import Log
+from tidelog.log.read import Reader, Stretch
+from tidelog.log.topics import find_topic, read_head
+from tidelog.model.address import Address
+from tidelog.model.run import Head, Run
+from tidelog.model.topic import Topic, check_topic_name
+from tidelog.sources.base import Bounds, Chunk, Range, Source, SourcePartition
+from tidelog.store.base import Store
+
+__all__ = ["OpenLog", "PlannedRange", "TopicSource", "open_topic"]
+
+OpenLog = Callable[[], AbstractContextManager[Log]]
+
+_AT_ONCE = 8  # heads read side by side; each is a round trip on a remote catalog
+_CHUNK_ROWS = 20_000  # the batches of small runs are joined
+_CHUNK_BYTES = 32 << 20
+
+
+def open_topic(address: Address, open_log: OpenLog) -> TopicSource:
+    """The source at ``topic:NAME``."""
+    address.take_options(())
+    if address.host:
+        raise InvalidError(f"source `{address.text}`: give topic:NAME, without slashes")
+    return TopicSource(open_log, address.path)
+
+
+class TopicSource:
+    """A topic of the home that ``open_log`` opens."""
+
+    def __init__(self, open_log: OpenLog, topic: str) -> None:
+        check_topic_name(topic)
+        self._open_log = open_log
+        self._topic = topic
+
+    @property
+    def url(self) -> str:
+        return f"topic:{self._topic}"
+
+    def partitions(self) -> list[SourcePartition]:
+        with self._open_log() as log:
+            topic = find_topic(log, self._topic)
+        return [SourcePartition(topic.name, str(number)) for number in range(topic.partitions)]
+
+    def bounds(self, partitions: Sequence[SourcePartition]) -> dict[SourcePartition, Bounds]:
+        with self._open_log() as log, ThreadPoolExecutor(_AT_ONCE) as pool:
+            topic = find_topic(log, self._topic)
+            heads = list(pool.map(lambda each: _head(log, topic, each), partitions))
+        return {
+            each: Bounds(str(head.start), str(head.next))
+            for each, head in zip(partitions, heads, strict=True)
+        }
+
+    def read(self, range: Range) -> Iterator[Chunk]:
+        """As the interface says, and whole: the last position is the limit.
+
+        ``NotFoundError`` also for a limit beyond the end: limits are ends that were seen, so the
+        topic was made anew.
+        """
+        with self._open_log() as log:
+            topic = find_topic(log, self._topic)
+            with _held(log, topic, range):
+                reader = Reader(log, topic, int(range.partition.name))
+                yield from _chunks(range, reader.stretches(*_offsets(range)))
+
+    def planned(self, range: Range) -> PlannedRange:
+        """The range with all that is needed to read it from the store. Errors as for ``read``."""
+        start, limit = _offsets(range)
+        runs: list[Run] = []
+        with self._open_log() as log:
+            topic = find_topic(log, self._topic)
+            with _held(log, topic, range):
+                reader = Reader(log, topic, int(range.partition.name))
+                while (at := runs[-1].end if runs else start) < limit:
+                    found = [run for run in reader.runs(at) if run.base < limit]
+                    if not found:
+                        raise _short(range, at)
+                    runs += found
+        return PlannedRange(range, tuple(runs))
+
+    def before(self, one: str, other: str) -> bool:
+        return _offset(one) < _offset(other)
+
+    def count(self, start: str, end: str) -> int | None:
+        """Exactly so many: the offsets of a topic have no gaps."""
+        return max(0, _offset(end) - _offset(start))
+
+    def __repr__(self) -> str:
+        return f"TopicSource({self._open_log!r}, {self._topic!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRange:
+    """A range and the runs that hold its events. Pickles; a trim makes it stale."""
+
+    range: Range
+    runs: tuple[Run, ...]
+
+    def read(self, store: Store) -> Iterator[Chunk]:
+        """The same chunks as ``TopicSource.read``. ``NotFoundError`` for a plan that is stale."""
+        return _chunks(self.range, self._stretches(store))
+
+    def _stretches(self, store: Store) -> Iterator[Stretch]:
+        start, limit = _offsets(self.range)
+        partition = self.range.partition
+        for run in self.runs:
+            what = (
+                f"object `{run.object}`, bytes {run.byte_start} to {run.byte_end}, partition "
+                f"`{partition.text}`, offsets {run.base} to {run.end}"
+            )
+            try:
+                data = store.get(run.object, run.byte_start, run.byte_end)
+            except NotFoundError as exc:
+                raise NotFoundError(
+                    f"{what}: is gone: plan the range again; if it is gone then too, restore it "
+                    "from a copy, and run `tidelog verify`",
+                    lost_from=max(run.base, start),
+                ) from exc
+            base = run.base
+            for batch in read_piece(data, run.crc, run.count, what):
+                stretch = Stretch(partition.topic, int(partition.name), base, batch)
+                base = stretch.end
+                yield stretch.slice(start, limit)
+
+
+def _head(log: Log, topic: Topic, partition: SourcePartition) -> Head:
+    known = partition.topic == topic.name and partition.name.isdecimal()
+    if not known or int(partition.name) >= topic.partitions:
+        raise NotFoundError(
+            f"partition `{partition.text}`: is not there, topic `{topic.name}` has "
+            f"{topic.partitions}: ask the source for its partitions",
+            partition=partition.text,
+        )
+    return read_head(log, topic, int(partition.name))[0]
+
+
+@contextmanager
+def _held(log: Log, topic: Topic, range: Range) -> Iterator[None]:
+    """Refuse a range of which something is not there, or is trimmed while it is read."""
+    start, limit = _offsets(range)
+    _check_held(range.partition, start, limit, _head(log, topic, range.partition))
+    try:
+        yield
+    except NotFoundError as exc:
+        if "offset" in exc.context:
+            head = _head(log, topic, range.partition)
+            _check_held(range.partition, exc.context["offset"], limit, head)
+        raise
+
+
+def _check_held(partition: SourcePartition, start: int, limit: int, head: Head) -> None:
+    if start < head.start:
+        raise NotFoundError(
+            f"partition `{partition.text}`: offsets {start} to {head.start} were trimmed, the "
+            f"first is {head.start}: go on from {head.start} if that loss can be borne",
+            lost_from=start,
+            first=head.start,
+        )
+    if limit > head.next:
+        raise NotFoundError(
+            f"partition `{partition.text}`: ends at offset {head.next}, but was seen to reach "
+            f"{limit}: its topic was made anew: decide where to go on",
+            lost_from=min(start, head.next),
+            first=head.start,
+            end=head.next,
+        )
+
+
+def _chunks(range: Range, stretches: Iterator[Stretch]) -> Iterator[Chunk]:
+    """Stretches in event columns, joined to a size that is worth handling."""
+    at, limit = _offsets(range)
+    waiting: list[pa.RecordBatch] = []
+    rows = size = 0
+    for stretch in stretches:
+        waiting.append(stretch.arrow())
+        at = stretch.end
+        rows += stretch.batch.num_rows
+        size += batch_bytes(stretch.batch)
+        if at < limit and (rows >= _CHUNK_ROWS or size >= _CHUNK_BYTES):
+            yield Chunk(_joined(waiting), str(at))
+            waiting, rows, size = [], 0, 0
+    if at != limit:
+        raise _short(range, at)
+    yield Chunk(_joined(waiting), str(limit))
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    if len(batches) == 1:
+        return batches[0]
+    table = pa.Table.from_batches(batches, schema=EVENT_SCHEMA)
+    if not table.num_rows:
+        return pa.RecordBatch.from_pylist([], schema=EVENT_SCHEMA)
+    return table.combine_chunks().to_batches()[0]
+
+
+def _short(range: Range, at: int) -> InternalError:
+    return InternalError(
+        f"partition `{range.partition.text}`: reading ended at offset {at}, not at {range.limit}"
+    )
+
+
+def _offsets(range: Range) -> tuple[int, int]:
+    start, limit = _offset(range.start), _offset(range.limit)
+    if start > limit:
+        raise InvalidError(
+            f"partition `{range.partition.text}`: range [{start}, {limit}) runs backwards: "
+            "give start <= limit"
+        )
+    return start, limit
+
+
+def _offset(position: str) -> int:
+    if not (position.isascii() and position.isdecimal()):
+        raise InvalidError(f"position `{position}`: is no offset of a topic: give a whole number")
+    return int(position)
+
+
+_: type[Source] = TopicSource
