@@ -20,7 +20,8 @@ from tidelog.model.limits import BATCH_EVENTS_MAX
 __all__ = ["Piece", "Segment", "encode_segment", "read_piece"]
 
 _MAGIC_BYTES = 8  # "ARROW1" and padding, before the schema
-_FIRST_BATCH = _MAGIC_BYTES + STORED_SCHEMA.serialize().size
+_SCHEMA = STORED_SCHEMA.serialize().to_pybytes()
+_FIRST_BATCH = _MAGIC_BYTES + len(_SCHEMA)
 _OPTIONS = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1))
 
 
@@ -77,19 +78,25 @@ def encode_segment(parts: Sequence[tuple[int, pa.Table]]) -> Segment:
     return Segment(data, tuple(pieces))
 
 
-def read_piece(data: bytes, crc: int, count: int, what: str) -> Iterator[pa.RecordBatch]:
-    """The batches of one partition's byte range, checked before the first is given out."""
+def read_piece(
+    data: bytes, crc: int, count: int, what: str, columns: Sequence[str] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """The batches of one partition's byte range, checked before the first is given out.
+
+    With ``columns`` only these are decoded and given, in the order of the stored columns.
+    """
     found = crc32c.crc32c(data)
     if found != crc:
         raise CorruptError(
             f"{what}: expected crc32c {crc:08x}, found {found:08x}: "
             "keep the object, and restore it from a copy"
         )
+    fields = [] if columns is None else [STORED_SCHEMA.get_field_index(name) for name in columns]
+    options = pa.ipc.IpcReadOptions(included_fields=fields)  # none means all
     rows = 0
     try:
-        reader = pa.BufferReader(data)
-        while reader.tell() < len(data):
-            batch = pa.ipc.read_record_batch(pa.ipc.read_message(reader), STORED_SCHEMA)
+        # Behind a schema the messages of a piece are an Arrow stream.
+        for batch in pa.ipc.open_stream(pa.BufferReader(_SCHEMA + data), options=options):
             rows += batch.num_rows
             yield batch
     except (pa.ArrowInvalid, OSError, EOFError) as exc:

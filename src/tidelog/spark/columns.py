@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -93,11 +94,11 @@ def shown(batch: pa.RecordBatch, place: Place, wanted: pa.Schema) -> pa.RecordBa
     arrays = []
     for field in wanted:
         if field.name == "topic":
-            array = pa.repeat(pa.scalar(place.topic, field.type), rows)
+            array = _repeated(place.topic, rows)
         elif field.name == "partition":
-            array = pa.array(np.full(rows, place.partition, np.int32))
+            array = _numbers(np.full(rows, place.partition, np.int32), field.type)
         elif field.name == "offset":
-            array = pa.array(np.arange(place.base, place.base + rows, dtype=np.int64))
+            array = _numbers(np.arange(place.base, place.base + rows, dtype=np.int64), field.type)
         else:
             array = batch.column(field.name)
             if array.type != field.type:
@@ -145,6 +146,19 @@ def stored(batch: pa.RecordBatch, now_ms: int) -> pa.Table:
     if "id" in table.schema.names and pc.any(pc.equal(found.column("id"), "")).as_py():
         raise InvalidError("table: an id is empty: give text, or null for no id")
     return found
+
+
+# Made of buffers: `pa.array` and `pa.scalar` would first import pandas, in every Python worker.
+def _numbers(values: npt.NDArray[np.generic], kind: pa.DataType) -> pa.Array:
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
+
+
+def _repeated(text: str, rows: int) -> pa.Array:
+    data = text.encode()
+    ends = np.arange(rows + 1, dtype=np.int32) * np.int32(len(data))
+    return pa.Array.from_buffers(
+        pa.string(), rows, [None, pa.py_buffer(ends), pa.py_buffer(data * rows)]
+    )
 
 
 def _same(found: DataType, wanted: DataType) -> bool:

@@ -25,8 +25,9 @@ therefore go as soon as its batch is done.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor
+from typing import Any
 
 import msgspec
 
@@ -52,7 +53,6 @@ from tidelog.spark.stage import Staged
 __all__ = ["Manifest", "Sink", "SinkState", "append_staged"]
 
 _ORDINAL = 1 << 32  # sequences of one batch in one partition
-_COPIES = 8  # staged segments that are copied side by side
 
 
 class SinkState(msgspec.Struct, frozen=True):
@@ -74,12 +74,13 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 class Sink:
-    """A named sink of one topic."""
+    """A named sink of one topic; with a pool it copies side by side, without it has no threads."""
 
-    def __init__(self, log: Log, topic: Topic, name: str) -> None:
+    def __init__(self, log: Log, topic: Topic, name: str, pool: Executor | None = None) -> None:
         self._log = log
         self._topic = topic
         self._name = name
+        self._pool = pool
         self._where = layout.topic_partition(topic.incarnation, 0)
 
     def commit(self, query: str | None, batch: int, staged: tuple[Staged, ...]) -> None:
@@ -95,6 +96,7 @@ class Sink:
                     self._finish(state, version)
                     continue
                 if batch <= state.batch:
+                    self._remove_staged(state.batch)
                     return
             if not staged:
                 return
@@ -128,7 +130,7 @@ class Sink:
         try:
             manifest = self._manifest(state)
             producer = Appender(self._log, self._topic, f"sink:{self._name}")
-            append_staged(self._log, producer, manifest.segments, state.ordinal * _ORDINAL)
+            append_staged(producer, manifest.segments, state.ordinal * _ORDINAL, self._pool)
         except NotFoundError as exc:
             if self._read()[1] != version:
                 return  # somebody else has finished it, and removed what was staged
@@ -138,8 +140,7 @@ class Sink:
             ) from exc
         with contextlib.suppress(ConflictError, UnknownOutcomeError):
             self._write(msgspec.structs.replace(state, done=True), version)
-            with contextlib.suppress(UnavailableError):  # the next batch removes it too
-                self._remove_staged(state.batch)
+            self._remove_staged(state.batch)
 
     def _manifest(self, state: SinkState) -> Manifest:
         data = self._log.store.get(state.manifest)
@@ -169,11 +170,12 @@ class Sink:
     def _remove_staged(self, batch: int) -> None:
         """What was staged for batches up to this one, by whomever."""
         keys = []
-        for info in self._log.store.list(layout.sinks(self._topic.incarnation, self._name)):
-            if layout.sink_batch(info.key) > batch:
-                break
-            keys.append(info.key)
-        self._log.store.delete(keys)
+        with contextlib.suppress(UnavailableError):  # the next batch removes it too
+            for info in self._log.store.list(layout.sinks(self._topic.incarnation, self._name)):
+                if layout.sink_batch(info.key) > batch:
+                    break
+                keys.append(info.key)
+            self._log.store.delete(keys)
 
     @property
     def _what(self) -> str:
@@ -181,7 +183,10 @@ class Sink:
 
 
 def append_staged(
-    log: Log, producer: Appender, segments: Sequence[Staged], first_sequence: int
+    producer: Appender,
+    segments: Sequence[Staged],
+    first_sequence: int = 0,
+    pool: Executor | None = None,
 ) -> None:
     """Step 4: copy segments and commit their pieces, partition by partition, each piece once."""
     todo = _pieces(producer, segments, first_sequence)
@@ -197,14 +202,10 @@ def append_staged(
             with contextlib.suppress(AlreadyExistsError):  # by another driver, meanwhile
                 _, copies[staged.key] = producer.commit(copies[staged.key], piece, sequences)
 
-    with ThreadPoolExecutor(_COPIES, "tidelog-copy") as pool:
-        stored = dict(zip(named, pool.map(copy, named.values()), strict=True))
-    if log.commits_at_once == 1:
-        for partition in todo:
-            commit(partition)
-        return
-    with ThreadPoolExecutor(log.commits_at_once, "tidelog-commit") as pool:
-        list(pool.map(commit, todo))
+    each: Callable[..., Iterable[Any]] = map if pool is None else pool.map
+    stored = dict(zip(named, each(copy, named.values()), strict=True))
+    for _ in each(commit, todo):
+        pass
 
 
 def _pieces(

@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 _TASK_BYTES_MAX = 32 << 20  # stored; some seconds of one core
 _TASK_BYTES_MIN = 4 << 20  # below this, starting a task costs more than it reads
-_TASKS_AT_LEAST = 8  # of a read that is large enough; each costs Spark some 0.05 s to start
+_TASKS_AT_LEAST = 4  # of a read that is large enough; each costs Spark some 0.05 s
 _AT_ONCE = 8  # partitions that are planned side by side
 
 
@@ -125,8 +125,12 @@ class Planner:
         ]
 
     def slices(self, wanted: Range, times: Times) -> Iterator[Slice]:
-        """The runs of a range that may hold something of these times, cut at its borders."""
+        """The runs of a range that may hold something of these times, cut at its borders.
+
+        ``NotFoundError`` where it was trimmed.
+        """
         reader = Reader(self._home.log, self._topic, wanted.partition)
+        reader.check_start(wanted.start)  # a run that holds the start begins before it
         at = wanted.start
         while at < wanted.end:
             runs = reader.runs(at)

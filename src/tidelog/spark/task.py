@@ -6,6 +6,8 @@ against its count. Credentials come from the executor's own environment.
 
 from __future__ import annotations
 
+import functools
+import gc
 import os
 from collections import deque
 from collections.abc import Iterator
@@ -16,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidelog.clock import Clock, Ids, RandomIds, SystemClock, system_random
+from tidelog.codec.events import STORED_SCHEMA
 from tidelog.codec.segment import read_piece
 from tidelog.errors import CorruptError, NotFoundError
 from tidelog.settings import Settings
@@ -27,7 +30,7 @@ from tidelog.store.retry import RetryingStore
 __all__ = ["Workshop", "open_workshop", "read_task"]
 
 _AHEAD = 3  # objects fetched while one is decoded
-_ROWS_MIN = 4000  # of a batch for Spark; the batches of small runs are joined
+_ROWS_MIN = 4_000  # of a batch for Spark; the batches of small runs are joined
 
 
 @dataclass(frozen=True)
@@ -54,10 +57,18 @@ def read_task(task: Task, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
     return _joined(_batches(store, task, wanted))
 
 
+@functools.cache
+def _keep_modules() -> None:
+    """Once for each process: Spark collects garbage after each task, and may leave these out."""
+    gc.freeze()
+
+
 def _batches(store: Store, task: Task, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
+    # Times are always decoded: they count the rows, and a filter may need them.
+    columns = [name for name in STORED_SCHEMA.names if name in ("timestamp", *wanted.names)]
     for piece, data in _fetched(store, task):
         run, at = piece.run, piece.run.base
-        for batch in read_piece(data, run.crc, run.count, _what(task, piece)):
+        for batch in read_piece(data, run.crc, run.count, _what(task, piece), columns):
             start, end = max(piece.start, at), min(piece.end, at + batch.num_rows)
             if start < end:
                 part = batch.slice(start - at, end - start)
@@ -65,6 +76,7 @@ def _batches(store: Store, task: Task, wanted: pa.Schema) -> Iterator[pa.RecordB
                 mask = None if task.times.hold(run) else _within(part, task.times)
                 yield rows if mask is None else rows.filter(mask)
             at += batch.num_rows
+    _keep_modules()
 
 
 def _fetched(store: Store, task: Task) -> Iterator[tuple[Slice, bytes]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
@@ -30,6 +31,7 @@ __all__ = ["TidelogStreamWriter", "TidelogWriter"]
 _QUERY = "sql.streaming.queryId"  # local properties that Spark gives to the tasks of a stream
 _BATCH = "streaming.sql.batchId"
 _ONLY_BATCH = 0  # of a write without a name
+_AT_ONCE = 8  # segments that are copied, and partitions that are committed, side by side
 
 
 class TidelogWriter(DataSourceArrowWriter):
@@ -49,15 +51,15 @@ class TidelogWriter(DataSourceArrowWriter):
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """On the driver: make what was staged part of the topic."""
         options = self._options
-        with open_shared(options.home) as home:
+        with open_shared(options.home) as home, ThreadPoolExecutor(_AT_ONCE) as pool:
             topic = home.topic(options.topic)
             segments = _segments(topic, messages)
             if options.sink is not None and options.batch is not None:
-                Sink(home.log, topic, options.sink).commit("", options.batch, segments)
+                Sink(home.log, topic, options.sink, pool).commit("", options.batch, segments)
                 return
             producer = Appender(home.log, topic, self._staging.sink)
             try:
-                append_staged(home.log, producer, segments, 0)
+                append_staged(producer, segments, pool=pool)
             except TidelogError as exc:
                 raise UnknownOutcomeError(
                     f"write to topic `{topic.name}`: broke off ({exc}): a part of the rows may be "
@@ -95,9 +97,9 @@ class TidelogStreamWriter(DataSourceStreamArrowWriter):
         queries = {message.query for message in _staged(messages)}
         if len(queries) > 1:
             raise InternalError(f"streaming write: one micro-batch of {len(queries)} queries")
-        with open_shared(options.home) as home:
+        with open_shared(options.home) as home, ThreadPoolExecutor(_AT_ONCE) as pool:
             segments = _segments(topic, messages)
-            sink = Sink(home.log, topic, self._staging.sink)
+            sink = Sink(home.log, topic, self._staging.sink, pool)
             sink.commit(next(iter(queries), None), batch, segments)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batch: int) -> None:

@@ -28,6 +28,7 @@ __all__ = [
     "check_restorable",
     "estimate",
     "events_of_table",
+    "row_sizes",
     "runs",
     "slices",
     "sync_marker",
@@ -192,13 +193,16 @@ def slices(batch: pa.RecordBatch, bytes_max: int) -> Iterator[pa.RecordBatch]:
         if batch.num_rows:
             yield batch
         return
-    value = batch.column("value") if "value" in batch.schema.names else None
-    sizes = np.full(batch.num_rows, batch.nbytes // batch.num_rows, np.int64)
-    if value is not None and pa.types.is_binary(value.type):
-        lengths = _lengths(value)
-        sizes = lengths + (batch.nbytes - int(lengths.sum())) // batch.num_rows
-    for start, end in runs(sizes, bytes_max):
+    for start, end in runs(row_sizes(batch), bytes_max):
         yield batch.slice(start, end - start)
+
+
+def row_sizes(batch: pa.RecordBatch) -> Any:
+    """About how many bytes each row has, never too few of bytes and text."""
+    sizes = np.zeros(batch.num_rows, np.int64)
+    for column in batch.columns:
+        sizes += _sizes(column)
+    return sizes
 
 
 def binary_array(offsets: Any, data: Any) -> pa.Array:
@@ -229,8 +233,18 @@ def sync_marker(batch: pa.RecordBatch) -> bytes:
     return digest.digest()[:16]
 
 
-def _lengths(array: pa.Array) -> Any:
-    return np.diff(_offsets(array)).astype(np.int64)
+def _sizes(array: pa.Array) -> Any:
+    kind = array.type
+    if pa.types.is_binary(kind) or pa.types.is_string(kind):
+        return pc.fill_null(pc.binary_length(array), 0).to_numpy().astype(np.int64)
+    if pa.types.is_struct(kind):
+        return sum((_sizes(array.field(index)) for index in range(kind.num_fields)), np.int64(0))
+    if len(array) == 0 or not (pa.types.is_list(kind) or pa.types.is_map(kind)):
+        return np.full(len(array), 8, np.int64)
+    offsets = array.offsets.to_numpy()
+    inside = array.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
+    ends = np.concatenate([[0], np.cumsum(_sizes(inside), dtype=np.int64)])
+    return np.diff(ends[offsets - offsets[0]])
 
 
 def _offsets(array: pa.Array) -> Any:

@@ -2,7 +2,7 @@
 
 ORC's C++ reader gives times in nanoseconds, which end in the year 2262. So the milliseconds stand
 in a column ``timestamp_ms`` of their own as well: people use ``timestamp``, restoring the number.
-A checksum is hidden at the end of the file (``orc_tail``).
+A checksum is hidden at the end of the file (``orc_tail``), and how large rows are.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import ClassVar
 
 import pyarrow as pa
 from pyarrow import orc
+from pyarrow.dataset import OrcFileFormat
 
 from tidelog.codec.formats.base import (
     Data,
@@ -31,15 +32,18 @@ from tidelog.codec.formats.batches import (
     check_restorable,
     estimate,
     events_of_table,
+    row_sizes,
 )
-from tidelog.codec.formats.orc_tail import TailSink, check_checksum
+from tidelog.codec.formats.orc_tail import TailSink, check_tail
 from tidelog.codec.formats.schema import PREFIX
 from tidelog.codec.formats.streams import CountedSink, decoding, open_data
 from tidelog.codec.formats.typed import open_columns
+from tidelog.model.limits import BATCH_EVENTS_MAX
 
 __all__ = ["OrcFormat", "open_orc"]
 
 STRIPE_BYTES = 32 << 20  # what the writer collects before it writes
+READ_BYTES_MAX = 256 << 20  # decoded at a time, if all rows were as large as the largest
 _HEADER_BYTES = 16  # more than that is a stripe
 
 
@@ -78,13 +82,17 @@ class OrcFormat:
         names = {**self.columns.names, "timestamp": _number_name(self.columns)}
         source = open_data(data)
         with decoding(file_name(self.name, data)):
-            check_checksum(source)
-            file = orc.ORCFile(source)
-            known = [name for name in names.values() if name in file.schema.names]
-            if file.nstripes == 0:
-                yield from events_of_table(file.schema.empty_table(), names)
-            for index in range(file.nstripes):
-                yield from events_of_table(file.read_stripe(index, columns=known), names)
+            rows = READ_BYTES_MAX // max(check_tail(source), 1)
+            fragment = OrcFileFormat().make_fragment(source)
+            known = [name for name in names.values() if name in fragment.physical_schema.names]
+            for batch in fragment.to_batches(
+                columns=known,
+                batch_size=min(max(rows, 1), BATCH_EVENTS_MAX),
+                batch_readahead=0,
+                fragment_readahead=0,
+                use_threads=False,
+            ):
+                yield from events_of_table(batch, names)
 
 
 class _Stripes:
@@ -116,6 +124,7 @@ class _Stripes:
         before = self._sink.count
         numbers = batch.column(self._timestamp).cast(pa.int64())
         whole = pa.record_batch([*batch.columns, numbers], schema=self._schema)
+        self._tail.largest = max(self._tail.largest, int(row_sizes(batch).max()))
         self._writer.write(pa.Table.from_batches([whole]))
         self._tail.check()
         self._given_bytes += batch.nbytes

@@ -1,9 +1,10 @@
-"""A checksum inside an ORC file, where other readers do not mind it.
+"""Two numbers inside an ORC file, where other readers do not mind them.
 
-ORC has none, and its C++ reader does not fail on bad bytes but crashes. So a crc32c over the whole
-file is put into its last part, the PostScript, as one more protobuf field, which readers pass
-over. It is checked before the reader sees the file. The PostScript ends with the field ``magic``;
-one byte comes after it, the length of both.
+ORC has no checksum, and its C++ reader does not fail on bad bytes but crashes; and a stripe is cut
+by its size after compression, so that one may hold more than an Arrow array can. So a crc32c over
+the whole file and the size of its largest row are put into the last part, the PostScript, as
+protobuf fields of their own, which readers pass over. The PostScript ends with the field
+``magic``; one byte comes after it, the length of both.
 
 The C++ writer does not survive a sink that raises either, so errors of the sink wait here.
 """
@@ -18,12 +19,14 @@ import pyarrow as pa
 from tidelog.codec.formats.streams import READ_BYTES, CountedSink, exactly
 from tidelog.errors import InternalError
 
-__all__ = ["TailSink", "check_checksum"]
+__all__ = ["TailSink", "check_tail"]
 
 _MAGIC = bytes.fromhex("82f40303") + b"ORC"  # field 8000, text
-_TAG = bytes.fromhex("fdf303")  # field 7999, four bytes, the lowest first
+_LARGEST = bytes.fromhex("f5f303")  # field 7998, four bytes, the lowest first
+_CHECKSUM = bytes.fromhex("fdf303")  # field 7999, likewise
+_OWN_BYTES = len(_LARGEST) + 4 + len(_CHECKSUM) + 4
 _TAIL_BYTES = 1 + 255  # the longest PostScript and its length
-_END_BYTES = len(_TAG) + 4 + len(_MAGIC) + 1
+_END_BYTES = _OWN_BYTES + len(_MAGIC) + 1
 
 
 class TailSink:
@@ -34,6 +37,7 @@ class TailSink:
     def __init__(self, sink: CountedSink) -> None:
         self._sink = sink
         self._held = b""
+        self.largest = 0  # bytes of a row, as whoever writes the rows knows them
         self._failure: Exception | None = None
         self._checksum = 0
 
@@ -57,13 +61,13 @@ class TailSink:
         """The last bytes, with the checksum in them."""
         self.check()
         body, end = self._held[: -len(_MAGIC) - 1], self._held[-len(_MAGIC) - 1 :]
-        length = end[-1] + len(_TAG) + 4
+        length = end[-1] + _OWN_BYTES
         if end[:-1] != _MAGIC or length > 255:
             raise InternalError(f"orc: a file ends with {end.hex()}, expected its magic")
-        self._give(body)
+        self._give(body + _LARGEST + self.largest.to_bytes(4, "little"))
         end = _MAGIC + bytes([length])
         checksum = crc32c.crc32c(end, self._checksum)
-        self._sink.write(_TAG + checksum.to_bytes(4, "little") + end)
+        self._sink.write(_CHECKSUM + checksum.to_bytes(4, "little") + end)
 
     def flush(self) -> None: ...
 
@@ -84,8 +88,11 @@ class TailSink:
             self._sink.write(data)
 
 
-def check_checksum(file: pa.NativeFile) -> None:
-    """Read the file once; ``ValueError`` or ``EOFError`` unless it is as it was written."""
+def check_tail(file: pa.NativeFile) -> int:
+    """Read the whole file once; the size of its largest row.
+
+    ``ValueError`` or ``EOFError`` unless every byte is as it was written.
+    """
     left = file.size() - _END_BYTES
     if left <= 0:
         raise EOFError("it is too short")
@@ -96,12 +103,11 @@ def check_checksum(file: pa.NativeFile) -> None:
         found = crc32c.crc32c(chunk, found)
         left -= len(chunk)
     end = exactly(file, _END_BYTES)
-    tag, expected, rest = end[: len(_TAG)], end[len(_TAG) : len(_TAG) + 4], end[len(_TAG) + 4 :]
-    if tag != _TAG or rest[:-1] != _MAGIC:
+    largest, expected = end[3:7], int.from_bytes(end[10:14], "little")
+    if (end[:3], end[7:10], end[14:-1]) != (_LARGEST, _CHECKSUM, _MAGIC):
         raise ValueError("it has no checksum at its end, so it is cut off or was not written here")
-    found = crc32c.crc32c(rest, found)
-    if found != int.from_bytes(expected, "little"):
-        raise ValueError(
-            f"expected crc32c {int.from_bytes(expected, 'little'):08x}, found {found:08x}"
-        )
+    found = crc32c.crc32c(end[14:], crc32c.crc32c(end[:7], found))
+    if found != expected:
+        raise ValueError(f"expected crc32c {expected:08x}, found {found:08x}")
     file.seek(0)
+    return int.from_bytes(largest, "little")

@@ -1,0 +1,7 @@
+"""Spark looks for packages named ``pyspark_*``, and so finds the data source ``tidelog``."""
+
+from __future__ import annotations
+
+from tidelog.spark.source import TidelogDataSource as DefaultSource
+
+__all__ = ["DefaultSource"]

@@ -1,0 +1,275 @@
+"""The driver's protocol without Spark: killed after every call, repeated, and done twice at once.
+
+Each driver stages contents of its own for a batch, since Spark may compute a replayed batch anew.
+Invariant: of every batch the topic holds exactly what one driver staged, once, batch after batch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+
+import pytest
+
+from tidelog.catalog.memory import MemoryCatalog
+from tidelog.codec.events import table_of
+from tidelog.codec.segment import encode_segment
+from tidelog.errors import CorruptError, InvalidError, NotFoundError, TidelogError
+from tidelog.log.append import Appender
+from tidelog.log.base import Log
+from tidelog.log.read import Reader
+from tidelog.log.sweep import sweep_home
+from tidelog.log.topics import create_topic, delete_topic, find_topic
+from tidelog.log.verify import verify_topic
+from tidelog.model import layout
+from tidelog.model.backoff import Backoff
+from tidelog.model.event import Event
+from tidelog.model.topic import Topic
+from tidelog.spark.commit import Sink, append_staged
+from tidelog.spark.stage import Staged
+from tidelog.store.memory import MemoryStore
+from tidelog.store.retry import RetryingStore
+from tidelog.testing.clock import FakeClock, seeded_ids
+from tidelog.testing.faults import Fault, Faults, FaultyCatalog, FaultyStore
+from tidelog.testing.scheduler import Crash, Scheduler
+
+PARTITIONS = 2
+QUERY = "query-1"
+
+
+class World:
+    """A topic in memory, and drivers that may reach it over a bad network."""
+
+    def __init__(self, seed: int = 1) -> None:
+        self.seed = seed
+        self.scheduler: Scheduler | None = None
+        self.clock = FakeClock()
+        self.rows, self.objects = MemoryCatalog(), MemoryStore(self.clock)
+        self.ids = seeded_ids(seed)
+        self.log = Log(self.objects, self.rows, self.clock, self.ids, random.Random(seed))
+        self.topic = create_topic(self.log, Topic("t", self.ids.new(), PARTITIONS, 0))
+
+    def behind(self, faults: Faults) -> Log:
+        """The log as a driver sees it."""
+        clock = self.scheduler.clock if self.scheduler else self.clock
+        chance = random.Random(self.seed)
+        store = FaultyStore(self.objects, faults)
+        return Log(
+            RetryingStore(store, clock=clock, random=chance, backoff=Backoff()),
+            FaultyCatalog(self.rows, faults, clock),
+            clock,
+            self.ids,
+            chance,
+        )
+
+    def stage(self, batch: int, driver: str, segments: int = 2) -> tuple[Staged, ...]:
+        """What the tasks of one driver put into the store."""
+        found = []
+        for number in range(segments):
+            parts = [
+                (partition, table_of([Event(f"{batch} {driver} {number}".encode())], 0))
+                for partition in range(PARTITIONS)
+            ]
+            segment = encode_segment(parts)
+            key = layout.sink_staged(self.topic.incarnation, "s", batch, self.ids.new())
+            self.objects.put(key, segment.data)
+            found.append(Staged(key, segment.pieces))
+        return tuple(found)
+
+    def stored(self, partition: int) -> list[str]:
+        stretches = Reader(self.log, find_topic(self.log, "t"), partition).stretches(0)
+        return [(e.value or b"").decode() for stretch in stretches for e in stretch.events()]
+
+    def check(self, batches: int, segments: int = 2) -> None:
+        """Of each batch what one driver staged, in order, the same driver in all partitions."""
+        found = self.stored(0)
+        drivers = [value.split()[1] for value in found[::segments]]
+        expected = [
+            f"{batch} {driver} {number}"
+            for batch, driver in enumerate(drivers)
+            for number in range(segments)
+        ]
+        assert found == expected
+        assert len(drivers) == batches
+        assert self.stored(1) == expected
+        assert verify_topic(self.log, self.topic).errors == 0
+
+    def staged_left(self) -> list[str]:
+        folder = layout.sinks(self.topic.incarnation, "s")
+        return [info.key for info in self.objects.list(folder)]
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_a_repeated_batch_is_stored_once(world: World) -> None:
+    sink = Sink(world.log, world.topic, "s")
+    for batch in range(3):
+        sink.commit(QUERY, batch, world.stage(batch, "a"))
+        sink.commit(QUERY, batch, world.stage(batch, "b"))
+    sink.commit(QUERY, 1, world.stage(1, "b"))
+    world.check(3)
+    assert {value.split()[1] for value in world.stored(0)} == {"a"}
+
+
+def test_what_was_staged_goes_when_a_batch_is_done(world: World) -> None:
+    sink = Sink(world.log, world.topic, "s")
+    world.stage(0, "failed-task")
+    sink.commit(QUERY, 0, world.stage(0, "a"))
+    assert world.staged_left() == []
+    late = world.stage(0, "late-task")
+    sink.commit(QUERY, 1, world.stage(1, "a"))
+    assert late
+    assert world.staged_left() == []
+
+
+def test_batch_numbers_may_leave_gaps_and_be_large(world: World) -> None:
+    sink = Sink(world.log, world.topic, "s")
+    for batch in (3, 20_261_115, 1 << 60):
+        sink.commit("", batch, world.stage(batch, "a", 1))
+    assert len(world.stored(0)) == 3
+
+
+def test_an_empty_batch_writes_nothing_but_finishes_what_was_decided(world: World) -> None:
+    Sink(world.log, world.topic, "s").commit(QUERY, 0, ())
+    assert world.rows.get(layout.topic_partition(world.topic.incarnation, 0), "sink/s") is None
+    faults = Faults()
+    decided = False
+    for call in range(1, 100):
+        crashing = Faults(crash_after_call=call)
+        with contextlib.suppress(Crash):
+            Sink(world.behind(crashing), world.topic, "s").commit(
+                QUERY, 1, world.stage(1, str(call))
+            )
+        row = world.rows.get(layout.topic_partition(world.topic.incarnation, 0), "sink/s")
+        if row is not None:
+            decided = True
+            break
+    assert decided
+    Sink(world.behind(faults), world.topic, "s").commit(None, 2, ())
+    assert len(world.stored(0)) == 2
+
+
+def test_another_query_is_refused(world: World) -> None:
+    sink = Sink(world.log, world.topic, "s")
+    sink.commit(QUERY, 0, world.stage(0, "a"))
+    with pytest.raises(InvalidError, match=r"belongs to query query-1.*bring its checkpoint back"):
+        sink.commit("query-2", 0, world.stage(0, "b"))
+    with pytest.raises(InvalidError, match="this is batch writes"):
+        sink.commit("", 1, world.stage(1, "b"))
+    world.check(1)
+
+
+def test_a_driver_that_dies_after_any_call_is_finished_by_the_next(world: World) -> None:
+    batch = 0
+    for call in range(1, 200):
+        faults = Faults(crash_after_call=call)
+        try:
+            Sink(world.behind(faults), world.topic, "s").commit(
+                QUERY, batch, world.stage(batch, "dies")
+            )
+            died = False
+        except Crash:
+            died = True
+        world.clock.sleep(10)
+        sweep_home(world.log, 1)
+        Sink(world.log, find_topic(world.log, "t"), "s").commit(
+            QUERY, batch, world.stage(batch, "lives")
+        )
+        batch += 1
+        world.check(batch)
+        assert world.staged_left() == []
+        if not died:
+            break
+    assert not died
+    assert batch > 10
+    assert {value.split()[1] for value in world.stored(0)} == {"dies", "lives"}
+
+
+def test_a_sweep_between_copy_and_commit_costs_another_copy(world: World) -> None:
+    stale = world.topic  # as a driver knows it that has slept during a sweep
+    world.clock.sleep(10)
+    sweep_home(world.log, 1)
+    Sink(world.log, stale, "s").commit(QUERY, 0, world.stage(0, "a"))
+    world.check(1)
+
+
+def test_a_deleted_topic_is_told(world: World) -> None:
+    staged = world.stage(0, "a")
+    delete_topic(world.log, "t")
+    with pytest.raises(NotFoundError, match="was deleted"):
+        Sink(world.log, world.topic, "s").commit(QUERY, 0, staged)
+
+
+def test_a_staged_segment_that_is_gone_is_corruption(world: World) -> None:
+    staged = world.stage(0, "a")
+    world.objects.delete([staged[1].key])
+    with pytest.raises(CorruptError, match="batch 0 is decided, but something of it is gone"):
+        Sink(world.log, world.topic, "s").commit(QUERY, 0, staged)
+
+
+def test_without_a_name_each_piece_is_stored_once(world: World) -> None:
+    staged = world.stage(0, "a")
+    producer = Appender(world.log, world.topic, "~me")
+    append_staged(producer, staged)
+    append_staged(Appender(world.log, world.topic, "~me"), staged)
+    producer.close()
+    world.check(1)
+
+
+RATES = {
+    Fault.LOSE_REQUEST: 0.02,
+    Fault.LOSE_REPLY: 0.04,
+    Fault.DUPLICATE: 0.03,
+    Fault.DELAY: 0.10,
+    Fault.CRASH_BEFORE: 0.01,
+    Fault.CRASH_AFTER: 0.01,
+}
+BATCHES = 4
+
+
+def simulate(seed: int) -> list[str]:
+    """Two drivers go through the same batches, each as if the other were dead, and a sweeper."""
+    world = World(seed)
+    world.scheduler = scheduler = Scheduler(seed)
+    faults = Faults(scheduler.random, RATES, scheduler)
+
+    def drive(name: str) -> None:
+        log = world.behind(faults)
+        for batch in range(BATCHES):
+            while True:
+                try:
+                    topic = find_topic(log, "t")
+                    Sink(log, topic, "s").commit(QUERY, batch, world.stage(batch, name))
+                    break  # as Spark does, on to the next batch
+                except CorruptError:
+                    raise
+                except TidelogError:
+                    continue
+
+    def sweep() -> None:
+        for _ in range(6):
+            scheduler.sleep(1)
+            with contextlib.suppress(TidelogError):
+                sweep_home(world.behind(faults), 0)
+
+    scheduler.spawn("a", lambda: drive("a"))
+    scheduler.spawn("b", lambda: drive("b"))
+    scheduler.spawn("sweeper", sweep)
+    scheduler.run()
+    for batch in range(BATCHES):  # whoever died, the query is started again
+        topic = find_topic(world.log, "t")
+        Sink(world.log, topic, "s").commit(QUERY, batch, world.stage(batch, "c"))
+    world.check(BATCHES)
+    return scheduler.trace
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_two_drivers_at_once_store_each_batch_once(seed: int) -> None:
+    simulate(seed)
+
+
+def test_one_seed_runs_the_same_twice() -> None:
+    assert simulate(3) == simulate(3)

@@ -1,0 +1,168 @@
+"""Batch reads with real Spark, and that tasks need the store alone."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from tests.spark.conftest import Read
+from tidelog import Event, Home
+from tidelog.errors import CorruptError, TidelogError
+from tidelog.log.trim import ToOffsets
+from tidelog.spark.batch import TidelogReader
+from tidelog.spark.columns import arrow_schema, spark_schema
+from tidelog.spark.options import BATCH_READ, read_columns, read_options
+
+START_MS = 1_763_200_000_000  # 2025-11-15T09:46:40Z
+
+
+def minute(number: int) -> str:
+    return f"2025-11-15T09:{46 + number}:40Z"
+
+
+@pytest.fixture
+def orders(home: Home) -> list[Event]:
+    """Two partitions, five runs in each, a minute apart; everything an event can have or lack."""
+    home.create_topic("orders", 2)
+    for partition in range(2):
+        for run in range(5):
+            at = START_MS + 60_000 * run
+            events = [
+                Event(f"{partition}-{run}".encode(), timestamp=at),
+                Event(None, b"key \xff", "id-1", at + 1, "type", (("a", b"\x00"), ("a", b""))),
+                Event(b"", b"", None, at + 2),
+            ]
+            home.append("orders", events, partition=partition)
+    return [event for partition in range(2) for event in home.read("orders", partition)]
+
+
+@pytest.mark.spark
+def test_everything_comes_back(read: Read, orders: list[Event]) -> None:
+    table = read("orders", bytesPerTask=1000)
+    assert table.rdd.getNumPartitions() > 2
+    rows = table.orderBy("partition", "offset").collect()
+    found = [
+        Event(
+            None if row.value is None else bytes(row.value),
+            None if row.key is None else bytes(row.key),
+            row.id,
+            int(row.timestamp.timestamp() * 1000),
+            row.type,
+            tuple((name, bytes(value)) for name, value in row.headers or ()),
+            row.topic,
+            row.partition,
+            row.offset,
+        )
+        for row in rows
+    ]
+    assert found == orders
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("orders")
+def test_options_choose_columns_offsets_and_times(read: Read) -> None:
+    table = read(
+        "orders", columns="offset,partition", startOffsets='{"0": 13}', endOffsets='{"1": 2}'
+    )
+    assert table.columns == ["offset", "partition"]
+    assert sorted(map(tuple, table.collect())) == [(0, 1), (1, 1), (13, 0), (14, 0)]
+    assert read("orders", startOffsets="latest").count() == 0
+    # The run of minute 1 ends 2 ms after it began, so the end cuts through it.
+    within = read("orders", columns="offset", startTime=minute(1), endTime=f"{minute(2)[:-1]}.001Z")
+    assert sorted(row.offset for row in within.collect()) == [3, 3, 4, 4, 5, 5, 6, 6]
+
+
+@pytest.mark.spark
+def test_an_empty_topic_has_no_rows(read: Read, home: Home) -> None:
+    home.create_topic("empty", 3)
+    assert read("empty").collect() == []
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("orders")
+def test_a_session_finds_the_format_by_itself(local_spark: SparkSession, home: Home) -> None:
+    reader = local_spark.newSession().read.format("tidelog")
+    assert reader.options(home=home.config, topic="orders").load().count() == 30
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("orders")
+def test_errors_reach_the_user(read: Read, home: Home) -> None:
+    home.trim("orders", ToOffsets({0: 4}))
+    with pytest.raises(PySparkException, match="offset 3 was trimmed, the first is 4"):
+        read("orders", startOffsets='{"0": 3}').count()
+    with pytest.raises(PySparkException, match="did you mean `columns`"):
+        read("orders", colums="value")
+    assert read("orders").count() == 26, "earliest is the first that is left"
+
+
+def plan(place: Home, **options: str) -> tuple[TidelogReader, list[object]]:
+    """A reader and its tasks, as they reach an executor."""
+    given = {"home": place.config, "topic": "orders", **options}
+    wanted = arrow_schema(spark_schema(read_columns(given)))
+    reader = TidelogReader(read_options(given, BATCH_READ), wanted)
+    return pickle.loads(pickle.dumps((reader, reader.partitions())))
+
+
+@pytest.mark.usefixtures("orders")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"endOffsets": '{"1": 16}'}, "ends at offset 15, 16 was asked for"),
+        ({"startOffsets": '{"1": 16}'}, "ends at offset 15, 16 was asked for"),
+        ({"startOffsets": '{"1": 5}', "endOffsets": '{"1": 4}'}, "runs backwards"),
+        ({"startOffsets": '{"2": 0}'}, "has no partition 2"),
+        ({"topic": "none"}, "topic `none`: not found"),
+        ({"home": "memory:"}, "lives in one process"),
+        ({"startTime": minute(2), "endTime": minute(1)}, "exchange them"),
+        ({"startTime": "soon"}, "is not ISO 8601"),
+    ],
+)
+def test_plans_refuse(home: Home, options: dict[str, str], message: str) -> None:
+    with pytest.raises(TidelogError, match=message):
+        plan(home, **options)
+
+
+def test_a_task_needs_no_catalog(home: Home, orders: list[Event], tmp_path: Path) -> None:
+    reader, tasks = plan(home, columns="offset,value")
+    (tmp_path / "home" / "catalog.sqlite").rename(tmp_path / "away")
+    batches = [batch for task in tasks for batch in reader.read(task)]
+    assert [batch.schema.names for batch in batches] == [["offset", "value"]]
+    assert batches[0].column("value").to_pylist() == [event.value for event in orders]
+
+
+@pytest.mark.usefixtures("orders")
+def test_runs_of_other_times_are_not_fetched(home: Home) -> None:
+    reader, tasks = plan(home, startTime=minute(3), columns="offset")
+    wanted = {piece.run.object for task in tasks for piece in task.slices}  # type: ignore[attr-defined]
+    others = [info.key for info in home.store.list("topics/") if info.key not in wanted]
+    assert len(wanted) == 4
+    assert len(others) == 6
+    home.store.delete(others)
+    rows = [row for task in tasks for batch in reader.read(task) for row in batch.to_pylist()]
+    assert [row["offset"] for row in rows] == [9, 10, 11, 12, 13, 14] * 2
+
+
+@pytest.mark.usefixtures("orders")
+def test_an_object_that_is_gone_is_told(home: Home) -> None:
+    reader, tasks = plan(home)
+    home.store.delete([info.key for info in home.store.list("topics/")])
+    with pytest.raises(CorruptError, match="offsets 0 to 3: is gone: if the topic was trimmed"):
+        list(reader.read(tasks[0]))
+
+
+@pytest.mark.usefixtures("orders")
+def test_damaged_bytes_are_told(home: Home, tmp_path: Path) -> None:
+    reader, tasks = plan(home)
+    run = tasks[0].slices[0].run  # type: ignore[attr-defined]
+    file = tmp_path / "home" / "objects" / run.object
+    data = bytearray(file.read_bytes())
+    data[run.byte_start + 100] ^= 1
+    file.chmod(0o600)
+    file.write_bytes(data)
+    with pytest.raises(CorruptError, match="expected crc32c"):
+        list(reader.read(tasks[0]))
