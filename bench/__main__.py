@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 
-from bench import ground, log
+from bench import ground, log, spark
 from bench.measure import show
 from bench.rates import show_rates
 
 SUITES = {
     "ground": lambda: show("ground", ground.run()),
     "log": lambda: show_rates("log", log.run()),
+    "spark": lambda: show_rates("spark", spark.run()),
 }
 
 

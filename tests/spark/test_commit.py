@@ -109,9 +109,18 @@ def test_a_repeated_batch_is_stored_once(world: World) -> None:
     for batch in range(3):
         sink.commit(QUERY, batch, world.stage(batch, "a"))
         sink.commit(QUERY, batch, world.stage(batch, "b"))
-    sink.commit(QUERY, 1, world.stage(1, "b"))
     world.check(3)
     assert {value.split()[1] for value in world.stored(0)} == {"a"}
+
+
+def test_a_batch_that_is_older_than_the_last_is_refused(world: World) -> None:
+    sink = Sink(world.log, world.topic, "s")
+    for batch in range(3):
+        sink.commit(QUERY, batch, world.stage(batch, "a"))
+    with pytest.raises(InvalidError, match="batch 1 comes after batch 2, which is stored"):
+        sink.commit(QUERY, 1, world.stage(1, "b"))
+    sink.commit(QUERY, 1, ())
+    world.check(3)
 
 
 def test_what_was_staged_goes_when_a_batch_is_done(world: World) -> None:
@@ -244,6 +253,8 @@ def simulate(seed: int) -> list[str]:
                     topic = find_topic(log, "t")
                     Sink(log, topic, "s").commit(QUERY, batch, world.stage(batch, name))
                     break  # as Spark does, on to the next batch
+                except InvalidError:
+                    break  # the other one is past this batch
                 except CorruptError:
                     raise
                 except TidelogError:
@@ -261,7 +272,8 @@ def simulate(seed: int) -> list[str]:
     scheduler.run()
     for batch in range(BATCHES):  # whoever died, the query is started again
         topic = find_topic(world.log, "t")
-        Sink(world.log, topic, "s").commit(QUERY, batch, world.stage(batch, "c"))
+        with contextlib.suppress(InvalidError):
+            Sink(world.log, topic, "s").commit(QUERY, batch, world.stage(batch, "c"))
     world.check(BATCHES)
     return scheduler.trace
 

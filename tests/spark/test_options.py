@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 from pyspark.sql.types import StringType, StructField, StructType, TimestampNTZType
 
@@ -21,6 +24,7 @@ from tidelog.spark.options import (
 from tidelog.spark.plan import Slice, split_tasks
 from tidelog.spark.stream import shares
 
+ALL = (BATCH_READ, STREAM_READ, BATCH_WRITE, STREAM_WRITE)
 PLACE = {"home": "h", "topic": "orders"}
 
 
@@ -121,6 +125,24 @@ def test_a_partition_column_is_needed_where_it_is_used() -> None:
 )
 def test_a_limit_is_shared(available: list[int], limit: int, taken: list[int]) -> None:
     assert shares(available, limit) == taken
+
+
+def test_the_guide_names_every_option_for_its_use() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
+    shown = dict(re.findall(r"^\| `(\w+)` \| (\w+) \|", guide, re.MULTILINE))
+    uses = {
+        "all": (BATCH_READ, STREAM_READ, BATCH_WRITE, STREAM_WRITE),
+        "reads": (BATCH_READ, STREAM_READ),
+        "writes": (BATCH_WRITE, STREAM_WRITE),
+        "streams": (STREAM_READ,),
+        "batch": (BATCH_READ,),
+    }
+    written = {"batch": (BATCH_WRITE,)}
+    for name, kind in shown.items():
+        taken = {use.name for use in ALL if name in use.takes}
+        expected = written if name == "batch" else uses
+        assert taken == {use.name for use in expected[kind]}, name
+    assert set(shown) == {name for use in ALL for name in use.takes}
 
 
 def a_slice(size: int) -> Slice:

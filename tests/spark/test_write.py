@@ -77,9 +77,6 @@ def test_a_task_that_fails_at_first_stores_its_rows_once(
     def fails_once(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
 
-        from tidelog.spark import stage as staging
-
-        staging._SEGMENT_BYTES = 1  # so that something is staged before the failure
         task = TaskContext.get()
         yield from batches
         if task is not None and task.attemptNumber() == 0:

@@ -164,10 +164,11 @@ class _Reading:
 
     def _is_over(self, consumer: Consumer, joined_s: float) -> bool:
         """Whether all is read, also by other members, or theirs were alive long enough."""
-        if not consumer.caught_up():
-            return False
         ours = set(consumer.partitions())
-        left = [each for each in consumer.lag() if each.partition not in ours and each.events]
+        behind = [each for each in consumer.lag() if each.events]
+        if any(each.partition in ours for each in behind):
+            return False
+        left = [each for each in behind if each.partition not in ours]
         waited_s = self._home.log.clock.monotonic_s() - joined_s
         return not left or waited_s > _PATIENCE * self._home.log.settings.lease_ttl_ms / 1000
 

@@ -13,7 +13,8 @@ A batch of a named sink, in five steps; what a crash after each leaves behind:
    for this batch and for earlier ones goes           → the batch, and perhaps leftovers
 
 A batch that is repeated finds its number in the sink's row: done, and it does nothing; or decided,
-and it goes on with the manifest of the first attempt, whatever it has staged itself.
+and it goes on with the manifest of the first attempt, whatever it has staged itself. Spark repeats
+its last batch only; one that is older would hold nobody knows what, and is refused.
 
 Two drivers may do this at once. The row changes by its version, so that one manifest counts; both
 then commit the same pieces under the same sequences, and a piece that the producer's row of its
@@ -86,7 +87,7 @@ class Sink:
     def commit(self, query: str | None, batch: int, staged: tuple[Staged, ...]) -> None:
         """Make a batch part of the topic, unless it is; ``query`` is None where nobody knows it.
 
-        ``InvalidError`` when the sink belongs to another query.
+        ``InvalidError`` when the sink belongs to another query, or is past this batch.
         """
         for attempt in range(limits.COMMIT_ATTEMPTS):
             state, version = self._read()
@@ -95,11 +96,17 @@ class Sink:
                 if not state.done:
                     self._finish(state, version)
                     continue
-                if batch <= state.batch:
-                    self._remove_staged(state.batch)
+                if batch == state.batch:
+                    self._remove_staged(batch)
                     return
             if not staged:
                 return
+            if state is not None and batch < state.batch:
+                raise InvalidError(
+                    f"{self._what}: batch {batch} comes after batch {state.batch}, which is "
+                    "stored: another driver runs the same query, or its checkpoint was set back: "
+                    "stop this one, or choose another sink name if all is to be stored anew"
+                )
             self._decide(state, version, SinkState(query or "", batch, 0, ""), staged)
             self._log.clock.sleep(self._log.random.uniform(0, min(0.2, 0.001 * attempt)))
         raise UnavailableError(f"{self._what}: others keep changing it: try again")
@@ -112,6 +119,7 @@ class Sink:
         staged: tuple[Staged, ...],
     ) -> None:
         """Steps 2 and 3; whether it came true is what the row says afterwards."""
+        _check_count(staged)
         manifest_id = self._log.ids.new()
         incarnation, batch = self._topic.incarnation, wanted.batch
         key = layout.sink_manifest(incarnation, self._name, batch, manifest_id)
@@ -221,6 +229,13 @@ def _pieces(
             if first > producer.last_sequence(piece.partition):
                 todo.setdefault(piece.partition, []).append((first, piece, staged))
     return todo
+
+
+def _check_count(segments: Sequence[Staged]) -> None:
+    """Refuse a batch whose sequences would run into those of the next."""
+    events = sum(piece.count for staged in segments for piece in staged.pieces)
+    if events >= _ORDINAL:
+        raise InvalidError(f"write: {events} events in one batch: give fewer than {_ORDINAL}")
 
 
 def _query_name(query: str) -> str:
