@@ -14,7 +14,7 @@ from tidelog.settings import Settings
 RESIDENT_MB_MAX = 500
 
 PRODUCE = """
-import resource, sys
+import re, sys
 import pyarrow as pa
 import tidelog
 value = b"x" * 180
@@ -25,11 +25,11 @@ with tidelog.open(sys.argv[1]) as home:
     with home.producer("t") as producer:
         for number in range(100_000):
             producer.send(value)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+print(int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) // 1024)
 """
 
 CONSUME = """
-import resource, sys
+import re, sys
 import tidelog
 count = 0
 with tidelog.open(sys.argv[1]) as home, home.consumer("t", "c") as consumer:
@@ -38,7 +38,7 @@ with tidelog.open(sys.argv[1]) as home, home.consumer("t", "c") as consumer:
             event.value, event.offset
             count += 1
         consumer.commit()
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+print(int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) // 1024)
 """
 
 

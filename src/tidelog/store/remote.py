@@ -164,7 +164,7 @@ class RemoteStore:
             wanted: Any = {"offset": start} if end is None else (start, end)
             return bytes(obstore.get(self._store, key, options={"range": wanted}).bytes())
         except _ERRORS as exc:
-            if _beyond_the_end(exc):
+            if start > 0 and _beyond_the_end(exc):
                 return self.get(key)[start:end]
             raise self._error(key, exc) from exc
 
@@ -302,8 +302,9 @@ def _refused(text: str) -> Iterator[None]:
 
 
 def _beyond_the_end(exc: Exception) -> bool:
+    """Whether a range began after the object's end; numbers in ids and times must not fool us."""
     said = str(exc)
-    return "InvalidRange" in said or "416" in said or "larger than" in said
+    return "InvalidRange" in said or bool(re.search(r"status(?: code)?: 416\b", said))
 
 
 def _gist(exc: Exception) -> str:
