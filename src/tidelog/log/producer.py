@@ -236,13 +236,14 @@ class Producer:
         return SendFuture(self._topic.name, flush, 0)
 
     def _enter(self, pending: Pending, size: int) -> SendFuture:
-        check_process(self._process, f"producer of `{self._topic.name}`")
         with self._carrier.state:
             self._make_room(size)
             flush = self._open
+            index = len(flush.pending)
+            if index == 0:  # once for each flush: it costs as much as the rest of this
+                check_process(self._process, f"producer of `{self._topic.name}`")
             if self._named:
                 self._check_sequence(pending)
-            index = len(flush.pending)
             flush.pending.append(pending)
             flush.size += size
             self._carrier.held_bytes += size
