@@ -55,10 +55,15 @@ EVENT_SCHEMA = pa.schema(
 )
 
 
-def batch_of(columns: Sequence[Sequence[Any]]) -> pa.RecordBatch:
-    """A stored batch from columns of Python values, in the order of ``STORED_SCHEMA``."""
+def batch_of(columns: Sequence[Sequence[Any] | None]) -> pa.RecordBatch:
+    """A stored batch from columns of Python values, in the order of ``STORED_SCHEMA``.
+
+    A column without any value may be None; the first, the times, may not.
+    """
+    rows = len(columns[0] or ())
     arrays = [
-        _array(values, field.type) for values, field in zip(columns, STORED_SCHEMA, strict=True)
+        pa.nulls(rows, field.type) if values is None else _array(values, field.type)
+        for values, field in zip(columns, STORED_SCHEMA, strict=True)
     ]
     return pa.record_batch(arrays, schema=STORED_SCHEMA)
 
@@ -177,7 +182,10 @@ def _header_lengths(column: pa.ChunkedArray) -> Any:
 
 def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     if kind == _TIME:
-        return pa.array(values, pa.int64()).cast(_TIME)
+        times = np.fromiter(values, np.int64, len(values))
+        return pa.Array.from_buffers(_TIME, len(times), [None, pa.py_buffer(times)])
+    if kind == pa.binary():
+        return _binary_array(values)
     if kind == _HEADERS:
         if not any(values):
             return pa.nulls(len(values), kind)
@@ -187,6 +195,18 @@ def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
         ]
         return pa.array(listed, kind)
     return pa.array(values, kind)
+
+
+def _binary_array(values: Sequence[Any]) -> pa.Array:
+    """Joined at once, where none is missing: what Arrow itself does value by value."""
+    if None in values:
+        return pa.array(values, pa.binary())
+    ends = np.zeros(len(values) + 1, np.int64)
+    np.cumsum(np.fromiter(map(len, values), np.int64, len(values)), out=ends[1:])
+    if ends[-1] > np.iinfo(np.int32).max:
+        return pa.array(values, pa.binary())
+    buffers = [None, pa.py_buffer(ends.astype(np.int32)), pa.py_buffer(b"".join(values))]
+    return pa.Array.from_buffers(pa.binary(), len(values), buffers)
 
 
 def _values(column: pa.Array) -> Iterable[Any]:

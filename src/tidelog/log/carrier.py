@@ -26,17 +26,18 @@ _FULL_TIMEOUT_S = 60.0  # how long a full buffer may block
 
 
 class Carrier:
-    """The way of one producer's flushes. Its ``state`` is the lock of the producer's buffer too."""
+    """The way of one producer's flushes. Its lock is that of the producer's buffer too."""
 
     def __init__(self, log: Log, topic: Topic, appender: Appender, named: bool) -> None:
         self._log = log
         self._topic = topic
         self._appender = appender
         self._named = named
-        self.state = threading.Condition()
+        self.lock = threading.RLock()
+        self.state = threading.Condition(self.lock)
         self.closed = False
         self.under_way: dict[int, Flush] = {}
-        self.held_bytes = 0  # in the buffer and under way
+        self.held_bytes = 0  # under way
         self._keyless = itertools.count(log.random.randrange(topic.partitions))
         self._numbers = itertools.count()
         self._turn = 0
@@ -51,7 +52,8 @@ class Carrier:
         return next(self._keyless) % self._topic.partitions
 
     def start(self, flush: Flush) -> None:
-        """With the lock held: send a flush on its way. Its bytes are held already."""
+        """With the lock held: send a flush on its way."""
+        self.held_bytes += flush.size
         flush.number = next(self._numbers)
         self.under_way[flush.number] = flush
         self._pool.submit(self._run, flush)

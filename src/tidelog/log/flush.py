@@ -6,21 +6,18 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tidelog.codec.events import batch_of
 from tidelog.errors import TidelogError, UnavailableError
 from tidelog.log.partitioner import split
+from tidelog.log.pending import Pending
 from tidelog.log.positions import Positions
-from tidelog.model.event import Headers, Position
+from tidelog.model.event import Position
 
-__all__ = ["Flush", "Part", "Pending", "SendFuture"]
-
-
-Pending = tuple[int, str | None, bytes | None, bytes | None, str | None, Headers, int, int]
-"""An event that waits in the buffer: the stored columns, then its partition and its sequence."""
+__all__ = ["Flush", "Part", "SendFuture"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +33,10 @@ class Part:
 class Flush:
     """Events on their way; done when all are stored, or when one of them could not be."""
 
-    def __init__(self) -> None:
-        self.pending: list[Pending] = []
+    def __init__(self, topic: str) -> None:
+        self.topic = topic
+        self.pending = Pending()
+        self.limit = 0  # bytes up to which events may be put into it without asking anybody
         self.table: pa.Table | None = None
         self.places: npt.NDArray[np.int32] | None = None
         self.size = 0
@@ -50,9 +49,11 @@ class Flush:
         self._positions: Positions | None = None
 
     @classmethod
-    def of_table(cls, table: pa.Table, places: npt.NDArray[np.int32], size: int) -> Flush:
+    def of_table(
+        cls, topic: str, table: pa.Table, places: npt.NDArray[np.int32], size: int
+    ) -> Flush:
         """A flush of events that are Arrow already."""
-        flush = cls()
+        flush = cls(topic)
         flush.table, flush.places, flush.size = table, places, size
         return flush
 
@@ -63,11 +64,9 @@ class Flush:
         """The events of each partition; those without a place go to ``keyless``."""
         sequences: list[int] | None = None
         if self.table is None:
-            columns = list(zip(*self.pending, strict=True))
-            self.places = np.array(columns[6], np.int32)
-            self.places[self.places < 0] = keyless
-            sequences = list(columns[7]) if named else None
-            self.table = pa.Table.from_batches([batch_of(columns[:6])])
+            self.places = self.pending.places(keyless)
+            sequences = self.pending.sequences() if named else None
+            self.table = self.pending.table()
         if self.places is None:
             self.places = np.full(self.table.num_rows, keyless, np.int32)
         return [
@@ -82,7 +81,7 @@ class Flush:
     def finish(self, error: BaseException | None = None) -> None:
         """Let those who wait go on."""
         self.error = error
-        self.pending = []
+        self.pending = Pending()
         self.table = None  # the bytes are stored, or are the caller's again
         self._done.set()
 
@@ -104,7 +103,7 @@ class Flush:
             self.told = True
             raise self.error
 
-    def positions(self, topic: str) -> Positions:
+    def positions(self) -> Positions:
         """Where each event stands; -1 as offset of one that is not stored."""
         if self._positions is None:
             count = len(self.places) if self.places is not None else 0
@@ -112,33 +111,29 @@ class Flush:
             for rows, base in self._bases:
                 offsets[rows] = np.arange(base, base + len(rows))
             places = self.places if self.places is not None else np.empty(0, np.int32)
-            self._positions = Positions(topic, places, offsets)
+            self._positions = Positions(self.topic, places, offsets)
         return self._positions
 
-    def is_stored(self, topic: str, index: int) -> bool:
+    def is_stored(self, index: int) -> bool:
         """Whether this one event has its offset, whatever became of the others."""
-        offsets = self.positions(topic).offsets
+        offsets = self.positions().offsets
         return index < len(offsets) and bool(offsets[index] >= 0)
 
 
-class SendFuture:
+class SendFuture(msgspec.Struct, frozen=True, eq=False, gc=False):
     """A light handle on one event of a flush."""
 
-    __slots__ = ("_flush", "_index", "_topic")
-
-    def __init__(self, topic: str, flush: Flush, index: int) -> None:
-        self._topic = topic
-        self._flush = flush
-        self._index = index
+    _flush: Flush
+    _index: int
 
     def result(self, timeout_s: float | None = None) -> Position:
         """The event's position, once it is durable; raises why it is not."""
         try:
             self._flush.wait(timeout_s)
         except TidelogError:
-            if not self._flush.done() or not self._flush.is_stored(self._topic, self._index):
+            if not self._flush.done() or not self._flush.is_stored(self._index):
                 raise
-        return self._flush.positions(self._topic)[self._index]
+        return self._flush.positions()[self._index]
 
     def done(self) -> bool:
         """Whether :meth:`result` would return at once."""

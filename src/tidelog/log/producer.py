@@ -27,8 +27,9 @@ from tidelog.errors import (
 from tidelog.log.append import Appender
 from tidelog.log.base import Log
 from tidelog.log.carrier import UPLOADS, Carrier
-from tidelog.log.flush import Flush, Part, Pending, SendFuture
+from tidelog.log.flush import Flush, Part, SendFuture
 from tidelog.log.partitioner import partitions_for
+from tidelog.log.pending import Rest
 from tidelog.log.positions import Positions
 from tidelog.log.process import check_process
 from tidelog.model import limits
@@ -40,6 +41,7 @@ __all__ = ["Producer"]
 
 _OVERHEAD_BYTES = 100  # of an event in the buffer, beside its own bytes
 _EVENTS_LAST = limits.SEGMENT_EVENTS_MAX - 1
+_PLAIN_BYTES_MAX = _EVENTS_LAST * _OVERHEAD_BYTES  # cannot be more events than a segment may hold
 
 
 class Producer:
@@ -62,8 +64,10 @@ class Producer:
         self._sequence = -1  # the highest that was given out
         self._sent: dict[int, int] = {}  # the highest for each partition, in this process
         self._carrier = Carrier(log, topic, self._appender, self._named)
+        self._now_ms = log.clock.now_ms
+        self._event_bytes_max = log.settings.event_bytes_max
         self._process = os.getpid()
-        self._open = Flush()
+        self._open = Flush(topic.name)
         self._wake = threading.Event()
         if self._named:
             self._before = self._appender.open_named()
@@ -106,25 +110,33 @@ class Producer:
         A named producer may give each event a ``sequence``, which must grow: one that an earlier
         process has stored is not stored again, and gets its first position.
         """
-        headers = tuple(headers)
-        plain = key is None and id is None and type is None and not headers
-        if not plain or value.__class__ is not bytes or value is None:
-            event = Event(value, key, id, timestamp, type, headers)
-            size = check_event(event, self._log.settings.event_bytes_max)
-        else:  # the common case, checked in one step
-            size = len(value)
-            if size > self._log.settings.event_bytes_max:
-                check_event(Event(value), self._log.settings.event_bytes_max)
-        time_ms = self._log.clock.now_ms() if timestamp is None else check_timestamp(timestamp)
-        size += _OVERHEAD_BYTES
-        if not self._named:
+        if (  # the common case: all that it needs is that the open flush has room
+            value.__class__ is bytes
+            and key is None
+            and timestamp is None
+            and headers == ()
+            and id is None
+            and type is None
+            and sequence is None
+        ):
+            with self._carrier.lock:
+                flush = self._open
+                own = len(value)
+                size = flush.size + own + _OVERHEAD_BYTES
+                if size < flush.limit and own <= self._event_bytes_max:
+                    flush.size = size
+                    flush.pending.times.append(self._now_ms())
+                    values = flush.pending.values
+                    values.append(value)
+                    return SendFuture(flush, len(values) - 1)
+        event = Event(value, key, id, timestamp, type, tuple(headers))
+        size = check_event(event, self._event_bytes_max) + _OVERHEAD_BYTES
+        time_ms = self._now_ms() if timestamp is None else check_timestamp(timestamp)
+        with self._carrier.lock:  # numbering and entering are one step
             partition, number = self._place(key, sequence)
-            return self._enter((time_ms, id, key, value, type, headers, partition, number), size)
-        with self._carrier.state:  # numbering and entering are one step
-            partition, number = self._place(key, sequence)
-            known = self._repeated(partition, number)
-            pending = (time_ms, id, key, value, type, headers, partition, number)
-            return known or self._enter(pending, size)
+            known = self._repeated(partition, number) if self._named else None
+            rest = Rest(id, key, type, event.headers, partition, number)
+            return known or self._enter(value, time_ms, rest, size)
 
     def append(
         self,
@@ -219,7 +231,7 @@ class Producer:
         if partition not in self._offsets:
             self._offsets[partition] = before.offsets()
         offset = self._offsets[partition].get(sequence)
-        flush = Flush()
+        flush = Flush(self._topic.name)
         if offset is None:
             flush.finish(
                 AlreadyExistsError(
@@ -233,28 +245,30 @@ class Producer:
             part = Part(partition, None, np.zeros(1, np.int64), None)
             flush.stored(part, offset)
             flush.finish()
-        return SendFuture(self._topic.name, flush, 0)
+        return SendFuture(flush, 0)
 
-    def _enter(self, pending: Pending, size: int) -> SendFuture:
-        with self._carrier.state:
-            self._make_room(size)
-            flush = self._open
-            index = len(flush.pending)
-            if index == 0:  # once for each flush: it costs as much as the rest of this
-                check_process(self._process, f"producer of `{self._topic.name}`")
-            if self._named:
-                self._check_sequence(pending)
-            flush.pending.append(pending)
-            flush.size += size
-            self._carrier.held_bytes += size
-            if flush.size >= self._log.settings.segment_bytes or index >= _EVENTS_LAST:
-                self._seal()
-            elif index == 0:
-                self._wake.set()
-        return SendFuture(self._topic.name, flush, index)
+    def _enter(self, value: bytes | None, time_ms: int, rest: Rest, size: int) -> SendFuture:
+        """With the lock held: put one event into the open flush, making room for it."""
+        if len(self._open.pending) == 0:
+            check_process(self._process, f"producer of `{self._topic.name}`")
+        self._make_room(size)
+        if self._named:
+            self._check_sequence(rest)
+        flush = self._open
+        index = len(flush.pending)
+        flush.pending.add(value, time_ms, rest)
+        flush.size += size
+        if flush.size >= self._log.settings.segment_bytes or index >= _EVENTS_LAST:
+            self._seal()
+        elif index == 0:
+            self._wake.set()
+        if not self._named:
+            room = self._log.settings.buffer_bytes - self._carrier.held_bytes
+            flush.limit = min(self._log.settings.segment_bytes, _PLAIN_BYTES_MAX, room)
+        return SendFuture(flush, index)
 
-    def _check_sequence(self, pending: Pending) -> None:
-        partition, sequence = pending[6:]
+    def _check_sequence(self, rest: Rest) -> None:
+        partition, sequence = rest.partition, rest.sequence
         if sequence <= self._sent.get(partition, -1):
             raise InvalidError(
                 f"send: sequence {sequence} comes after {self._sent[partition]}: "
@@ -264,14 +278,18 @@ class Producer:
         self._sequence = max(self._sequence, sequence)
 
     def _make_room(self, size: int) -> None:
-        if self._carrier.held_bytes + size > self._log.settings.buffer_bytes:
+        """With the lock held: until the buffer can hold this much more."""
+        self._carrier.wait_for_room(0)
+        while self._carrier.held_bytes + self._open.size + size > self._log.settings.buffer_bytes:
             self._seal()
-        self._carrier.wait_for_room(size)
+            self._carrier.wait_for_room(size)
+            if self._carrier.held_bytes + self._open.size == 0:
+                return  # alone it may be as large as it is
 
     def _seal(self) -> None:
         """With the lock held: send the open flush on its way."""
         if self._open.pending:
-            flush, self._open = self._open, Flush()
+            flush, self._open = self._open, Flush(self._topic.name)
             self._carrier.start(flush)
 
     def _seal_by_time(self) -> None:
@@ -325,13 +343,13 @@ class Producer:
             places = partitions_for(table.column("key"), self._topic.partitions, place)
         else:
             places = np.full(table.num_rows, partition, np.int32)
-        return Flush.of_table(table, places, batch_bytes(table))
+        return Flush.of_table(self._topic.name, table, places, batch_bytes(table))
 
     def _submit(self, flush: Flush) -> None:
         with self._carrier.state:
             self._seal()  # what was sent before goes before
             self._make_room(flush.size)
-            self._carrier.held_bytes += flush.size
+            self._seal()  # what came in meanwhile counts on the room that this one takes now
             self._carrier.start(flush)
 
     def _wait_for(self, flushes: list[Flush]) -> Positions:
@@ -339,7 +357,7 @@ class Producer:
         for flush in flushes:
             flush.settled(None)
             error = error or flush.error
-        positions = Positions.joined(self._topic.name, [f.positions(self.topic) for f in flushes])
+        positions = Positions.joined(self._topic.name, [f.positions() for f in flushes])
         if error is None:
             return positions
         if not isinstance(error, TidelogError) or not bool((positions.offsets >= 0).any()):
