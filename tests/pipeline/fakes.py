@@ -15,7 +15,7 @@ from tidelog.model.event import Event
 from tidelog.model.pipeline import FileEntry
 from tidelog.sinks.base import Written
 from tidelog.sinks.publish import discard_files, publish_files
-from tidelog.sources.base import Bounds, Chunk, Range, SourcePartition
+from tidelog.sources.base import Bounds, Chunk, DirectReader, Range, SourcePartition
 from tidelog.store.base import Store
 
 DATES = ("2026-11-13", "2026-11-14", "2026-11-15")
@@ -50,6 +50,12 @@ class ListSource:
             batch = with_position(table.to_batches()[0], "t", int(range.partition.name), offset)
             yield Chunk(batch, str(offset + 1))
         yield Chunk(pa.RecordBatch.from_pylist([], table_of([], 0).schema), str(limit))
+
+    def reader(self, range: Range) -> DirectReader:
+        return DirectReader(self, range)
+
+    def cut(self, start: str, end: str, events: int) -> str:
+        return str(min(int(end), int(start) + events))
 
     def before(self, one: str, other: str) -> bool:
         return int(one) < int(other)

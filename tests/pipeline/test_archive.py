@@ -22,7 +22,7 @@ from tests.servers.kafka import Kafka
 from tidelog import Event, Home
 from tidelog.errors import AlreadyExistsError, InvalidError, NotFoundError, TidelogError
 from tidelog.home import World, create_home
-from tidelog.model.archive import Archive
+from tidelog.model.archive import Archive, Making
 from tidelog.pipeline.archive import (
     archive_status,
     committed_files,
@@ -38,6 +38,7 @@ from tidelog.settings import Settings
 DAY_S = 86_400
 FIRST_S = 1_794_700_800  # 2026-11-15
 KILLS = 12
+SHARED = {"max_bytes", "max_age_ms", "dead_share_max"}  # by all generations of an archive
 
 RUN = """
 import sys
@@ -66,6 +67,7 @@ def fill(home: Home, count: int, first: int = 0) -> None:
 
 
 def an_archive(home: Home, name: str, source: str = "topic:t", **settings: object) -> Archive:
+    shared = {each: settings.pop(each) for each in SHARED & settings.keys()}
     wanted = Archive(
         name=name,
         incarnation=home.log.ids.new(),
@@ -74,7 +76,8 @@ def an_archive(home: Home, name: str, source: str = "topic:t", **settings: objec
         store=home.store.url,
         root=f"archives/{name}",
         created_ms=0,
-        **settings,  # type: ignore[arg-type]
+        makings={1: Making(**settings)},  # type: ignore[arg-type]
+        **shared,  # type: ignore[arg-type]
     )
     return create_archive(home, wanted)
 

@@ -14,7 +14,13 @@ import pytest
 
 from tests.opening import a_store
 from tidelog.codec.events import EVENT_SCHEMA
-from tidelog.errors import CorruptError, InternalError, InvalidError, NotFoundError
+from tidelog.errors import (
+    CorruptError,
+    InternalError,
+    InvalidError,
+    NotFoundError,
+    UnavailableError,
+)
 from tidelog.home import Home, create_home, open_home
 from tidelog.log.base import Log
 from tidelog.log.read import Reader
@@ -113,7 +119,7 @@ def test_a_trimmed_start_is_told(home: Home, source: TopicSource) -> None:
     fill(home, 20, 20)
     home.trim("orders", ToOffsets({0: 20}))
     assert source.bounds([ORDERS]) == {ORDERS: Bounds("20", "40")}
-    for call in (source.planned, lambda wanted: list(source.read(wanted))):
+    for call in (source.reader, lambda wanted: list(source.read(wanted))):
         with pytest.raises(NotFoundError, match="go on from 20") as caught:
             call(Range(ORDERS, "5", "40"))
         assert caught.value.context == {"lost_from": 5, "first": 20}
@@ -141,7 +147,7 @@ def test_a_limit_that_was_never_reached_is_told(home: Home, source: TopicSource)
     home.delete_topic("orders")
     home.create_topic("orders")
     fill(home, 4)
-    for call in (source.planned, lambda wanted: list(source.read(wanted))):
+    for call in (source.reader, lambda wanted: list(source.read(wanted))):
         with pytest.raises(NotFoundError, match="ends at offset 4") as caught:
             call(old)
         assert caught.value.context == {"lost_from": 3, "first": 0, "end": 4}
@@ -178,27 +184,26 @@ def test_a_source_pickles_and_opens_its_home_where_it_is(home: Home, source: Top
 def test_a_plan_pickles_and_reads_from_the_store_alone(home: Home, source: TopicSource) -> None:
     for first in range(0, 50, 10):
         fill(home, 10, first)
-    store = a_store(home.store.url)
     for start, limit in ((0, 50), (13, 37), (20, 30), (7, 7)):
-        plan = pickle.loads(pickle.dumps(source.planned(Range(ORDERS, str(start), str(limit)))))
-        assert rows_of(list(plan.read(store)), limit) == expected(start, limit)
-    assert [run.base for run in source.planned(Range(ORDERS, "13", "37")).runs] == [10, 20, 30]
+        plan = pickle.loads(pickle.dumps(source.reader(Range(ORDERS, str(start), str(limit)))))
+        assert rows_of(list(plan.read()), limit) == expected(start, limit)
+    assert [run.base for run in source.reader(Range(ORDERS, "13", "37")).runs] == [10, 20, 30]
 
 
 def test_a_plan_checks_what_it_reads(home: Home, source: TopicSource) -> None:
     fill(home, 5)
-    plan = source.planned(Range(ORDERS, "2", "5"))
+    plan = source.reader(Range(ORDERS, "2", "5"))
     store = a_store(home.store.url)
     key = plan.runs[0].object
     data = bytearray(store.get(key))
     data[plan.runs[0].byte_start + 8] ^= 1
     store.delete([key])
-    with pytest.raises(NotFoundError, match="plan the range again") as caught:
-        list(plan.read(store))
+    with pytest.raises(UnavailableError, match="plan the range again") as caught:
+        list(plan.read())
     assert caught.value.context == {"lost_from": 2}
     store.put(key, bytes(data))
     with pytest.raises(CorruptError):
-        list(plan.read(store))
+        list(plan.read())
 
 
 def test_addresses(home: Home) -> None:

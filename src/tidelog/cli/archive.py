@@ -11,7 +11,7 @@ from tidelog.cli.interruption import Interruption
 from tidelog.cli.output import Output, json_option
 from tidelog.errors import InvalidError
 from tidelog.home import Home, open_home
-from tidelog.model.archive import Archive
+from tidelog.model.archive import Archive, Making
 from tidelog.model.event import to_iso
 from tidelog.model.times import duration_ms
 from tidelog.pipeline.archive import (
@@ -208,12 +208,18 @@ def _wanted(home: Home, name: str, given: dict[str, Any]) -> Archive:
         store=store,
         root=root,
         created_ms=home.log.clock.now_ms(),
+        makings={1: _making(given)},
+        max_bytes=given["max_bytes"],
+        max_age_ms=duration_ms(given["max_age"]),
+    )
+
+
+def _making(given: dict[str, Any]) -> Making:
+    return Making(
         parser=given["parser"],
         format=given["file_format"],
         codec=given["codec"],
         layout={"granularity": given["granularity"], "time_zone": given["time_zone"]},
-        max_bytes=given["max_bytes"],
-        max_age_ms=duration_ms(given["max_age"]),
     )
 
 
@@ -245,7 +251,7 @@ def _describe(archive: Archive) -> dict[str, Any]:
         "kind": archive.kind,
         "source": archive.source,
         "folder": f"{archive.store}/{archive.root}",
-        "parser": archive.parser,
-        "format": archive.format,
+        "parser": archive.making().parser,
+        "format": archive.making().format,
         "state": archive.state,
     }

@@ -7,16 +7,28 @@ from typing import Any, Literal
 
 import msgspec
 
-from tidelog.errors import InvalidError
+from tidelog.errors import InvalidError, NotFoundError
 from tidelog.model import limits
 
-__all__ = ["Archive", "check_archive_name"]
+__all__ = ["Archive", "Making", "check_archive_name"]
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
+class Making(msgspec.Struct, frozen=True):
+    """How the files of one generation are made. Settings are plain values."""
+
+    parser: str = ""  # of a partition archive
+    transform: str = ""  # module:function, from DataFrame to DataFrame
+    format: str = "parquet"
+    codec: str = ""  # empty: the format's own
+    layout: dict[str, str] = msgspec.field(default_factory=dict)
+    format_settings: dict[str, Any] = msgspec.field(default_factory=dict)
+    source: str = ""  # of a backfill; empty: the archive's own
+
+
 class Archive(msgspec.Struct, frozen=True):
-    """Files that a pipeline lays down, each source event once. Settings are plain values."""
+    """Files that a pipeline lays down, each source event once in every generation of them."""
 
     name: str
     incarnation: str
@@ -25,11 +37,7 @@ class Archive(msgspec.Struct, frozen=True):
     store: str  # URL of the store that holds staging and the archive
     root: str  # the archive's folder in it
     created_ms: int
-    parser: str = ""  # of a partition archive
-    format: str = "parquet"
-    codec: str = ""  # empty: the format's own
-    layout: dict[str, str] = msgspec.field(default_factory=dict)
-    format_settings: dict[str, Any] = msgspec.field(default_factory=dict)
+    makings: dict[int, Making]  # by generation
     max_bytes: int = 200_000_000
     max_age_ms: int = 3_600_000
     dead_share_max: float = 0.1
@@ -37,11 +45,31 @@ class Archive(msgspec.Struct, frozen=True):
     state: Literal["creating", "ready"] = "creating"
 
     def __post_init__(self) -> None:
-        if (self.kind == "partition") != bool(self.parser):
-            raise InvalidError(
-                f"archive `{self.name}`: kind {self.kind} and parser `{self.parser}` contradict: "
-                "a partition archive has a parser, a backup has none"
+        for making in self.makings.values():
+            if (self.kind == "partition") != bool(making.parser):
+                raise InvalidError(
+                    f"archive `{self.name}`: kind {self.kind} and parser `{making.parser}` "
+                    "contradict: a partition archive has a parser, a backup has none"
+                )
+
+    def making(self, generation: int | None = None) -> Making:
+        """How a generation is made, the promoted one by default. ``NotFoundError``."""
+        number = self.generation if generation is None else generation
+        if number not in self.makings:
+            known = ", ".join(map(str, sorted(self.makings)))
+            raise NotFoundError(
+                f"archive `{self.name}`: has no generation {number}: it has {known}"
             )
+        return self.makings[number]
+
+    def pipeline(self, generation: int | None = None) -> str:
+        """What names the rows and manifests of a generation."""
+        self.making(generation)
+        return f"{self.incarnation}.{self.generation if generation is None else generation}"
+
+    def folder(self, generation: int | None = None) -> str:
+        """The folder of a generation's files: what those who list it read."""
+        return f"{self.root}/g{self.generation if generation is None else generation}"
 
     @property
     def dead(self) -> str:

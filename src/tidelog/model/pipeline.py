@@ -15,6 +15,7 @@ class Progress(msgspec.Struct, frozen=True):
     position: str  # where reading goes on
     ordinal: int  # how many events were committed so far; numbers what has no offset of its own
     epoch: int  # of the driver that works on it
+    closed: bool = False  # its generation is retired; nobody adopts it again
 
 
 class Gap(msgspec.Struct, frozen=True):

@@ -105,22 +105,23 @@ def list_archives(home: Home) -> Iterator[Archive]:
 def open_pipeline(home: Home, archive: Archive, workers: Workers) -> Pipeline:
     """The pipeline that fills an archive."""
     source: Source = source_at(home, archive.source)
-    return Pipeline(archive.name, archive.incarnation, source, open_sink(archive), workers)
+    return Pipeline(archive.name, archive.pipeline(), source, open_sink(archive), workers)
 
 
-def open_sink(archive: Archive) -> FilesSink:
-    """The sink that lays down an archive's files."""
+def open_sink(archive: Archive, generation: int | None = None) -> FilesSink:
+    """The sink that lays down the files of a generation."""
+    making = archive.making(generation)
     return FilesSink(
         FilesSettings(
             store=archive.store,
             root=archive.root,
             dead=archive.dead,
-            generation=archive.generation,
-            parser=archive.parser or None,
-            layout=LayoutSettings(**archive.layout),
-            format=archive.format,
-            codec=archive.codec or None,
-            format_settings=settings_of(archive.format_settings),
+            generation=archive.generation if generation is None else generation,
+            parser=making.parser or None,
+            layout=LayoutSettings(**making.layout),
+            format=making.format,
+            codec=making.codec or None,
+            format_settings=settings_of(making.format_settings),
             file_bytes_max=archive.max_bytes,
             dead_share_max=archive.dead_share_max,
         )
@@ -143,7 +144,7 @@ def archive_status(home: Home, archive: Archive) -> list[PartitionStatus]:
     bounds = source.bounds(partitions)
     found = []
     for partition in partitions:
-        where = layout.pipeline_partition(archive.incarnation, partition.text)
+        where = layout.pipeline_partition(archive.pipeline(), partition.text)
         row = home.log.catalog.get(where, "head")
         head = decode_row(row.value, Progress, f"head of `{partition.text}`") if row else None
         position = head.position if head else bounds[partition].first
@@ -165,7 +166,7 @@ def archive_status(home: Home, archive: Archive) -> list[PartitionStatus]:
 
 
 def _commits(home: Home, archive: Archive, partition: SourcePartition) -> Iterator[Committed]:
-    where = layout.pipeline_partition(archive.incarnation, partition.text)
+    where = layout.pipeline_partition(archive.pipeline(), partition.text)
     for row in home.log.catalog.scan(where, "commit/", "commit0"):
         yield decode_row(row.value, Committed, f"commit `{row.row}`")
 

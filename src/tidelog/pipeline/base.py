@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from tidelog.clock import Clock, SystemClock
 from tidelog.errors import TidelogError
 from tidelog.sinks.base import Sink, Written
-from tidelog.sources.base import Range, Source, SourcePartition
+from tidelog.sources.base import Chunk, Range, RangeReader, Source, SourcePartition
 
 __all__ = ["Outcome", "Pipeline", "Produced", "Task", "Workers"]
 
@@ -26,21 +27,35 @@ class Produced:
 class Task:
     """A range to do, with all that is needed to do it anywhere; picklable."""
 
-    source: Source
+    reader: RangeReader
     sink: Sink
-    range: Range
     staging: str
+    rate: float | None = None  # events a second that it may read
+
+    @property
+    def range(self) -> Range:
+        return self.reader.range
 
     def run(self) -> Produced:
         """Read the range, and stage what comes of it. Nothing of it is visible yet."""
         writer = self.sink.writer(self.range.partition.text, self.staging)
         end, read = self.range.start, 0
-        for chunk in self.source.read(self.range):
+        for chunk in self.chunks():
             if chunk.batch.num_rows:
                 writer.write(chunk.batch)
                 read += chunk.batch.num_rows
             end = chunk.position
         return Produced(end, read, writer.close())
+
+    def chunks(self, clock: Clock | None = None) -> Iterator[Chunk]:
+        """The range, not faster than it may be read."""
+        clock = clock or SystemClock()
+        began_s, read = clock.monotonic_s(), 0
+        for chunk in self.reader.read():
+            yield chunk
+            read += chunk.batch.num_rows
+            if self.rate is not None:
+                clock.sleep(read / self.rate - (clock.monotonic_s() - began_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +80,8 @@ class Pipeline:
     """One pipeline, ready to run."""
 
     name: str
-    incarnation: str
+    id: str  # names its rows and manifests; no other pipeline ever has it
     source: Source
     sink: Sink
     workers: Workers
+    rate: float | None = None  # events a second over all tasks

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -98,7 +98,7 @@ class Cycle:
 
         ``FencedError`` when a driver with a later epoch has it.
         """
-        where = layout.pipeline_partition(self._pipeline.incarnation, partition.text)
+        where = layout.pipeline_partition(self._pipeline.id, partition.text)
         while True:
             row = self._log.catalog.get(where, "head")
             if row is None:
@@ -106,7 +106,7 @@ class Cycle:
                 change = Put("head", encode_row(head), expect=ABSENT)
             else:
                 found = decode_row(row.value, Progress, f"head of `{partition.text}`")
-                if found.epoch > self._epoch:
+                if found.closed or found.epoch > self._epoch:
                     raise self._fenced(partition, found.epoch)
                 head = Progress(found.position, found.ordinal, self._epoch)
                 change = Put("head", encode_row(head), expect=row.version)
@@ -189,17 +189,15 @@ class Cycle:
     def _task(self, track: _Track, intent: Intent) -> Task:
         """Step 4, as a task."""
         start = intent.lost[-1].end if intent.lost else intent.start
-        staging = layout.staging(self._pipeline.incarnation, self._epoch, self._log.ids.new())
-        return Task(
-            self._pipeline.source,
-            self._pipeline.sink,
-            Range(track.partition, start, intent.limit),
-            staging,
-        )
+        staging = layout.staging(self._pipeline.id, self._epoch, self._log.ids.new())
+        reader = self._pipeline.source.reader(Range(track.partition, start, intent.limit))
+        return Task(reader, self._pipeline.sink, staging)
 
     def _outcomes(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
         """What comes back; workers that fail as a whole are an error of each range left."""
         left = {task.range.partition for task in tasks}
+        if self._pipeline.rate is not None:
+            tasks = [replace(task, rate=self._pipeline.rate / len(tasks)) for task in tasks]
         try:
             for outcome in self._pipeline.workers.run(tasks) if tasks else ():
                 left.discard(outcome.partition)
@@ -214,7 +212,7 @@ class Cycle:
         if intent is None:
             raise self._fenced(track.partition, -1)
         manifest = Manifest(
-            pipeline=self._pipeline.incarnation,
+            pipeline=self._pipeline.id,
             partition=track.partition.text,
             start=intent.start,
             end=produced.end,
@@ -226,7 +224,7 @@ class Cycle:
             lost=intent.lost,
         )
         key = layout.manifest(
-            self._pipeline.incarnation, self._epoch, track.partition.text, self._log.ids.new()
+            self._pipeline.id, self._epoch, track.partition.text, self._log.ids.new()
         )
         with contextlib.suppress(AlreadyExistsError):
             self._log.store.put(key, msgspec.json.encode(manifest))

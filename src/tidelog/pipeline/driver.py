@@ -63,7 +63,7 @@ class Driver:
         Stands by while another driver has the shard. ``FencedError`` when it was taken from us.
         Raises the first lasting error of a partition when a run that drains cannot go on.
         """
-        shard = Shard(self._log, self._pipeline.incarnation, self._how.shard)
+        shard = Shard(self._log, self._pipeline.id, self._how.shard)
         while not shard.try_take():
             if self._how.stop.wait(0.2):
                 return 0
@@ -91,7 +91,9 @@ class Driver:
                 first = bounds[partition]
                 begin = first.first if self._how.start == "earliest" else first.end
                 cycle.adopt(partition, lambda begin=begin: begin)  # type: ignore[misc]
-        limits = {p: b.end for p, b in bounds.items() if self._wants(cycle, p, b)}
+        limits = {
+            p: self._limit(cycle, p, b) for p, b in bounds.items() if self._wants(cycle, p, b)
+        }
         report = cycle.run(limits, bounds)
         for partition, manifest in report.committed.items():
             size = sum(file.size for file in manifest.files)
@@ -108,6 +110,15 @@ class Driver:
         waiting = self._pipeline.source.count(position, bounds.end)
         count = int(position != bounds.end) if waiting is None else waiting
         return self._due.is_due(partition, count, self._log.clock.monotonic_s())
+
+    def _limit(self, cycle: Cycle, partition: SourcePartition, bounds: Bounds) -> str:
+        """Where the next range ends: as much as the policy wants in one, or all that is there."""
+        source, start = self._pipeline.source, cycle.position(partition)
+        if source.before(start, bounds.first):
+            start = bounds.first
+        if not source.before(start, bounds.end):
+            return bounds.end
+        return source.cut(start, bounds.end, self._due.events_max())
 
     def _is_done(self, report: CycleReport, cycle: Cycle) -> bool:
         """Whether to end; waits before the next cycle where nothing was done."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Iterator
 
 from tidelog.home import Home, open_home
@@ -19,8 +18,7 @@ __all__ = ["source_at", "store_at"]
 
 def source_at(home: Home, url: str) -> Source:
     """What a URL names, to be read by position; ``topic:NAME`` is a topic of this home."""
-    opens = functools.partial(_open_log, home.config)
-    return open_source(url, environ=home.world.environ, open_log=opens)
+    return open_source(url, environ=home.world.environ, open_log=_LogOf(home.config, home.log))
 
 
 def store_at(home: Home, url: str) -> Store:
@@ -33,8 +31,20 @@ def store_at(home: Home, url: str) -> Store:
     return RetryingStore(store, clock=world.clock, random=world.random, backoff=backoff)
 
 
-@contextlib.contextmanager
-def _open_log(config: str) -> Iterator[Log]:
-    """Opened anew wherever it is called, also in a Spark task."""
-    with open_home(config) as home:
-        yield home.log
+class _LogOf:
+    """The log of a home: the one that is open here, or one opened anew where this was sent to."""
+
+    def __init__(self, config: str, log: Log | None = None) -> None:
+        self._config = config
+        self._log = log
+
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator[Log]:
+        if self._log is not None:
+            yield self._log
+            return
+        with open_home(self._config) as home:
+            yield home.log
+
+    def __reduce__(self) -> tuple[type[_LogOf], tuple[str]]:
+        return _LogOf, (self._config,)

@@ -13,7 +13,6 @@ alone, and no two files of an archive can have one name.
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -26,18 +25,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tidelog.clock import RandomIds, SystemClock, system_random
+from tidelog.clock import RandomIds
 from tidelog.codec.formats import FileWriter, Format, FormatSettings, open_format
 from tidelog.codec.formats.base import MISFIT_SCHEMA
 from tidelog.codec.parsers import LayoutSettings, Parser, open_parser
 from tidelog.errors import InternalError, InvalidError
-from tidelog.model.backoff import Backoff
 from tidelog.model.pipeline import FileEntry
 from tidelog.sinks.base import RangeWriter, Sink, Written
 from tidelog.sinks.publish import discard_files, publish_files
-from tidelog.store import open_store
 from tidelog.store.base import Store
-from tidelog.store.retry import RetryingStore
+from tidelog.store.here import open_store_here
 
 __all__ = ["FilesSettings", "FilesSink"]
 
@@ -84,14 +81,7 @@ class FilesSink:
         discard_files(self._store(), files)
 
     def _store(self) -> Store:
-        store = open_store(
-            self._settings.store,
-            clock=SystemClock(),
-            ids=RandomIds(),
-            random=system_random(),
-            environ=os.environ,  # noqa: TID251 - an executor's own credentials
-        )
-        return RetryingStore(store, clock=SystemClock(), random=system_random(), backoff=Backoff())
+        return open_store_here(self._settings.store)
 
 
 class _OpenFile:

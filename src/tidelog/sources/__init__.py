@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING
 
 from tidelog.errors import InvalidError
 from tidelog.model.address import nearest, parse_address
-from tidelog.sources.base import Bounds, Chunk, Range, Source, SourcePartition
+from tidelog.sources.base import (
+    Bounds,
+    Chunk,
+    DirectReader,
+    Range,
+    RangeReader,
+    Source,
+    SourcePartition,
+)
 
 if TYPE_CHECKING:
     from tidelog.sources.topic import OpenLog
@@ -26,7 +34,9 @@ __all__ = [
     "SOURCE_SCHEMES",
     "Bounds",
     "Chunk",
+    "DirectReader",
     "Range",
+    "RangeReader",
     "Source",
     "SourcePartition",
     "open_source",

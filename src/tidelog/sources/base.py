@@ -13,7 +13,15 @@ from typing import Protocol
 
 import pyarrow as pa
 
-__all__ = ["Bounds", "Chunk", "Range", "Source", "SourcePartition"]
+__all__ = [
+    "Bounds",
+    "Chunk",
+    "DirectReader",
+    "Range",
+    "RangeReader",
+    "Source",
+    "SourcePartition",
+]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -57,6 +65,19 @@ class Chunk:
     position: str
 
 
+class RangeReader(Protocol):
+    """All that is needed to read one range, on any machine; picklable."""
+
+    @property
+    def range(self) -> Range:
+        """What it reads."""
+        ...
+
+    def read(self) -> Iterator[Chunk]:
+        """As ``Source.read``; ``UnavailableError`` also when another reader must be asked for."""
+        ...
+
+
 class Source(Protocol):
     """Settings of a source; picklable. Connections are opened by each call, where it runs."""
 
@@ -81,6 +102,14 @@ class Source(Protocol):
         """
         ...
 
+    def reader(self, range: Range) -> RangeReader:
+        """What a task needs to read a range; errors as for ``read``, now or then."""
+        ...
+
+    def cut(self, start: str, end: str, events: int) -> str:
+        """A position up to which there are about so many events from ``start``; at most ``end``."""
+        ...
+
     def before(self, one: str, other: str) -> bool:
         """Whether a position is strictly before another of the same partition."""
         ...
@@ -88,3 +117,17 @@ class Source(Protocol):
     def count(self, start: str, end: str) -> int | None:
         """About how many events lie between two positions, where the source can tell."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class DirectReader:
+    """Reads a range by its source, for sources that can be reached from anywhere."""
+
+    source: Source
+    range: Range
+
+    def read(self) -> Iterator[Chunk]:
+        return self.source.read(self.range)
+
+
+_: type[RangeReader] = DirectReader

@@ -30,7 +30,7 @@ from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 from tidelog.clock import Clock, SystemClock
 from tidelog.errors import InvalidError, TidelogError
 from tidelog.model.address import Address, parse_address
-from tidelog.sources.base import Bounds, Chunk, Range, Source, SourcePartition
+from tidelog.sources.base import Bounds, Chunk, DirectReader, Range, Source, SourcePartition
 from tidelog.sources.kafka_client import (
     KafkaPlace,
     Watch,
@@ -122,6 +122,12 @@ class KafkaSource:
             yield from reading.chunks(start, limit)
         finally:
             consumer.close()
+
+    def reader(self, range: Range) -> DirectReader:
+        return DirectReader(self, range)
+
+    def cut(self, start: str, end: str, events: int) -> str:
+        return str(min(_offset(end), _offset(start) + events))
 
     def before(self, one: str, other: str) -> bool:
         return _offset(one) < _offset(other)

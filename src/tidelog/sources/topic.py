@@ -2,8 +2,8 @@
 
 Positions are offsets. A home is opened by whoever reads: ``open_log`` gives its log in the process
 that calls it, be it opened then or open already, and must pickle where the source shall. A catalog
-in a file is there on one machine only: for workers elsewhere a driver plans a range, and reading
-the plan needs only the store.
+in a file is there on one machine only: so a driver plans a range, and reading the plan needs only
+the store.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from tidelog.codec.events import EVENT_SCHEMA, batch_bytes
 from tidelog.codec.segment import read_piece
-from tidelog.errors import InternalError, InvalidError, NotFoundError
+from tidelog.errors import InternalError, InvalidError, NotFoundError, UnavailableError
 from tidelog.log.base import Log
 from tidelog.log.read import Reader, Stretch
 from tidelog.log.topics import find_topic, read_head
@@ -26,6 +26,7 @@ from tidelog.model.run import Head, Run
 from tidelog.model.topic import Topic, check_topic_name
 from tidelog.sources.base import Bounds, Chunk, Range, Source, SourcePartition
 from tidelog.store.base import Store
+from tidelog.store.here import open_store_here
 
 __all__ = ["OpenLog", "PlannedRange", "TopicSource", "open_topic"]
 
@@ -82,7 +83,7 @@ class TopicSource:
                 reader = Reader(log, topic, int(range.partition.name))
                 yield from _chunks(range, reader.stretches(*_offsets(range)))
 
-    def planned(self, range: Range) -> PlannedRange:
+    def reader(self, range: Range) -> PlannedRange:
         """The range with all that is needed to read it from the store. Errors as for ``read``."""
         start, limit = _offsets(range)
         runs: list[Run] = []
@@ -95,7 +96,10 @@ class TopicSource:
                     if not found:
                         raise _short(range, at)
                     runs += found
-        return PlannedRange(range, tuple(runs))
+            return PlannedRange(range, tuple(runs), log.store.url)
+
+    def cut(self, start: str, end: str, events: int) -> str:
+        return str(min(_offset(end), _offset(start) + events))
 
     def before(self, one: str, other: str) -> bool:
         return _offset(one) < _offset(other)
@@ -114,10 +118,11 @@ class PlannedRange:
 
     range: Range
     runs: tuple[Run, ...]
+    store: str  # URL
 
-    def read(self, store: Store) -> Iterator[Chunk]:
-        """The same chunks as ``TopicSource.read``. ``NotFoundError`` for a plan that is stale."""
-        return _chunks(self.range, self._stretches(store))
+    def read(self) -> Iterator[Chunk]:
+        """The same chunks as ``TopicSource.read``; ``UnavailableError`` for a stale plan."""
+        return _chunks(self.range, self._stretches(open_store_here(self.store)))
 
     def _stretches(self, store: Store) -> Iterator[Stretch]:
         start, limit = _offsets(self.range)
@@ -130,7 +135,7 @@ class PlannedRange:
             try:
                 data = store.get(run.object, run.byte_start, run.byte_end)
             except NotFoundError as exc:
-                raise NotFoundError(
+                raise UnavailableError(
                     f"{what}: is gone: plan the range again; if it is gone then too, restore it "
                     "from a copy, and run `tidelog verify`",
                     lost_from=max(run.base, start),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import os
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,15 +16,15 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidelog.clock import Clock, Ids, RandomIds, SystemClock, system_random
+from tidelog.clock import Clock, Ids, RandomIds, SystemClock
 from tidelog.codec.events import STORED_SCHEMA
 from tidelog.codec.segment import read_piece
 from tidelog.errors import CorruptError, NotFoundError
 from tidelog.settings import Settings
 from tidelog.spark.columns import Place, shown
 from tidelog.spark.plan import Slice, Task, Times
-from tidelog.store import Store, open_store
-from tidelog.store.retry import RetryingStore
+from tidelog.store import Store
+from tidelog.store.here import open_store_here
 
 __all__ = ["Workshop", "open_workshop", "read_task"]
 
@@ -44,11 +43,8 @@ class Workshop:
 
 def open_workshop(settings: Settings) -> Workshop:
     """The store that the settings name, with this machine's clock and environment."""
-    clock, ids, random = SystemClock(), RandomIds(), system_random()
-    environ = os.environ  # noqa: TID251 - an executor's world comes in here
-    store = open_store(settings.store, clock=clock, ids=ids, random=random, environ=environ)
-    retrying = RetryingStore(store, clock=clock, random=random, backoff=settings.backoff())
-    return Workshop(retrying, clock, ids)
+    store = open_store_here(settings.store, settings.backoff())
+    return Workshop(store, SystemClock(), RandomIds())
 
 
 def read_task(task: Task, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
