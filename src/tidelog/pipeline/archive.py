@@ -20,17 +20,18 @@ import msgspec
 from tidelog.catalog.base import ABSENT, Put, Row
 from tidelog.codec.formats import settings_of
 from tidelog.codec.parsers import LayoutSettings
-from tidelog.errors import AlreadyExistsError, ConflictError, InvalidError, NotFoundError
+from tidelog.errors import AlreadyExistsError, ConflictError, InvalidError
 from tidelog.home import Home
+from tidelog.log.archives import read_archive, read_commits, read_manifests, read_partitions
 from tidelog.log.registry import change_registry
 from tidelog.model import layout
 from tidelog.model.archive import Archive, check_archive_name
-from tidelog.model.pipeline import Committed, FileEntry, Manifest, Progress, read_manifest
+from tidelog.model.pipeline import FileEntry, Manifest, Progress
 from tidelog.model.run import decode_row, encode_row
 from tidelog.pipeline.base import Pipeline, Workers
 from tidelog.pipeline.places import source_at, store_at
 from tidelog.sinks.files import FilesSettings, FilesSink
-from tidelog.sources.base import Source, SourcePartition
+from tidelog.sources.base import Source
 
 __all__ = [
     "PartitionStatus",
@@ -87,13 +88,7 @@ def create_archive(home: Home, wanted: Archive) -> Archive:
 
 def find_archive(home: Home, name: str) -> Archive:
     """The archive of a name. ``NotFoundError``."""
-    check_archive_name(name)
-    row = home.log.catalog.get(layout.REGISTRY, layout.archive_row(name))
-    if row is None or _decode(row).state != "ready":
-        raise NotFoundError(
-            f"archive `{name}`: not found: create it with `tidelog archive create {name}`"
-        )
-    return _decode(row)
+    return read_archive(home.log, name)
 
 
 def list_archives(home: Home) -> Iterator[Archive]:
@@ -105,7 +100,14 @@ def list_archives(home: Home) -> Iterator[Archive]:
 def open_pipeline(home: Home, archive: Archive, workers: Workers) -> Pipeline:
     """The pipeline that fills an archive."""
     source: Source = source_at(home, archive.source)
-    return Pipeline(archive.name, archive.pipeline(), source, open_sink(archive), workers)
+    return Pipeline(
+        archive.name,
+        archive.pipeline(),
+        source,
+        open_sink(archive),
+        workers,
+        archive.making().transform,
+    )
 
 
 def open_sink(archive: Archive, generation: int | None = None) -> FilesSink:
@@ -130,9 +132,8 @@ def open_sink(archive: Archive, generation: int | None = None) -> FilesSink:
 
 def committed_files(home: Home, archive: Archive) -> Iterator[tuple[Manifest, FileEntry]]:
     """The files that count, range by range: what the manifest command lists."""
-    for partition in source_at(home, archive.source).partitions():
-        for committed in _commits(home, archive, partition):
-            manifest = read_manifest(home.store.get(committed.manifest), committed.manifest)
+    for partition in read_partitions(home.log, archive.pipeline()):
+        for manifest in read_manifests(home.log, archive.pipeline(), partition):
             for file in manifest.files:
                 yield manifest, file
 
@@ -148,7 +149,7 @@ def archive_status(home: Home, archive: Archive) -> list[PartitionStatus]:
         row = home.log.catalog.get(where, "head")
         head = decode_row(row.value, Progress, f"head of `{partition.text}`") if row else None
         position = head.position if head else bounds[partition].first
-        commits = list(_commits(home, archive, partition))
+        commits = list(read_commits(home.log, archive.pipeline(), partition.text))
         found.append(
             PartitionStatus(
                 partition=partition.text,
@@ -163,12 +164,6 @@ def archive_status(home: Home, archive: Archive) -> list[PartitionStatus]:
             )
         )
     return found
-
-
-def _commits(home: Home, archive: Archive, partition: SourcePartition) -> Iterator[Committed]:
-    where = layout.pipeline_partition(archive.pipeline(), partition.text)
-    for row in home.log.catalog.scan(where, "commit/", "commit0"):
-        yield decode_row(row.value, Committed, f"commit `{row.row}`")
 
 
 def _refuse_taken(home: Home, archive: Archive) -> None:

@@ -30,6 +30,7 @@ class Task:
     reader: RangeReader
     sink: Sink
     staging: str
+    transform: str = ""  # module:function, from DataFrame to DataFrame; only Spark can do it
     rate: float | None = None  # events a second that it may read
 
     @property
@@ -84,4 +85,5 @@ class Pipeline:
     source: Source
     sink: Sink
     workers: Workers
+    transform: str = ""
     rate: float | None = None  # events a second over all tasks

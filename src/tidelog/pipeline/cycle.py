@@ -2,6 +2,8 @@
 
 Each source partition goes through these steps; every write expects its ``head``:
 
+0. list: put a partition that is new into the pipeline's
+   list, before it has a ``head``                         → dead: a name without rows
 1. adopt: put this driver's epoch into the ``head``      → dead: the next driver adopts it anew
 2. finish an ``intent`` that is there: with a manifest go to step 6, without one to step 4
 3. intend: put an ``intent`` with start and limit         → dead: the next driver does that range
@@ -93,25 +95,32 @@ class Cycle:
         self._tracks: dict[SourcePartition, _Track] = {}
         self._stale: set[SourcePartition] = set()
 
-    def adopt(self, partition: SourcePartition, start: Callable[[], str]) -> None:
-        """Step 1. ``start`` gives the position of a partition that is new to the pipeline.
+    def adopt(
+        self, partition: SourcePartition, start: Callable[[], str], incarnation: str = ""
+    ) -> None:
+        """Steps 0 and 1. ``start`` gives the position of a partition that is new to the pipeline.
 
+        ``incarnation`` is the source partition's, which is kept unless one is known already: what
+        was made anew is another sequence of events, and no range of it is read.
         ``FencedError`` when a driver with a later epoch has it.
         """
         where = layout.pipeline_partition(self._pipeline.id, partition.text)
         while True:
             row = self._log.catalog.get(where, "head")
             if row is None:
-                head = Progress(start(), 0, self._epoch)
+                head = Progress(start(), 0, self._epoch, incarnation=incarnation)
                 change = Put("head", encode_row(head), expect=ABSENT)
             else:
                 found = decode_row(row.value, Progress, f"head of `{partition.text}`")
                 if found.closed or found.epoch > self._epoch:
                     raise self._fenced(partition, found.epoch)
-                head = Progress(found.position, found.ordinal, self._epoch)
+                known = found.incarnation or incarnation
+                head = msgspec.structs.replace(found, epoch=self._epoch, incarnation=known)
                 change = Put("head", encode_row(head), expect=row.version)
             write_id = self._log.ids.new()
             with contextlib.suppress(ConflictError, UnknownOutcomeError):
+                if row is None:
+                    self._list(partition)
                 self._log.catalog.write(where, change, write_id=write_id)
                 track = _Track(partition, where, head, write_id)
                 self._read_intent(track)
@@ -137,6 +146,8 @@ class Cycle:
             if track.partition in self._stale:
                 continue
             with self._kept(track, report):
+                if track.intent is None or not track.intent.manifest:
+                    self._check_same(track, bounds.get(track.partition))
                 if track.intent is None and track.partition in limits:
                     self._intend(track, limits[track.partition], bounds[track.partition])
                 if track.intent is not None and track.intent.manifest:
@@ -154,6 +165,25 @@ class Cycle:
         return report
 
     # The steps.
+
+    def _list(self, partition: SourcePartition) -> None:
+        """Step 0, so that the partition is known also when its source no longer has it."""
+        listed = Put(layout.partition_row(partition.text), partition.text.encode(), expect=ABSENT)
+        where = layout.pipeline_shards(self._pipeline.id)
+        with contextlib.suppress(ConflictError):  # listed already
+            self._log.catalog.write(where, listed, write_id=self._log.ids.new())
+
+    def _check_same(self, track: _Track, bounds: Bounds | None) -> None:
+        """Refuse to read on in a source partition that is not the one which was begun."""
+        known, found = track.head.incarnation, bounds.incarnation if bounds else ""
+        if known and found and known != found:
+            raise LostError(
+                f"source partition `{track.partition.text}`: was made anew: it is {found}, and "
+                f"what is committed up to {track.head.position} came from {known}: "
+                "start a new pipeline on it",
+                partition=track.partition.text,
+                incarnation=found,
+            )
 
     def _intend(self, track: _Track, limit: str, bounds: Bounds) -> None:
         """Step 3."""
@@ -191,7 +221,7 @@ class Cycle:
         start = intent.lost[-1].end if intent.lost else intent.start
         staging = layout.staging(self._pipeline.id, self._epoch, self._log.ids.new())
         reader = self._pipeline.source.reader(Range(track.partition, start, intent.limit))
-        return Task(reader, self._pipeline.sink, staging)
+        return Task(reader, self._pipeline.sink, staging, self._pipeline.transform)
 
     def _outcomes(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
         """What comes back; workers that fail as a whole are an error of each range left."""
@@ -219,6 +249,7 @@ class Cycle:
             ordinal=track.head.ordinal,
             read=produced.read,
             written=produced.staged.written,
+            dropped=produced.read - produced.staged.written - produced.staged.dead,
             dead=produced.staged.dead,
             files=produced.staged.files,
             lost=intent.lost,
@@ -239,7 +270,7 @@ class Cycle:
 
     def _finish(self, track: _Track, manifest: Manifest, report: CycleReport) -> None:
         """Steps 6 and 7."""
-        self._pipeline.sink.publish(manifest.files)
+        self._pipeline.sink.publish(manifest)
         intent = track.intent
         if intent is None:
             raise self._fenced(track.partition, -1)
@@ -252,7 +283,9 @@ class Cycle:
             dead=manifest.dead,
             committed_ms=self._log.clock.now_ms(),
         )
-        head = Progress(manifest.end, manifest.ordinal + manifest.read, self._epoch)
+        head = msgspec.structs.replace(
+            track.head, position=manifest.end, ordinal=manifest.ordinal + manifest.read
+        )
         write_id = self._write(
             track,
             Put(layout.commit_row(manifest.ordinal, manifest.start), encode_row(done)),
@@ -262,7 +295,7 @@ class Cycle:
         track.head, track.head_version = head, write_id
         track.intent, track.intent_version = None, ""
         report.committed[track.partition] = manifest
-        self._pipeline.sink.discard(manifest.files)
+        self._pipeline.sink.discard(manifest)
 
     # Inside.
 

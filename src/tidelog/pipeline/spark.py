@@ -1,8 +1,8 @@
-"""Workers of a Spark cluster: one Spark partition for each task, nothing but bytes in between.
+"""Workers of a Spark cluster: one Spark partition for each task.
 
-A task reads its range and writes its files itself, so no event passes through Spark. What comes
-back is what was staged, or the error of that range. An executor that dies lets Spark run the task
-again; a writer stages under names of its own, so attempts do not meet.
+Without a transform a task reads its range and writes its files itself, so no event passes through
+Spark. What comes back is what was staged, or the error of that range. An executor that dies lets
+Spark run the task again; a writer stages under names of its own, so attempts do not meet.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from collections.abc import Iterator, Sequence
 
 from pyspark.sql import SparkSession
 
-from tidelog.errors import UnavailableError
+from tidelog.errors import TidelogError, UnavailableError
 from tidelog.pipeline.base import Outcome, Task, Workers
+from tidelog.pipeline.transform import transformed
 from tidelog.pipeline.workers import run_task
 
 __all__ = ["SparkWorkers", "open_spark"]
@@ -31,6 +32,10 @@ def open_spark(master: str, name: str) -> SparkSession:
         "spark.python.worker.reuse": "true",
         "spark.driver.bindAddress": "127.0.0.1" if master.startswith("local") else "0.0.0.0",  # noqa: S104
         "spark.log.level": "ERROR",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
+        # A limit in bytes makes Spark measure each row, which takes longer than writing it.
+        "spark.sql.execution.arrow.maxBytesPerBatch": "2147483647",
     }
     for key, value in settings.items():
         builder = builder.config(key, value)
@@ -39,21 +44,28 @@ def open_spark(master: str, name: str) -> SparkSession:
 
 
 class SparkWorkers:
-    """Runs tasks on a session's executors."""
+    """Runs tasks on a session's executors, with their transform if they have one."""
 
     def __init__(self, session: SparkSession) -> None:
-        self._context = session.sparkContext
+        self._session = session
 
     def run(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
-        blobs = [pickle.dumps(task) for task in tasks]
+        transform = tasks[0].transform  # of one pipeline, so of all its tasks
         try:
-            done = self._context.parallelize(blobs, len(blobs)).map(_run_pickled).collect()
+            done = transformed(self._session, transform, tasks) if transform else self._plain(tasks)
+        except TidelogError:
+            raise
         except Exception as exc:
             raise UnavailableError(
                 f"Spark: the job failed ({_first_line(exc)}): its ranges will be done again"
             ) from exc
-        for blob in done:
-            yield pickle.loads(blob)  # noqa: S301 - our own bytes
+        yield from done
+
+    def _plain(self, tasks: Sequence[Task]) -> list[Outcome]:
+        blobs = [pickle.dumps(task) for task in tasks]
+        parallel = self._session.sparkContext.parallelize(blobs, len(blobs))
+        done = parallel.map(_run_pickled).collect()
+        return [pickle.loads(blob) for blob in done]  # noqa: S301 - our own bytes
 
 
 def _run_pickled(blob: bytes) -> bytes:

@@ -20,6 +20,8 @@ class LocalWorkers:
         self._threads = threads
 
     def run(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
+        if any(task.transform for task in tasks):
+            raise InvalidError("pipeline: its transform needs Spark: run it with a Spark master")
         if self._threads == 1:
             for task in tasks:
                 yield run_task(task)

@@ -1,0 +1,122 @@
+"""Transforms of archives: rows may go and change, but must stay where they are."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.pipeline.test_archive import fill
+from tidelog import Event, Home
+from tidelog.codec.formats import open_format
+from tidelog.errors import InvalidError
+from tidelog.model.archive import Archive, Making
+from tidelog.pipeline.archive import committed_files, create_archive, open_pipeline
+from tidelog.pipeline.driver import Driver, Driving
+from tidelog.pipeline.spark import SparkWorkers
+from tidelog.pipeline.workers import LocalWorkers
+
+GOOD = {
+    "keep": lambda n: True,
+    "even": lambda n: n % 2 == 0,
+    "none": lambda n: False,
+    "other_order_of_columns": lambda n: True,
+}
+BAD = {
+    "emptied": "fewer Spark partitions",
+    "shuffled": "leave them where they are",
+    "joined_into_one": "leave them where they are",
+    "sorted_down": "leave them where they are",
+    "sorted_within": "do not rise",
+    "doubled": "more Spark partitions",
+    "exploded": "do not rise",
+    "cut_short": "leave them where they are",
+    "cached": "not read to its end",
+    "renumbered": "not one that was read",
+    "without_key": "`key` is missing",
+    "with_more": "and no more",
+    "other_type": "`value` is string",
+    "nulls": "has nulls",
+    "nothing": "return the DataFrame",
+    "NOT_A_FUNCTION": "no function",
+    "absent": "absent",
+}
+
+
+def an_archive(home: Home, transform: str) -> Archive:
+    wanted = Archive(
+        name="a",
+        incarnation=home.log.ids.new(),
+        source="topic:t",
+        kind="backup",
+        store=home.store.url,
+        root="archives/a",
+        created_ms=0,
+        makings={1: Making(transform=transform)},
+    )
+    return create_archive(home, wanted)
+
+
+@pytest.fixture
+def filled(home: Home) -> Home:
+    home.create_topic("t", 3)
+    fill(home, 3_000)
+    return home
+
+
+def events_of(home: Home, archive: Archive) -> list[dict[str, object]]:
+    form = open_format("parquet")
+    return [
+        row
+        for _, file in committed_files(home, archive)
+        for batch in form.read(home.store.get(file.target))
+        for row in batch.to_pylist()
+    ]
+
+
+def drive(home: Home, archive: Archive, spark: SparkSession) -> int:
+    return Driver(home.log, open_pipeline(home, archive, SparkWorkers(spark)), Driving()).run()
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_rows_may_go(filled: Home, local_spark: SparkSession, name: str) -> None:
+    archive = an_archive(filled, f"tests.spark.hooks:{name}")
+    assert drive(filled, archive, local_spark) == 3_000
+    kept = sorted(json.loads(row["value"])["n"] for row in events_of(filled, archive))  # type: ignore[arg-type]
+    assert kept == [n for n in range(3_000) if GOOD[name](n)]
+    manifests = {m.partition: m for m, _ in committed_files(filled, archive)}
+    assert all(m.read == m.written + m.dropped for m in manifests.values())
+
+
+def test_rows_may_change_and_nothing_else_of_them_does(
+    filled: Home, local_spark: SparkSession
+) -> None:
+    odd = [
+        Event(None, None, "id", 5, "created", (("h", b"1"), ("h", b""))),
+        Event(b"", b"", None, 6),
+        Event(b"\xff\x00", b"k", "id-2", 253_402_300_799_999),
+    ]
+    filled.append("t", odd, partition=1)
+    archive = an_archive(filled, "tests.spark.hooks:masked")
+    drive(filled, archive, local_spark)
+    found = [row for row in events_of(filled, archive) if row["partition"] == 1]
+    expected = [batch.to_pylist() for batch in filled.read_arrow("t", 1)]
+    for row, original in zip(found, (row for rows in expected for row in rows), strict=True):
+        assert row == original | {"key": b"***", "type": "masked"}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_transform_that_breaks_the_rules_is_refused_and_nothing_is_archived(
+    filled: Home, local_spark: SparkSession, name: str
+) -> None:
+    with pytest.raises(InvalidError, match=BAD[name]):
+        drive(filled, an_archive(filled, f"tests.spark.hooks:{name}"), local_spark)
+    local_spark.catalog.clearCache()
+    assert list(filled.store.list("archives/a/g1/")) == []
+
+
+def test_it_needs_spark(filled: Home) -> None:
+    archive = an_archive(filled, "tests.spark.hooks:keep")
+    with pytest.raises(InvalidError, match="needs Spark"):
+        Driver(filled.log, open_pipeline(filled, archive, LocalWorkers()), Driving()).run()
