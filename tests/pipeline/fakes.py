@@ -12,7 +12,7 @@ import pyarrow as pa
 from tidelog.codec.events import table_of, with_position
 from tidelog.errors import NotFoundError
 from tidelog.model.event import Event
-from tidelog.model.pipeline import FileEntry
+from tidelog.model.pipeline import FileEntry, Manifest
 from tidelog.sinks.base import Written
 from tidelog.sinks.publish import discard_files, publish_files
 from tidelog.sources.base import Bounds, Chunk, DirectReader, Range, SourcePartition
@@ -111,11 +111,11 @@ class LinesSink:
     def writer(self, partition: str, staging: str) -> LinesWriter:
         return LinesWriter(self._store, partition, staging)
 
-    def publish(self, files: Sequence[FileEntry]) -> None:
-        publish_files(self._store, files)
+    def publish(self, manifest: Manifest) -> None:
+        publish_files(self._store, manifest.files)
 
-    def discard(self, files: Sequence[FileEntry]) -> None:
-        discard_files(self._store, files)
+    def discard(self, manifest: Manifest) -> None:
+        discard_files(self._store, manifest.files)
 
 
 def listed(store: Store) -> list[str]:

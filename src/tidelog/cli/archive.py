@@ -1,17 +1,18 @@
-"""``tidelog archive``: create, run, list, status, manifest."""
+"""``tidelog archive``: create, run, list, status, manifest; other files have its other commands."""
 
 from __future__ import annotations
 
-import threading
 from typing import Any, Literal
 
 import click
 
-from tidelog.cli.interruption import Interruption
+from tidelog.cli.archive_generations import backfill, drop, flush, promote
+from tidelog.cli.driving import Watch, open_workers, worker_options
+from tidelog.cli.making import making_of, making_options
 from tidelog.cli.output import Output, json_option
-from tidelog.errors import InvalidError
+from tidelog.errors import FencedError, InvalidError
 from tidelog.home import Home, open_home
-from tidelog.model.archive import Archive, Making
+from tidelog.model.archive import Archive
 from tidelog.model.event import to_iso
 from tidelog.model.times import duration_ms
 from tidelog.pipeline.archive import (
@@ -22,11 +23,8 @@ from tidelog.pipeline.archive import (
     list_archives,
     open_pipeline,
 )
-from tidelog.pipeline.base import Workers
-from tidelog.pipeline.cycle import CycleReport
 from tidelog.pipeline.driver import Driver, Driving
 from tidelog.pipeline.policy import Policy
-from tidelog.pipeline.workers import LocalWorkers
 
 __all__ = ["archive"]
 
@@ -54,13 +52,7 @@ def archive() -> None:
     help="Every event as it is, or laid out by partition names.",
 )
 @click.option("--to", metavar="URL", help="Where it stands. Default: archives/NAME of the home.")
-@click.option(
-    "--parser", metavar="P", default="", help="json:meta.at, iso8601:created, timestamp, …"
-)
-@click.option("--format", "file_format", default="parquet", show_default=True, metavar="F")
-@click.option("--codec", default="", metavar="C", help="Default: the format's own.")
-@click.option("--granularity", default="day", show_default=True, help="day, hour or minute.")
-@click.option("--time-zone", default="UTC", show_default=True, help="Whose days the names tell.")
+@making_options
 @click.option("--max-bytes", type=int, default=200_000_000, show_default=True, metavar="B")
 @click.option("--max-age", default="1h", show_default=True, metavar="D")
 @json_option
@@ -84,33 +76,58 @@ def create(home_text: str | None, output: Output, /, name: str, **given: Any) ->
 @archive.command()
 @click.argument("name")
 @click.option("--follow/--once", default=False, help="Go on by policy, or drain and end (default).")
-@click.option(
-    "--master", metavar="URL", default="local[*]", show_default=True, help="Spark master."
-)
-@click.option("--no-spark", is_flag=True, help="Run in this process, without Spark.")
+@worker_options
 @click.option("--accept-loss", is_flag=True, help="Go on where a source has lost events; recorded.")
+@click.option("--take-over", is_flag=True, help="From a driver that runs: for upgrades.")
+@click.option("--flush-on-stop", is_flag=True, help="Lay down what waits when told to stop.")
+@click.option(
+    "--start",
+    type=click.Choice(["earliest", "latest"]),
+    default="earliest",
+    show_default=True,
+    help="Where source partitions begin that are new to the archive.",
+)
+@click.option("--shard", metavar="M/N", default="0/1", help="Drive one of N shares of partitions.")
 @json_option
 @click.pass_obj
-def run(home_text: str | None, output: Output, /, name: str, follow: bool, **given: Any) -> None:
+def run(home_text: str | None, output: Output, /, name: str, **given: Any) -> None:
     """Bring an archive up to its source. Safe to kill, to repeat, and to run twice at once.
+
+    A second driver stands by until the first one ends. Ctrl-C lets the cycle under way finish.
 
     \b
     Examples:
       tidelog archive run daily
       tidelog archive run daily --follow --master spark://host:7077
+      tidelog archive run daily --follow --take-over
     """
-    stop = threading.Event()
-    with open_home(home_text) as home, Interruption() as interruption:
-        found = find_archive(home, name)
-        how = Driving(
-            follow=follow,
-            policy=Policy(found.max_bytes, found.max_age_ms),
-            accept_loss=given["accept_loss"],
-            stop=stop,
-            on_cycle=lambda report: _tell(output, report, interruption, stop),
-        )
-        pipeline = open_pipeline(home, found, _workers(name, given))
-        events = Driver(home.log, pipeline, how).run()
+    shard, shards = _shard(given["shard"])
+    with open_home(home_text) as home, Watch(output, name) as watch:
+        workers = open_workers(name, given)
+        events = 0
+        while True:
+            found = find_archive(home, name)
+            how = Driving(
+                follow=given["follow"],
+                policy=Policy(found.max_bytes, found.max_age_ms),
+                accept_loss=given["accept_loss"],
+                shard=shard,
+                shards=shards,
+                start=given["start"],
+                take_over=given["take_over"],
+                flush_on_stop=given["flush_on_stop"],
+                stop=watch.stop,
+                on_look=watch.look,
+                on_cycle=watch.cycle,
+            )
+            pipeline = open_pipeline(home, found, workers, rate=given["rate"])
+            try:
+                events += Driver(home.log, pipeline, how).run()
+                break
+            except FencedError:
+                if find_archive(home, name).generation == found.generation:
+                    raise
+                output.say("A newer generation was promoted: going on with it.")
         output.record({"archive": name, "events": events})
 
 
@@ -208,41 +225,17 @@ def _wanted(home: Home, name: str, given: dict[str, Any]) -> Archive:
         store=store,
         root=root,
         created_ms=home.log.clock.now_ms(),
-        makings={1: _making(given)},
+        makings={1: making_of(given)},
         max_bytes=given["max_bytes"],
         max_age_ms=duration_ms(given["max_age"]),
     )
 
 
-def _making(given: dict[str, Any]) -> Making:
-    return Making(
-        parser=given["parser"],
-        format=given["file_format"],
-        codec=given["codec"],
-        layout={"granularity": given["granularity"], "time_zone": given["time_zone"]},
-    )
-
-
-def _workers(name: str, given: dict[str, Any]) -> Workers:
-    if given["no_spark"]:
-        return LocalWorkers(2)
-    from tidelog.pipeline.spark import SparkWorkers, open_spark
-
-    return SparkWorkers(open_spark(given["master"], name))
-
-
-def _tell(
-    output: Output, report: CycleReport, interruption: Interruption, stop: threading.Event
-) -> None:
-    for partition, manifest in sorted(report.committed.items()):
-        output.say(
-            f"{partition.text}: {manifest.start} to {manifest.end}, {manifest.read:,} events, "
-            f"{len(manifest.files)} files, {manifest.dead} dead letters"
-        )
-    for partition, error in sorted(report.errors.items()):
-        output.say(f"{partition.text}: {error}")
-    if interruption.is_set():
-        stop.set()
+def _shard(text: str) -> tuple[int, int]:
+    number, _, count = text.partition("/")
+    if not (number.isdecimal() and count.isdecimal()):
+        raise InvalidError(f"--shard {text}: give M/N, such as 0/2 and 1/2")
+    return int(number), int(count)
 
 
 def _describe(archive: Archive) -> dict[str, Any]:
@@ -255,3 +248,7 @@ def _describe(archive: Archive) -> dict[str, Any]:
         "format": archive.making().format,
         "state": archive.state,
     }
+
+
+for _command in (backfill, drop, flush, promote):
+    archive.add_command(_command)

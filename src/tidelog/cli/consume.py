@@ -14,10 +14,10 @@ from typing import Any
 
 import click
 
-from tidelog.cli.events import event_lines
 from tidelog.cli.exit_codes import FailedError
 from tidelog.cli.interruption import Interruption
 from tidelog.cli.output import Output, json_option, write_out
+from tidelog.codec.event_json import event_lines
 from tidelog.errors import FencedError, NotFoundError
 from tidelog.home import Home, open_home
 from tidelog.log.consumer import Consumer

@@ -15,7 +15,8 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class Interruption:
     """Knows whether the command was told to end. A second signal ends it where it stands."""
 
-    def __init__(self) -> None:
+    def __init__(self, stop: threading.Event | None = None) -> None:
+        self._stop = stop  # set too when a signal comes
         self._noted: int | None = None
         self._before: dict[signal.Signals, Any] = {}
 
@@ -46,3 +47,5 @@ class Interruption:
         if self._noted is not None:
             raise KeyboardInterrupt
         self._noted = number
+        if self._stop is not None:
+            self._stop.set()

@@ -11,13 +11,13 @@ from typing import Any, BinaryIO
 import click
 
 from tidelog.cli.append import Parse, Storing, Tally, storing
-from tidelog.cli.events import event_of_line
 from tidelog.cli.exit_codes import FailedError
 from tidelog.cli.fields import Fields, event_of_json
 from tidelog.cli.interruption import Interruption
 from tidelog.cli.lines import LinesReader
 from tidelog.cli.output import Output, json_option
 from tidelog.cli.progress import progress_bar
+from tidelog.codec.event_json import event_of_line
 from tidelog.errors import InvalidError, TidelogError
 from tidelog.home import Home, open_home
 

@@ -16,7 +16,8 @@ from tidelog.errors import InvalidError
 from tidelog.home import Home, open_home
 from tidelog.log.trim import BeforeTime, KeepBytes, ToOffsets, TrimTo
 from tidelog.log.verify import VerifyReport
-from tidelog.model.times import moment_ms
+from tidelog.model.times import duration_ms, moment_ms
+from tidelog.pipeline.sweep import sweep_archives
 
 __all__ = ["lag", "sweep", "trim", "verify"]
 
@@ -99,7 +100,8 @@ def trim(home_text: str | None, output: Output, /, topic: str, **given: Any) -> 
 @json_option
 @click.pass_obj
 def sweep(home_text: str | None, output: Output, grace: str) -> None:
-    """Delete objects that nothing refers to: of trimmed events, dead producers, deleted topics.
+    """Delete objects that nothing refers to: of trimmed events, dead producers, deleted topics,
+    and of attempts and old generations of archives.
 
     Safe at any time, beside producers and other sweeps.
 
@@ -110,7 +112,10 @@ def sweep(home_text: str | None, output: Output, grace: str) -> None:
     """
     with open_home(home_text) as home:
         report = home.sweep(grace)
+        pipelines = sweep_archives(home, duration_ms(grace))
     values = asdict(report)
+    for name, count in asdict(pipelines).items():
+        values[name] = values.get(name, 0) + count
     values["refused"] = [{"topic": each.topic, "error": str(each.error)} for each in report.refused]
     if not output.as_json:
         values["refused"] = "; ".join(str(each.error) for each in report.refused) or None

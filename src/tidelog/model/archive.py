@@ -42,6 +42,9 @@ class Archive(msgspec.Struct, frozen=True):
     max_age_ms: int = 3_600_000
     dead_share_max: float = 0.1
     generation: int = 1  # that readers are promoted to
+    newest: int = 1  # the highest that was ever begun: numbers are not used again
+    watermark_ms: int | None = None  # all events before this are in; only finalize moves it
+    tables: tuple[str, ...] = ()  # what its files are registered as: delta, iceberg:URI#NAME
     state: Literal["creating", "ready"] = "creating"
 
     def __post_init__(self) -> None:

@@ -14,6 +14,7 @@ from urllib.parse import quote
 from tidelog.model.limits import ROW_BYTES_MAX
 
 __all__ = [
+    "FLUSH_ROW",
     "FORMAT",
     "HOME_OBJECT",
     "HOME_PARTITION",
@@ -28,10 +29,16 @@ __all__ = [
     "commit_row",
     "consumer_members",
     "consumer_row",
+    "counted_row",
+    "folder_row",
+    "folder_rows",
     "lease_partition",
     "manifest",
+    "manifest_epoch",
+    "manifests",
     "member_row",
     "notify_partition",
+    "partition_row",
     "pipeline_partition",
     "pipeline_shards",
     "probe",
@@ -48,9 +55,14 @@ __all__ = [
     "sinks",
     "slot_row",
     "slot_rows",
+    "staged_epoch",
     "staging",
+    "staging_of",
+    "still_dead",
+    "success",
     "topic_partition",
     "topic_row",
+    "unsettled_row",
 ]
 
 FORMAT = 1  # of everything below; a home says the least that its readers and writers must know
@@ -92,8 +104,20 @@ OBJECTS = (
         "archive file; the offset is that of its own first event",
     ),
     Kind(
+        "archives/<name>/g<generation>/<topic>/<names>/_SUCCESS",
+        "says that a date folder has all its events: watermark, files, events",
+    ),
+    Kind(
+        "archives/<name>/g<generation>/<topic>/_delta_log/…",
+        "the files as a Delta table; written by the deltalake library",
+    ),
+    Kind(
         "dead/<archive>/<topic>/<generation>_<partition>_<offset>.parquet",
         "dead letters: events that no parser took, with all fields and the error",
+    ),
+    Kind(
+        "dead/<archive>/_replayed/<attempt>/<topic>/<generation>_<partition>_<offset>.parquet",
+        "those that a replay could not place either; replaces files of dead letters",
     ),
 )
 
@@ -114,7 +138,15 @@ ROWS = (
     Kind("consumer/<t>/<name>/<p> · lease", "owner, epoch, cursor, resolved start"),
     Kind("notify/<t>/<p> · state", "the debounce waiter, and the offset notified so far"),
     Kind("pipeline/<name> · shard/<m>", "the shard's driver, its epoch and heartbeat"),
-    Kind("pipeline/<name>/<source partition> · head", "position, ordinal, epoch of its driver"),
+    Kind("pipeline/<name> · flush", "changes when somebody asks for a flush"),
+    Kind("pipeline/<name> · counted/<source partition>", "up to where its files are in folder rows"),
+    Kind("pipeline/<name> · folder/<end>/<folder>", "a date folder: files, events, final or not"),
+    Kind("pipeline/<name> · unsettled/<end>/<folder>", "that its marker is being put or removed"),
+    Kind("pipeline/<name> · partition/<source partition>", "that the pipeline has a head for it"),
+    Kind(
+        "pipeline/<name>/<source partition> · head",
+        "position, ordinal, epoch of its driver, incarnation of the source",
+    ),
     Kind("pipeline/<name>/<source partition> · intent", "a range under way; then its manifest"),
     Kind("pipeline/<name>/<source partition> · commit/<ordinal>/<start>", "a range that is done"),
 )
@@ -124,6 +156,7 @@ HOME_PARTITION = "home"
 HOME_ROW = "identity"
 REGISTRY = "registry"
 REGISTRY_CHANGES = "changes"
+FLUSH_ROW = "flush"
 TOPIC_ROW_KINDS = ("head", "producer", "run", "sink", "slot")  # what a sweep must understand
 
 
@@ -233,6 +266,35 @@ def shard_row(number: int) -> str:
     return f"shard/{number:06}"
 
 
+def partition_row(source_partition: str) -> str:
+    """In the catalog partition of the pipeline's shards; its value is the whole name."""
+    return f"partition/{_short(source_partition)}"
+
+
+def counted_row(source_partition: str) -> str:
+    """In the catalog partition of the pipeline's shards, as are the rows of its folders."""
+    return f"counted/{_short(source_partition)}"
+
+
+def folder_row(end_ms: int, folder: str) -> str:
+    """A date folder by the time that it ends at."""
+    return f"folder/{end_ms:015}/{_short(folder)}"
+
+
+def folder_rows(first_ms: int, last_ms: int) -> tuple[str, str]:
+    """The rows of the folders that end in ``[first, last]``, as bounds of a scan."""
+    return f"folder/{max(0, first_ms):015}/", f"folder/{max(0, last_ms):015}0"
+
+
+def unsettled_row(end_ms: int, folder: str) -> str:
+    return f"unsettled/{end_ms:015}/{_short(folder)}"
+
+
+def success(folder: str) -> str:
+    """What says to everybody that a folder has all its events."""
+    return f"{folder}/_SUCCESS"
+
+
 def pipeline_partition(incarnation: str, source_partition: str) -> str:
     """The catalog partition that holds a pipeline's rows for one source partition."""
     return f"pipeline/{incarnation}/{_short(source_partition)}"
@@ -245,12 +307,37 @@ def commit_row(ordinal: int, start: str) -> str:
 
 def manifest(incarnation: str, epoch: int, source_partition: str, manifest_id: str) -> str:
     folder = quote(source_partition, safe="")
-    return f"pipelines/{incarnation}/manifests/{epoch:010}/{folder}/{manifest_id}.json"
+    return f"{manifests(incarnation)}{epoch:010}/{folder}/{manifest_id}.json"
 
 
-def staging(incarnation: str, epoch: int, attempt: str) -> str:
+def manifests(pipeline: str) -> str:
+    """The folder of a pipeline's manifests."""
+    return f"pipelines/{pipeline}/manifests/"
+
+
+def manifest_epoch(key: str) -> int:
+    """Under which epoch a manifest was recorded."""
+    return int(key.split("/")[3])
+
+
+def staging_of(pipeline: str) -> str:
+    """The folder of all that a pipeline has staged."""
+    return f"staging/{pipeline}/"
+
+
+def staging(pipeline: str, epoch: int, attempt: str) -> str:
     """Where one attempt at a range puts its files."""
-    return f"staging/{incarnation}/{epoch:010}/{attempt}"
+    return f"{staging_of(pipeline)}{epoch:010}/{attempt}"
+
+
+def staged_epoch(key: str) -> int:
+    """Under which epoch something was staged."""
+    return int(key.split("/")[2])
+
+
+def still_dead(dead: str, attempt: str) -> str:
+    """Where one attempt of a replay puts what stays dead, in the folder of dead letters."""
+    return f"{dead}/_replayed/{attempt}"
 
 
 def _short(name: str) -> str:

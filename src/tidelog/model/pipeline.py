@@ -5,8 +5,51 @@ from __future__ import annotations
 import msgspec
 
 from tidelog.errors import CorruptError
+from tidelog.model.run import Piece
 
-__all__ = ["Committed", "FileEntry", "Gap", "Intent", "Manifest", "Progress", "read_manifest"]
+__all__ = [
+    "Committed",
+    "FileEntry",
+    "Gap",
+    "Intent",
+    "Manifest",
+    "Progress",
+    "Totals",
+    "read_manifest",
+]
+
+
+class Totals(msgspec.Struct, frozen=True):
+    """What a source partition's commits come to, so that nobody has to read them all."""
+
+    commits: int = 0
+    files: int = 0
+    bytes: int = 0
+    dead: int = 0
+    lost: int = 0  # gaps that the source had
+    committed_ms: int = 0  # when the last commit was made
+    dead_ms: int = 0  # when the last one with dead letters was
+    lost_ms: int = 0  # when the last one with a gap was
+    event_ms: int = -1  # the greatest event time of the last range that held any
+    path_ms: int = -1  # the parser's time of the last event that has one
+
+    def plus(self, manifest: Manifest, now_ms: int) -> Totals:
+        """With one more range, committed now."""
+        placed = [file for file in manifest.files if file.path_ms >= 0]
+        return Totals(
+            commits=self.commits + 1,
+            files=self.files + len(manifest.files),
+            bytes=self.bytes + sum(file.size for file in manifest.files),
+            dead=self.dead + manifest.dead,
+            lost=self.lost + len(manifest.lost),
+            committed_ms=now_ms,
+            dead_ms=now_ms if manifest.dead else self.dead_ms,
+            lost_ms=now_ms if manifest.lost else self.lost_ms,
+            event_ms=max((file.last_ms for file in manifest.files), default=self.event_ms),
+            path_ms=max(placed, key=lambda file: file.last_offset).path_ms
+            if placed
+            else self.path_ms,
+        )
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -16,6 +59,8 @@ class Progress(msgspec.Struct, frozen=True):
     ordinal: int  # how many events were committed so far; numbers what has no offset of its own
     epoch: int  # of the driver that works on it
     closed: bool = False  # its generation is retired; nobody adopts it again
+    incarnation: str = ""  # of what the source reads; empty: not known
+    totals: Totals = Totals()
 
 
 class Gap(msgspec.Struct, frozen=True):
@@ -32,6 +77,7 @@ class Intent(msgspec.Struct, frozen=True):
     limit: str
     lost: tuple[Gap, ...] = ()  # at its beginning, accepted by a person
     manifest: str = ""  # key of the manifest, once it is recorded
+    began_ms: int = 0  # when it was put
 
 
 class FileEntry(msgspec.Struct, frozen=True):
@@ -46,7 +92,9 @@ class FileEntry(msgspec.Struct, frozen=True):
     last_offset: int
     first_ms: int
     last_ms: int
-    kind: str = "data"  # or "dead", or "sidecar"
+    kind: str = "data"  # or "dead", or "sidecar", or "segment"
+    pieces: tuple[Piece, ...] = ()  # of a segment: what is where in it
+    path_ms: int = -1  # the parser's time of its last event; -1: its path was made of none
 
 
 class Manifest(msgspec.Struct, frozen=True):

@@ -1,14 +1,15 @@
-"""The rows of a topic's partition: its head, its runs, and its producers."""
+"""The rows of a topic's partition, its head, its runs and its producers; and what a run is of."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
 
 from tidelog.errors import CorruptError
 
-__all__ = ["Head", "ProducerState", "Run", "SentBatch", "decode_row", "encode_row"]
+__all__ = ["Head", "Piece", "ProducerState", "Run", "SentBatch", "decode_row", "encode_row"]
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -21,6 +22,20 @@ class Head(msgspec.Struct, frozen=True):
     floor: int = 0  # segments of a generation below this are no longer accepted
     amendments: int = 0  # how many updates and deletes wait to be compiled in
     closed: bool = False  # the topic is being deleted
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One partition's part of a segment."""
+
+    partition: int
+    count: int
+    byte_start: int
+    byte_end: int
+    crc: int
+    first_ms: int
+    last_ms: int
+    raw_bytes: int
 
 
 class Run(msgspec.Struct, frozen=True):

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import msgspec
 
@@ -22,16 +21,17 @@ from tidelog.codec.formats import settings_of
 from tidelog.codec.parsers import LayoutSettings
 from tidelog.errors import AlreadyExistsError, ConflictError, InvalidError
 from tidelog.home import Home
-from tidelog.log.archives import read_archive, read_commits, read_manifests, read_partitions
+from tidelog.log.archives import read_archive, read_partitions
 from tidelog.log.registry import change_registry
+from tidelog.log.replays import counting_files
 from tidelog.model import layout
 from tidelog.model.archive import Archive, check_archive_name
-from tidelog.model.pipeline import FileEntry, Manifest, Progress
+from tidelog.model.pipeline import FileEntry, Manifest
 from tidelog.model.run import decode_row, encode_row
 from tidelog.pipeline.base import Pipeline, Workers
 from tidelog.pipeline.places import source_at, store_at
+from tidelog.pipeline.status import PartitionStatus, archive_status
 from tidelog.sinks.files import FilesSettings, FilesSink
-from tidelog.sources.base import Source
 
 __all__ = [
     "PartitionStatus",
@@ -42,21 +42,6 @@ __all__ = [
     "list_archives",
     "open_pipeline",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionStatus:
-    """How far an archive has come in one source partition."""
-
-    partition: str
-    position: str
-    end: str
-    lag: int | None  # events that wait, where the source can tell
-    events: int
-    files: int
-    dead: int
-    last_commit_ms: int | None
-    stuck: bool  # an intent is there: a range is under way, or its driver died
 
 
 def create_archive(home: Home, wanted: Archive) -> Archive:
@@ -97,73 +82,55 @@ def list_archives(home: Home) -> Iterator[Archive]:
         yield _decode(row)
 
 
-def open_pipeline(home: Home, archive: Archive, workers: Workers) -> Pipeline:
-    """The pipeline that fills an archive."""
-    source: Source = source_at(home, archive.source)
+def open_pipeline(
+    home: Home,
+    archive: Archive,
+    workers: Workers,
+    generation: int | None = None,
+    rate: float | None = None,
+) -> Pipeline:
+    """The pipeline that fills a generation of an archive, the promoted one by default."""
+    making = archive.making(generation)
+    backfill = generation is not None and generation != archive.generation
+    url = making.source if backfill and making.source else archive.source
     return Pipeline(
         archive.name,
-        archive.pipeline(),
-        source,
-        open_sink(archive),
+        archive.pipeline(generation),
+        source_at(home, url),
+        open_sink(archive, generation),
         workers,
-        archive.making().transform,
+        making.transform,
+        rate,
     )
 
 
 def open_sink(archive: Archive, generation: int | None = None) -> FilesSink:
     """The sink that lays down the files of a generation."""
+    return FilesSink(files_settings(archive, generation))
+
+
+def files_settings(archive: Archive, generation: int | None = None) -> FilesSettings:
+    """How the files of a generation are laid down."""
     making = archive.making(generation)
-    return FilesSink(
-        FilesSettings(
-            store=archive.store,
-            root=archive.root,
-            dead=archive.dead,
-            generation=archive.generation if generation is None else generation,
-            parser=making.parser or None,
-            layout=LayoutSettings(**making.layout),
-            format=making.format,
-            codec=making.codec or None,
-            format_settings=settings_of(making.format_settings),
-            file_bytes_max=archive.max_bytes,
-            dead_share_max=archive.dead_share_max,
-        )
+    return FilesSettings(
+        store=archive.store,
+        root=archive.root,
+        dead=archive.dead,
+        generation=archive.generation if generation is None else generation,
+        parser=making.parser or None,
+        layout=LayoutSettings(**making.layout),
+        format=making.format,
+        codec=making.codec or None,
+        format_settings=settings_of(making.format_settings),
+        file_bytes_max=archive.max_bytes,
+        dead_share_max=archive.dead_share_max,
     )
 
 
 def committed_files(home: Home, archive: Archive) -> Iterator[tuple[Manifest, FileEntry]]:
     """The files that count, range by range: what the manifest command lists."""
     for partition in read_partitions(home.log, archive.pipeline()):
-        for manifest in read_manifests(home.log, archive.pipeline(), partition):
-            for file in manifest.files:
-                yield manifest, file
-
-
-def archive_status(home: Home, archive: Archive) -> list[PartitionStatus]:
-    """How far an archive has come, partition by partition."""
-    source: Source = source_at(home, archive.source)
-    partitions = source.partitions()
-    bounds = source.bounds(partitions)
-    found = []
-    for partition in partitions:
-        where = layout.pipeline_partition(archive.pipeline(), partition.text)
-        row = home.log.catalog.get(where, "head")
-        head = decode_row(row.value, Progress, f"head of `{partition.text}`") if row else None
-        position = head.position if head else bounds[partition].first
-        commits = list(read_commits(home.log, archive.pipeline(), partition.text))
-        found.append(
-            PartitionStatus(
-                partition=partition.text,
-                position=position,
-                end=bounds[partition].end,
-                lag=source.count(position, bounds[partition].end),
-                events=sum(commit.events for commit in commits),
-                files=sum(commit.files for commit in commits),
-                dead=sum(commit.dead for commit in commits),
-                last_commit_ms=commits[-1].committed_ms if commits else None,
-                stuck=home.log.catalog.get(where, "intent") is not None,
-            )
-        )
-    return found
+        yield from counting_files(home.log, archive.pipeline(), partition)
 
 
 def _refuse_taken(home: Home, archive: Archive) -> None:

@@ -208,7 +208,7 @@ class Cycle:
             lost = (Gap(start, bounds.first),)
         if not source.before(start, limit):
             return
-        intent = Intent(start, limit, lost)
+        intent = Intent(start, limit, lost, began_ms=self._log.clock.now_ms())
         self._write(
             track,
             Put("intent", encode_row(intent), expect=ABSENT),
@@ -284,7 +284,10 @@ class Cycle:
             committed_ms=self._log.clock.now_ms(),
         )
         head = msgspec.structs.replace(
-            track.head, position=manifest.end, ordinal=manifest.ordinal + manifest.read
+            track.head,
+            position=manifest.end,
+            ordinal=manifest.ordinal + manifest.read,
+            totals=track.head.totals.plus(manifest, done.committed_ms),
         )
         write_id = self._write(
             track,

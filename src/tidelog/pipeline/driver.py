@@ -2,7 +2,8 @@
 
 A heartbeat runs in a thread of its own while cycles run, so that a long Spark job keeps the shard.
 A stop signal lets the cycle under way finish; a second one may abandon it at any point, since the
-next driver finishes what is there.
+next driver finishes what is there. A driver that is told to take over raises the shard's epoch at
+once: the other one fails at its next write, and what it had under way is finished here.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from tidelog.errors import FencedError, InvalidError, TidelogError, UnavailableE
 from tidelog.log.base import Log
 from tidelog.pipeline.base import Pipeline
 from tidelog.pipeline.cycle import Cycle, CycleReport
+from tidelog.pipeline.flush import flush_version
 from tidelog.pipeline.policy import Due, Policy
 from tidelog.pipeline.shard import Shard
 from tidelog.sources.base import Bounds, SourcePartition
@@ -37,7 +39,10 @@ class Driving:
     shard: int = 0
     shards: int = 1
     start: str = "earliest"  # of source partitions that are new: or latest
+    take_over: bool = False  # from the driver that has the shard, without waiting for it
+    flush_on_stop: bool = False  # lay down what waits before ending
     stop: threading.Event = field(default_factory=threading.Event)
+    on_look: Callable[[int], None] = lambda _: None  # with the events that wait
     on_cycle: Callable[[CycleReport], None] = lambda _: None
 
     def __post_init__(self) -> None:
@@ -56,6 +61,7 @@ class Driver:
         self._how = how
         self._due = Due(how.policy)
         self._failures: dict[SourcePartition, int] = {}
+        self._flushed = flush_version(log, pipeline.id)  # requests up to here are not for us
 
     def run(self) -> int:
         """Until the source is drained, or until told to stop; the number of events archived.
@@ -64,7 +70,7 @@ class Driver:
         Raises the first lasting error of a partition when a run that drains cannot go on.
         """
         shard = Shard(self._log, self._pipeline.id, self._how.shard)
-        while not shard.try_take():
+        while not shard.try_take(self._how.take_over):
             if self._how.stop.wait(0.2):
                 return 0
         with self._beating(shard) as lost:
@@ -73,9 +79,10 @@ class Driver:
             while not self._how.stop.is_set() and not lost.is_set():
                 report = self._cycle(cycle)
                 events += report.events
-                self._how.on_cycle(report)
-                if self._is_done(report, cycle):
+                if self._is_done(report):
                     break
+            if self._how.follow and self._how.flush_on_stop and not lost.is_set():
+                events += self._flush(cycle)
             if lost.is_set():
                 raise FencedError(
                     f"pipeline `{self._pipeline.name}`: another driver has taken shard "
@@ -83,16 +90,34 @@ class Driver:
                 )
             return events
 
-    def _cycle(self, cycle: Cycle) -> CycleReport:
-        partitions = self._partitions()
-        bounds = self._pipeline.source.bounds(partitions)
+    def _flush(self, cycle: Cycle) -> int:
+        """Lay down all that is there now, whatever the policy says."""
+        ends = self._pipeline.source.bounds(self._partitions())
+        events = 0
+        while True:
+            report = self._cycle(cycle, ends)
+            events += report.events
+            if report.errors or not report.committed:
+                return events
+
+    def _cycle(
+        self, cycle: Cycle, ends: dict[SourcePartition, Bounds] | None = None
+    ) -> CycleReport:
+        bounds = self._pipeline.source.bounds(self._partitions()) if ends is None else ends
+        partitions = list(bounds)
+        everything = ends is not None or not self._how.follow or self._flush_wanted()
         for partition in partitions:
             if not cycle.adopted(partition):
                 first = bounds[partition]
                 begin = first.first if self._how.start == "earliest" else first.end
-                cycle.adopt(partition, lambda begin=begin: begin)  # type: ignore[misc]
+                cycle.adopt(partition, lambda begin=begin: begin, first.incarnation)  # type: ignore[misc]
+        waiting = {p: self._waiting(cycle, p, b) for p, b in bounds.items()}
+        self._how.on_look(sum(waiting.values()))
+        now_s = self._log.clock.monotonic_s()
         limits = {
-            p: self._limit(cycle, p, b) for p, b in bounds.items() if self._wants(cycle, p, b)
+            p: self._limit(cycle, p, bounds[p])
+            for p, count in waiting.items()
+            if (count if everything else self._due.is_due(p, count, now_s))
         }
         report = cycle.run(limits, bounds)
         for partition, manifest in report.committed.items():
@@ -101,15 +126,20 @@ class Driver:
             self._failures.pop(partition, None)
         for partition in report.errors:
             self._failures[partition] = self._failures.get(partition, 0) + 1
+        self._how.on_cycle(report)
         return report
 
-    def _wants(self, cycle: Cycle, partition: SourcePartition, bounds: Bounds) -> bool:
+    def _waiting(self, cycle: Cycle, partition: SourcePartition, bounds: Bounds) -> int:
+        """About how many events wait; at least 1 where something does, or an end went back."""
         position = cycle.position(partition)
-        if not self._how.follow:
-            return position != bounds.end
-        waiting = self._pipeline.source.count(position, bounds.end)
-        count = int(position != bounds.end) if waiting is None else waiting
-        return self._due.is_due(partition, count, self._log.clock.monotonic_s())
+        if position == bounds.end:
+            return 0
+        return max(1, self._pipeline.source.count(position, bounds.end) or 1)
+
+    def _flush_wanted(self) -> bool:
+        """Whether somebody has asked for it since the last look."""
+        before, self._flushed = self._flushed, flush_version(self._log, self._pipeline.id)
+        return before != self._flushed
 
     def _limit(self, cycle: Cycle, partition: SourcePartition, bounds: Bounds) -> str:
         """Where the next range ends: as much as the policy wants in one, or all that is there."""
@@ -120,7 +150,7 @@ class Driver:
             return bounds.end
         return source.cut(start, bounds.end, self._due.events_max())
 
-    def _is_done(self, report: CycleReport, cycle: Cycle) -> bool:
+    def _is_done(self, report: CycleReport) -> bool:
         """Whether to end; waits before the next cycle where nothing was done."""
         fenced = [e for e in report.errors.values() if isinstance(e, FencedError)]
         if fenced:

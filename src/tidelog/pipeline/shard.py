@@ -21,7 +21,7 @@ from tidelog.log.base import Log
 from tidelog.model import layout
 from tidelog.model.run import decode_row, encode_row
 
-__all__ = ["Shard"]
+__all__ = ["Shard", "ShardLease"]
 
 _ATTEMPTS = 20  # of one write whose replies get lost
 
@@ -33,6 +33,7 @@ class ShardLease(msgspec.Struct, frozen=True):
     epoch: int
     beat: int
     mark: str  # of the owner's process
+    beat_ms: int = 0  # when it was written, for people; no takeover rests on it
 
 
 class Shard:
@@ -48,22 +49,20 @@ class Shard:
         self._beat = 0
         self._seen: tuple[str, float] = ("", 0.0)
 
-    def try_take(self) -> bool:
-        """Step 1, if nobody living has it. Call it again to stand by."""
+    def try_take(self, force: bool = False) -> bool:
+        """Step 1, if nobody living has it, or by ``force``. Call it again to stand by."""
         row = self._log.catalog.get(self._where, self._row)
         if row is None:
-            return self._put(ShardLease(self._id, 1, 0, self._log.processes.mark()), None)
+            return self._put(self._lease(1), None)
         lease = decode_row(row.value, ShardLease, f"shard `{self._row}`")
-        if lease.owner and not self._is_over(lease, row.version):
+        if lease.owner and not force and not self._is_over(lease, row.version):
             return False
-        mine = ShardLease(self._id, lease.epoch + 1, 0, self._log.processes.mark())
-        return self._put(mine, row.version)
+        return self._put(self._lease(lease.epoch + 1), row.version)
 
     def beat(self) -> None:
         """Step 2. ``FencedError`` when another driver has taken the shard."""
         self._beat += 1
-        lease = ShardLease(self._id, self.epoch, self._beat, self._log.processes.mark())
-        if not self._put(lease, self._version):
+        if not self._put(self._lease(self.epoch, self._beat), self._version):
             raise FencedError(
                 f"shard `{self._row}`: another driver has taken it, ours was epoch {self.epoch}: "
                 "stop this one"
@@ -75,6 +74,10 @@ class Shard:
         change = Put(self._row, encode_row(free), expect=self._version)
         with contextlib.suppress(ConflictError, UnknownOutcomeError):
             self._log.catalog.write(self._where, change, write_id=self._log.ids.new())
+
+    def _lease(self, epoch: int, beat: int = 0) -> ShardLease:
+        mark, now_ms = self._log.processes.mark(), self._log.clock.now_ms()
+        return ShardLease(self._id, epoch, beat, mark, now_ms)
 
     def _put(self, lease: ShardLease, version: str | None) -> bool:
         """Write our lease by the version that we know; False when somebody else was first."""

@@ -8,9 +8,9 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from tidelog.model.pipeline import FileEntry
+from tidelog.model.pipeline import FileEntry, Manifest
 
-__all__ = ["RangeWriter", "Sink", "Written"]
+__all__ = ["RangeWriter", "Sink", "TargetSink", "Written"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +41,31 @@ class Sink(Protocol):
         """A writer for a range of a source partition, whose files go below ``staging``."""
         ...
 
-    def publish(self, files: Sequence[FileEntry]) -> None:
-        """Make staged files visible under their final names; idempotent, by two at once too.
+    def publish(self, manifest: Manifest) -> None:
+        """Make what a manifest names visible; idempotent, by two at once too.
 
-        ``CorruptError`` when one is neither staged nor published as it should be.
+        ``CorruptError`` when a file is neither staged nor published as it should be.
         """
         ...
 
-    def discard(self, files: Sequence[FileEntry]) -> None:
+    def discard(self, manifest: Manifest) -> None:
         """Remove what was staged, after the commit. Idempotent."""
+        ...
+
+
+class TargetSink(Sink, Protocol):
+    """A sink that a URL names: a topic, or a stream of another system."""
+
+    @property
+    def url(self) -> str:
+        """The address that opens this sink again; never with a secret in it."""
+        ...
+
+    @property
+    def incarnation(self) -> str:
+        """Which one of the targets of this name it writes to; another when it was made anew."""
+        ...
+
+    def check(self, partitions: Sequence[str]) -> None:
+        """``InvalidError`` where events of these source partitions could not be placed."""
         ...

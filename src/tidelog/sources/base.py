@@ -36,6 +36,12 @@ class SourcePartition:
         """How rows and messages name it."""
         return f"{self.topic}/{self.name}"
 
+    @classmethod
+    def named(cls, text: str) -> SourcePartition:
+        """The one that rows and messages name so."""
+        topic, _, name = text.rpartition("/")
+        return cls(topic, name)
+
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
@@ -43,6 +49,7 @@ class Bounds:
 
     first: str
     end: str
+    incarnation: str = ""  # changes when the partition is made anew, where the source can tell
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,120 @@
+"""What commands that drive a pipeline share: options, workers, progress, and the way to stop."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, TypeVar
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from tidelog.cli.interruption import Interruption
+from tidelog.cli.output import Output
+from tidelog.pipeline.base import Workers
+from tidelog.pipeline.cycle import CycleReport
+from tidelog.pipeline.workers import LocalWorkers
+
+__all__ = ["Watch", "open_workers", "worker_options"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_OPTIONS = (
+    click.option(
+        "--master", metavar="URL", default="local[*]", show_default=True, help="Spark master."
+    ),
+    click.option("--no-spark", is_flag=True, help="Run in this process, without Spark."),
+    click.option(
+        "--rate", type=click.FloatRange(min=0, min_open=True), metavar="N", help="Events/s at most."
+    ),
+)
+
+
+def worker_options(command: F) -> F:
+    """Where tasks run, and how fast."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def open_workers(name: str, given: dict[str, Any]) -> Workers:
+    """The workers that the options ask for; Spark is started here, if it is wanted."""
+    if given["no_spark"]:
+        return LocalWorkers(2)
+    from tidelog.pipeline.spark import SparkWorkers, open_spark
+
+    return SparkWorkers(open_spark(given["master"], name))
+
+
+class Watch:
+    """Tells a person, or a program, how a driver gets on; a signal stops it after its cycle."""
+
+    def __init__(self, output: Output, what: str) -> None:
+        self.stop = threading.Event()
+        self._output = output
+        self._what = what
+        self._interruption = Interruption(self.stop)
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[speed]}"),
+            console=Console(stderr=True),
+            transient=True,
+            disable=output.as_json or not sys.stderr.isatty(),
+        )
+        self._task = self._bar.add_task(what, total=None, speed="")
+        self._done = 0
+
+    def __enter__(self) -> Watch:
+        self._interruption.__enter__()
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._bar.stop()
+        self._interruption.__exit__(kind, error, trace)
+
+    def look(self, waiting: int) -> None:
+        """With the events that wait: the bar's end is where they will be done."""
+        task = self._bar.tasks[0]
+        speed = f"{task.speed:,.0f} events/s" if task.speed else ""
+        self._bar.update(
+            self._task, total=self._done + waiting, speed=f"{speed}, {waiting:,} behind"
+        )
+
+    def cycle(self, report: CycleReport) -> None:
+        """A cycle has ended."""
+        self._done += report.events
+        self._bar.update(self._task, completed=self._done)
+        for partition, manifest in sorted(report.committed.items()):
+            if self._output.as_json:
+                self._output.record(
+                    {
+                        "pipeline": self._what,
+                        "partition": partition.text,
+                        "start": manifest.start,
+                        "end": manifest.end,
+                        "events": manifest.read,
+                        "files": len(manifest.files),
+                        "dead": manifest.dead,
+                        "dropped": manifest.dropped,
+                    }
+                )
+            else:
+                self._bar.console.print(
+                    f"{partition.text}: {manifest.start} to {manifest.end}, "
+                    f"{manifest.read:,} events, {len(manifest.files)} files, "
+                    f"{manifest.dead} dead letters",
+                    highlight=False,
+                )
+        for partition, error in sorted(report.errors.items()):
+            self._bar.console.print(f"{partition.text}: {error}", highlight=False, markup=False)

@@ -1,0 +1,99 @@
+"""Sweeping pipelines: what attempts have staged and recorded, and nobody will finish.
+
+1. list what is staged, and all manifests, each with the epoch that it was made under
+2. read heads, intents and commits, after that
+3. delete what no intent and no commit names, if it is of an epoch below that of its heads, and
+   older than the grace
+
+An attempt of a lower epoch can no longer write its intent, as every write expects the head. So what
+is not named when the rows are read will never be; what is young or of the present epoch stays for
+a later sweep. Dying anywhere leaves less to do for the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tidelog.home import Home
+from tidelog.log.archives import read_commits, read_partitions, read_progress
+from tidelog.model import layout
+from tidelog.model.pipeline import Intent, read_manifest
+from tidelog.model.run import decode_row
+from tidelog.pipeline.archive import list_archives
+from tidelog.pipeline.generations import remove_retired, remove_strays
+from tidelog.pipeline.places import store_at
+from tidelog.store.base import ObjectInfo, Store
+
+__all__ = ["PipelineSweep", "sweep_archives", "sweep_pipeline"]
+
+_DELETES_AT_ONCE = 1_000  # objects, in one request
+
+
+@dataclass(slots=True)
+class PipelineSweep:
+    """What a sweep of pipelines found and did."""
+
+    pipelines: int = 0
+    objects_deleted: int = 0
+    bytes_deleted: int = 0
+    objects_young: int = 0  # would have been deleted but for the grace
+
+
+def sweep_archives(home: Home, grace_ms: int) -> PipelineSweep:
+    """All generations of all archives; those that are retired go as a whole."""
+    tally = PipelineSweep()
+    for archive in list_archives(home):
+        if archive.state != "ready":
+            continue
+        store = store_at(home, archive.store)
+        for generation in sorted(archive.makings):
+            if generation >= archive.generation:
+                sweep_pipeline(home, archive.pipeline(generation), store, grace_ms, tally)
+        remove_strays(home, remove_retired(home, archive))
+    return tally
+
+
+def sweep_pipeline(
+    home: Home, pipeline: str, store: Store, grace_ms: int, tally: PipelineSweep
+) -> None:
+    """One pipeline, whose files are staged in ``store``."""
+    staged = list(store.list(layout.staging_of(pipeline)))
+    manifests = list(home.store.list(layout.manifests(pipeline)))
+    named, epoch = _named(home, pipeline)
+    tally.pipelines += 1
+    old_ms = home.log.clock.now_ms() - grace_ms
+    for where, found, epoch_of in (
+        (store, staged, layout.staged_epoch),
+        (home.store, manifests, layout.manifest_epoch),
+    ):
+        useless = [info for info in found if info.key not in named and epoch_of(info.key) < epoch]
+        young = [info for info in useless if info.modified_ms > old_ms]
+        tally.objects_young += len(young)
+        for lot in _lots([info for info in useless if info.modified_ms <= old_ms]):
+            where.delete([info.key for info in lot])
+            tally.objects_deleted += len(lot)
+            tally.bytes_deleted += sum(info.size for info in lot)
+
+
+def _named(home: Home, pipeline: str) -> tuple[set[str], int]:
+    """What rows name, and the lowest epoch that may still write."""
+    named: set[str] = set()
+    epochs: list[int] = []
+    for partition in read_partitions(home.log, pipeline):
+        head = read_progress(home.log, pipeline, partition)
+        epochs.append(head.epoch if head else 0)
+        where = layout.pipeline_partition(pipeline, partition)
+        row = home.log.catalog.get(where, "intent")
+        if row is not None:
+            key = decode_row(row.value, Intent, f"intent of `{partition}`").manifest
+            if key:
+                manifest = read_manifest(home.store.get(key), key)
+                named.update([key, *(file.staged for file in manifest.files)])
+        named.update(commit.manifest for commit in read_commits(home.log, pipeline, partition))
+    return named, min(epochs, default=0)
+
+
+def _lots(found: list[ObjectInfo]) -> Iterator[list[ObjectInfo]]:
+    for first in range(0, len(found), _DELETES_AT_ONCE):
+        yield found[first : first + _DELETES_AT_ONCE]

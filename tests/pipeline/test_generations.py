@@ -1,0 +1,227 @@
+"""Generations: built beside the live one, promoted at once, and removed without a trace."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from tests.pipeline.test_archive import an_archive, fill
+from tidelog import Event, Home
+from tidelog.errors import FencedError, InvalidError, NotFoundError
+from tidelog.home import World, create_home
+from tidelog.model.archive import Archive, Making
+from tidelog.pipeline import generations
+from tidelog.pipeline.archive import committed_files, find_archive, open_pipeline
+from tidelog.pipeline.driver import Driver, Driving
+from tidelog.pipeline.generations import begin_backfill, drop_generation, promote
+from tidelog.pipeline.policy import Policy
+from tidelog.pipeline.sweep import sweep_archives
+from tidelog.pipeline.workers import LocalWorkers
+from tidelog.settings import Settings
+from tidelog.testing.faults import Faults, FaultyCatalog, FaultyStore
+from tidelog.testing.scheduler import Crash
+
+BY_HOUR = Making(parser="json:at", layout={"granularity": "hour"})
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    settings = Settings(str(tmp_path / "o"), str(tmp_path / "c.sqlite"), lease_ttl_ms=1_000)
+    with create_home(settings, world=World(environ={}))[0] as made:
+        made.create_topic("t", 3)
+        yield made
+
+
+def drive(home: Home, archive: Archive, generation: int | None = None, **how: object) -> int:
+    pipeline = open_pipeline(home, archive, LocalWorkers(2), generation)
+    return Driver(home.log, pipeline, Driving(**how)).run()  # type: ignore[arg-type]
+
+
+def listed(home: Home, archive: Archive, generation: int) -> Counter[int]:
+    folder = f"{home.store.url.removeprefix('file://')}/{archive.folder(generation)}"
+    rows = duckdb.sql(f"SELECT value FROM read_parquet('{folder}/**/*.parquet')").fetchall()
+    return Counter(json.loads(value)["n"] for (value,) in rows)
+
+
+def keys(home: Home, prefix: str) -> list[str]:
+    return [info.key for info in home.store.list(prefix)]
+
+
+def test_a_backfill_is_promoted_and_the_live_pipeline_goes_on_from_it(home: Home) -> None:
+    fill(home, 900)
+    home.append("t", [Event(b"rubbish")], partition=0)
+    live = an_archive(home, "daily", parser="json:at")
+    drive(home, live)
+    built, generation = begin_backfill(home, "daily", BY_HOUR)
+    assert generation == 2
+    assert begin_backfill(home, "daily", BY_HOUR) == (built, 2), "the same one goes on"
+    drive(home, built, 2)
+    fill(home, 100, first=900)
+    drive(home, built)
+    assert listed(home, built, 1) == Counter(range(1_000))
+    assert listed(home, built, 2) == Counter(range(900))
+    with pytest.raises(InvalidError, match="backfill daily` again first"):
+        promote(home, "daily")
+    drive(home, built, 2)
+    promoted = promote(home, "daily")
+    assert promoted.generation == 2
+    assert list(promoted.makings) == [2]
+    assert keys(home, "archives/daily/g1/") == []
+    assert [key for key in keys(home, "dead/") if "/1_" in key] == []
+    assert [key for key in keys(home, "dead/") if "/2_" in key] != []
+    assert keys(home, f"pipelines/{live.pipeline()}/") == []
+    kinds = Counter(file.kind for _, file in committed_files(home, promoted))
+    assert kinds["dead"] == 1
+    fill(home, 50, first=1_000)
+    assert drive(home, find_archive(home, "daily")) == 50
+    assert listed(home, promoted, 2) == Counter(range(1_050))
+    with pytest.raises(NotFoundError, match="no generation 1"):
+        promoted.making(1)
+
+
+def test_a_backfill_from_a_backup_goes_on_from_the_source(home: Home) -> None:
+    fill(home, 600)
+    backup, live = an_archive(home, "raw"), an_archive(home, "daily", parser="json:at")
+    drive(home, backup)
+    drive(home, live)
+    home.trim("t", _before(home, 100))  # what only the backup holds
+    making = Making(parser="json:at", layout={"granularity": "hour"}, source="archive:raw")
+    built, generation = begin_backfill(home, "daily", making)
+    drive(home, built, generation)
+    fill(home, 60, first=600)
+    promoted = promote(home, "daily")
+    assert drive(home, promoted) == 60
+    assert listed(home, promoted, 2) == Counter(range(660))
+
+
+def _before(home: Home, offset: int) -> object:
+    from tidelog.log.trim import ToOffsets
+
+    return ToOffsets({0: offset, 1: offset, 2: offset})
+
+
+def test_a_driver_of_the_old_generation_is_fenced(home: Home) -> None:
+    fill(home, 300)
+    live = an_archive(home, "daily", parser="json:at")
+    stop = threading.Event()
+    failures: list[Exception] = []
+
+    def follow() -> None:
+        try:
+            drive(home, live, follow=True, stop=stop, policy=Policy(max_age_ms=50))
+        except FencedError as exc:
+            failures.append(exc)
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    end = time.monotonic() + 20
+    while sum(1 for _ in committed_files(home, live)) < 3:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    built, generation = begin_backfill(home, "daily", BY_HOUR)
+    drive(home, built, generation)
+    promote(home, "daily", force=True)
+    fill(home, 30, first=300)
+    thread.join(20)
+    stop.set()
+    assert failures, "it must not go on where nobody reads"
+    assert keys(home, "archives/daily/g1/") == []
+    promoted = find_archive(home, "daily")
+    drive(home, promoted)
+    assert listed(home, promoted, 2) == Counter(range(330))
+
+
+def test_a_generation_that_is_being_built_can_be_given_up(home: Home) -> None:
+    fill(home, 30)
+    live = an_archive(home, "daily", parser="json:at")
+    drive(home, live)
+    with pytest.raises(InvalidError, match="no generation to promote"):
+        promote(home, "daily")
+    built, generation = begin_backfill(home, "daily", BY_HOUR)
+    drive(home, built, generation)
+    with pytest.raises(InvalidError, match="other settings"):
+        begin_backfill(home, "daily", Making(parser="timestamp"))
+    with pytest.raises(InvalidError, match="not being built"):
+        drop_generation(home, "daily", 1)
+    drop_generation(home, "daily", generation)
+    assert keys(home, "archives/daily/g2/") == []
+    assert listed(home, live, 1) == Counter(range(30))
+    assert begin_backfill(home, "daily", Making(parser="timestamp"))[1] == 3, "never used again"
+
+
+@pytest.mark.parametrize(
+    "making",
+    [
+        Making(parser="nope:x"),
+        Making(),
+        Making(parser="json:at", source="archive:nope"),
+        Making(parser="json:at", format="parket"),
+    ],
+)
+def test_a_backfill_with_bad_settings_begins_nothing(home: Home, making: Making) -> None:
+    archive = an_archive(home, "daily", parser="json:at")
+    with pytest.raises((InvalidError, NotFoundError)):
+        begin_backfill(home, "daily", making)
+    assert find_archive(home, "daily") == archive
+
+
+@pytest.mark.parametrize("call", range(1, 40))
+def test_a_promote_that_dies_after_any_call_is_finished_by_the_next(
+    home: Home, monkeypatch: pytest.MonkeyPatch, call: int
+) -> None:
+    fill(home, 40)
+    live = an_archive(home, "daily", parser="json:at")
+    drive(home, live)
+    built, generation = begin_backfill(home, "daily", BY_HOUR)
+    drive(home, built, generation)
+    faults = Faults(crash_after_call=call)
+    with monkeypatch.context() as patch:
+        store = FaultyStore(home.log.store, faults)
+        catalog = FaultyCatalog(home.log.catalog, faults, home.log.clock)
+        log = dataclasses.replace(home.log, store=store, catalog=catalog)
+        patch.setattr(home, "log", log)
+        patch.setattr(generations, "store_at", lambda *_: store)
+        died = False
+        try:
+            promote(home, "daily")
+        except Crash:
+            died = True
+    assert died or faults.calls < call
+    found = find_archive(home, "daily")
+    if found.generation == 1:
+        assert listed(home, found, 1) == Counter(range(40)), "readers of the old one are served"
+    if list(found.makings) != [2]:
+        found = promote(home, "daily")
+    assert (found.generation, list(found.makings)) == (2, [2])
+    assert listed(home, found, 2) == Counter(range(40))
+    assert keys(home, "archives/daily/g1/") == []
+    fill(home, 10, first=40)
+    drive(home, found)
+    assert listed(home, found, 2) == Counter(range(50))
+
+
+def test_a_sweep_removes_what_nobody_will_finish_and_nothing_else(home: Home) -> None:
+    fill(home, 30)
+    archive = an_archive(home, "daily", parser="json:at")
+    drive(home, archive)
+    before = keys(home, "pipelines/")
+    pipeline = archive.pipeline()
+    old = f"staging/{pipeline}/0000000000/attempt/0"
+    orphan = f"pipelines/{pipeline}/manifests/0000000000/t%2F0/orphan.json"
+    present = f"staging/{pipeline}/0000000001/attempt/0"
+    for key in (old, orphan, present):
+        home.store.put(key, b"x")
+    assert sweep_archives(home, grace_ms=3_600_000).objects_young == 2
+    report = sweep_archives(home, grace_ms=-1)
+    assert report.objects_deleted == 2
+    assert keys(home, "staging/") == [present]
+    assert keys(home, "pipelines/") == before
+    assert listed(home, archive, 1) == Counter(range(30))
