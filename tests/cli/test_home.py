@@ -141,19 +141,21 @@ def test_wrong_usage_is_told_by_the_command_itself(tmp_path: Path) -> None:
 
 
 def test_the_demo_shows_real_work_and_ends(tmp_path: Path) -> None:
-    shown = run(tmp_path, "demo")
+    shown = run(tmp_path, "demo", "--clean")
     assert shown.returncode == 0
-    assert "the counter says" in shown.stdout
-    steps = [json.loads(line) for line in run(tmp_path, "demo", "--json").stdout.splitlines()]
+    assert "the counts match" in shown.stdout
+    done = run(tmp_path, "demo", "--clean", "--no-spark", "--json")
+    steps = [json.loads(line) for line in done.stdout.splitlines()]
     by_name = {step.get("step"): step for step in steps}
-    assert by_name["race"]["the counter says"] == 200
-    assert by_name["reopened"]["same home"] is True
-    assert "exists already" in by_name["objects"]["second create"]
+    assert by_name["members"]["left to do"] == 0
+    assert by_name["archive"]["events"] == 100_001
+    assert sum(step["events"] for step in steps if step.get("step") == "query") == 100_001
 
 
 def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:
     done = subprocess.run(
-        f"{sys.executable} -c 'from tidelog.cli.main import main; main()' demo | head -c 1",
+        f"{sys.executable} -c 'from tidelog.cli.main import main; main()' "
+        "demo --clean --no-spark | head -c 1",
         shell=True,
         cwd=tmp_path,
         capture_output=True,

@@ -1,173 +1,98 @@
-"""``tidelog demo``: the ground that everything stands on, shown to a person.
+"""``tidelog demo``: the main job from end to end, shown to a person.
 
-It makes a real home in a folder of its own, creates objects and rows, lets workers race for them,
-and then runs a log on it. It ends by itself.
+On a real home in a folder of its own: events are produced, shared out to consumers, archived by
+Spark into date and hour folders, and counted again by another engine. It ends by itself.
 """
 
 from __future__ import annotations
 
 import contextlib
 import tempfile
-import threading
 from pathlib import Path
 
 import click
+import duckdb
+import msgspec
 
-from tidelog.catalog import ABSENT, Put
+from tidelog.cli.driving import Watch, open_workers
 from tidelog.cli.output import Output, json_option
-from tidelog.clock import RandomIds
-from tidelog.errors import AlreadyExistsError, ConflictError
-from tidelog.home import Home, create_home, open_home
-from tidelog.model.event import Event
+from tidelog.errors import InternalError
+from tidelog.home import Home, create_home
+from tidelog.model.archive import Archive, Making
+from tidelog.model.event import Event, to_iso
+from tidelog.pipeline.archive import committed_files, create_archive, open_pipeline
+from tidelog.pipeline.driver import Driver, Driving
 from tidelog.settings import load_settings
 
 __all__ = ["demo"]
 
-_WORKERS = 8
-_INCREMENTS = 25
 _EVENTS = 100_000
+_FIRST_MS = 1_794_528_000_000  # 2026-11-13
+_HOURS = 72
 
 
 @click.command()
-@click.option("--keep", is_flag=True, help="Keep the demo's folder instead of removing it.")
+@click.option("--clean", is_flag=True, help="Remove the demo's folder at the end.")
+@click.option("--no-spark", is_flag=True, help="Archive in this process, without Spark.")
 @json_option
-def demo(output: Output, keep: bool) -> None:
-    """Show a home at work: objects, rows, races that one worker wins, and a log.
+def demo(output: Output, clean: bool, no_spark: bool) -> None:
+    """Show the main job: produce events, consume them, archive them with Spark, query the files.
 
     \b
     Examples:
       tidelog demo
-      tidelog demo --keep
+      tidelog demo --clean
     """
     with contextlib.ExitStack() as stack:
-        if keep:
-            folder = Path(tempfile.mkdtemp(prefix="tidelog-demo-"))
-        else:
+        if clean:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tidelog-demo-")))
+        else:
+            folder = Path(tempfile.mkdtemp(prefix="tidelog-demo-"))
         settings = load_settings(str(folder / "home"), {}, folder)
         home = stack.enter_context(create_home(settings)[0])
-        output.title("1. A home: one object store and one catalog")
-        output.record({"step": "home", "config": home.config, "id": home.id})
-        _show_objects(home, output)
-        _show_rows(home, output)
-        _show_race(home, output)
-        _show_reopened(home, output)
+        output.title("1. A home: a folder for objects and a SQLite file for the catalog")
+        output.record({"step": "home", "config": home.config})
         _show_log(home, output)
         _show_members(home, output)
-        _show_cost(home, output)
-        if keep:
-            output.say(f"\nThe home stays: tidelog --home {folder / 'home'} home")
-        output.say("\nYour own home is one command away: tidelog init")
-
-
-def _show_objects(home: Home, output: Output) -> None:
-    output.title("2. Objects are created once, and never overwritten")
-    for number in range(3):
-        home.store.put(f"demo/object-{number}", f"hello {number}".encode())
-    try:
-        home.store.put("demo/object-0", b"another")
-        refused = "nothing (this is a bug)"
-    except AlreadyExistsError as exc:
-        refused = str(exc)
-    listed = [info.key for info in home.store.list("demo/")]
-    output.record({"step": "objects", "listed": ", ".join(listed), "second create": refused})
-
-
-def _show_rows(home: Home, output: Output) -> None:
-    output.title("3. Rows change together, or not at all")
-    home.catalog.write(
-        "demo", Put("counter", b"0", ABSENT), Put("owner", b"you", ABSENT), write_id="demo-1"
-    )
-    try:
-        home.catalog.write(
-            "demo",
-            Put("counter", b"99"),
-            Put("owner", b"somebody else", expect="a version that never was"),
-            write_id="demo-2",
-        )
-        refused = "nothing (this is a bug)"
-    except ConflictError as exc:
-        refused = str(exc)
-    rows = {row.row: row.value.decode() for row in home.catalog.scan("demo")}
-    output.record({"step": "rows", "rows": rows, "refused write": refused})
-
-
-def _show_race(home: Home, output: Output) -> None:
-    output.title(f"4. {_WORKERS} workers race to count to {_WORKERS * _INCREMENTS}")
-    conflicts: list[int] = []
-    workers = [
-        threading.Thread(target=_count, args=(home, conflicts), daemon=True)
-        for _ in range(_WORKERS)
-    ]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    row = home.catalog.get("demo", "counter")
-    output.record(
-        {
-            "step": "race",
-            "lost races, tried again": sum(conflicts),
-            "the counter says": int(row.value) if row else None,
-        }
-    )
-
-
-def _count(home: Home, conflicts: list[int]) -> None:
-    ids = RandomIds()
-    done = lost = 0
-    while done < _INCREMENTS:
-        row = home.catalog.get("demo", "counter")
-        if row is None:
-            return
-        change = Put("counter", str(int(row.value) + 1).encode(), expect=row.version)
-        try:
-            home.catalog.write("demo", change, write_id=ids.new())
-            done += 1
-        except ConflictError:
-            lost += 1
-    conflicts.append(lost)
-
-
-def _show_reopened(home: Home, output: Output) -> None:
-    output.title("5. The config string is all that another process needs")
-    with open_home(home.config) as again:
-        row = again.catalog.get("demo", "counter")
-        output.record(
-            {
-                "step": "reopened",
-                "same home": again.id == home.id,
-                "counter": int(row.value) if row else None,
-                "object": again.store.get("demo/object-1").decode(),
-            }
-        )
+        archive = _show_archive(home, output, no_spark)
+        _show_query(home, output, archive)
+        if not clean:
+            _show_next(output, folder / "home", home, archive)
 
 
 def _show_log(home: Home, output: Output) -> None:
-    output.title(f"6. A log: {_EVENTS:,} events appended, durable, and read back in order")
+    output.title(f"2. {_EVENTS:,} orders of three days, appended to a topic of 4 partitions")
     home.create_topic("orders", partitions=4)
     clock = home.log.clock
-    events = [Event(b'{"order": %d}' % n, key=b"customer-%d" % (n % 50)) for n in range(_EVENTS)]
+    events = [
+        Event(
+            msgspec.json.encode({"order": n, "at": to_iso(_time_ms(n)), "cents": n % 10_000}),
+            key=b"customer-%d" % (n % 500),
+        )
+        for n in range(_EVENTS)
+    ]
     began_s = clock.monotonic_s()
     positions = home.append("orders", events)
     took_s = clock.monotonic_s() - began_s
-    counts = [sum(1 for _ in home.read("orders", partition)) for partition in range(4)]
     with home.producer("orders", name="importer") as producer:
-        first = producer.send(b"once", key=b"customer-7", sequence=1).result(30)
+        first = producer.send(events[0].value, key=b"customer-7", sequence=1).result(30)
     with home.producer("orders", name="importer") as producer:
-        again = producer.send(b"once", key=b"customer-7", sequence=1).result(30)
+        again = producer.send(events[0].value, key=b"customer-7", sequence=1).result(30)
     output.record(
         {
             "step": "log",
-            "events a second": round(len(positions) / took_s),
-            "read back, by partition": counts,
-            "sent twice under one name and sequence": f"{first} and {again}: stored once",
+            "durable events a second": round(len(positions) / took_s),
+            "one more, sent twice under one sequence": f"{first} and {again}: stored once",
         }
     )
 
 
+def _time_ms(number: int) -> int:
+    return _FIRST_MS + number * _HOURS * 3_600_000 // _EVENTS
+
+
 def _show_members(home: Home, output: Output) -> None:
-    output.title("7. Two members of one consumer share the partitions")
+    output.title("3. Two members of one consumer share the partitions")
     with home.consumer("orders", "billing") as one, home.consumer("orders", "billing") as two:
         handled = {"one": 0, "two": 0}
         while sum(handled.values()) <= _EVENTS:
@@ -184,18 +109,64 @@ def _show_members(home: Home, output: Output) -> None:
         )
 
 
-def _show_cost(home: Home, output: Output) -> None:
-    output.title("8. What the store was asked for")
-    output.records(
-        ("verb", "requests", "refused", "bytes", "ms"),
-        [
-            {
-                "verb": verb,
-                "requests": usage.requests,
-                "refused": usage.errors,
-                "bytes": usage.bytes,
-                "ms": round(usage.seconds * 1000, 1),
-            }
-            for verb, usage in sorted(home.meter.verbs.items())
-        ],
+def _show_archive(home: Home, output: Output, no_spark: bool) -> Archive:
+    engine = "this process" if no_spark else "Spark"
+    output.title(
+        f"4. An archive: {engine} lays the events down by date and hour, each of them once"
     )
+    making = Making(parser="iso8601:at", layout={"granularity": "hour"})
+    wanted = Archive(
+        name="hourly",
+        incarnation=home.log.ids.new(),
+        source="topic:orders",
+        kind="partition",
+        store=home.store.url,
+        root="archives/hourly",
+        created_ms=home.log.clock.now_ms(),
+        makings={1: making},
+    )
+    archive = create_archive(home, wanted)
+    clock = home.log.clock
+    began_s = clock.monotonic_s()
+    with Watch(output, "hourly") as watch:
+        workers = open_workers("demo", {"no_spark": no_spark, "master": "local[2]"})
+        how = Driving(stop=watch.stop, on_look=watch.look, on_cycle=watch.cycle)
+        events = Driver(home.log, open_pipeline(home, archive, workers), how).run()
+    output.record(
+        {
+            "step": "archive",
+            "events": events,
+            "files": sum(1 for _ in committed_files(home, archive)),
+            "seconds, with the start of the engine": round(clock.monotonic_s() - began_s, 1),
+        }
+    )
+    return archive
+
+
+def _show_query(home: Home, output: Output, archive: Archive) -> None:
+    output.title("5. Any engine reads the files: DuckDB over a plain listing of the folder")
+    found = duckdb.execute(
+        "SELECT dt, count(DISTINCT hr) AS hours, count(*) AS events "
+        "FROM read_parquet(?, hive_partitioning = true) GROUP BY dt ORDER BY dt",
+        [_files(home, archive)],
+    ).fetchall()
+    rows = [{"step": "query", "dt": str(dt), "hours": h, "events": n} for dt, h, n in found]
+    output.records(("dt", "hours", "events"), rows)
+    count = sum(n for _, _, n in found)
+    if count != _EVENTS + 1:
+        raise InternalError(f"demo: the archive holds {count} events, {_EVENTS + 1} were produced")
+    output.say(f"{count:,} events produced, {count:,} archived: the counts match.")
+
+
+def _show_next(output: Output, folder: Path, home: Home, archive: Archive) -> None:
+    output.title("All of it is still there. Look around:")
+    output.say(f"  export TIDELOG_HOME={folder}")
+    output.say("  tidelog topic show orders")
+    output.say("  tidelog consume orders --name me --max 3")
+    output.say("  tidelog archive status hourly")
+    output.say(f"  ls {_files(home, archive).partition('/**')[0]}")
+    output.say("Then make one of your own: tidelog init, and README.md")
+
+
+def _files(home: Home, archive: Archive) -> str:
+    return f"{home.store.url.removeprefix('file://')}/{archive.folder()}/**/*.parquet"

@@ -11,6 +11,7 @@ import os
 import pickle
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from pyspark.sql import SparkSession
 
@@ -21,17 +22,22 @@ from tidelog.pipeline.workers import run_task
 
 __all__ = ["SparkWorkers", "open_spark"]
 
+_LOGGING = Path(__file__).with_name("log4j2.properties")
+
 
 def open_spark(master: str, name: str) -> SparkSession:
     """A session for pipelines on any master; the one that is there already, if there is one."""
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # noqa: TID251 - Spark reads it there
+    environ = os.environ  # noqa: TID251 - Spark reads it there
+    environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    if master.startswith("local"):
+        environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.master(master).appName(f"tidelog {name}")
     settings = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.python.worker.reuse": "true",
         "spark.driver.bindAddress": "127.0.0.1" if master.startswith("local") else "0.0.0.0",  # noqa: S104
-        "spark.log.level": "ERROR",
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{_LOGGING}",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
         # A limit in bytes makes Spark measure each row, which takes longer than writing it.
