@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from tidelog.cli.interruption import Interruption
 from tidelog.cli.output import Output
+from tidelog.errors import InvalidError
 from tidelog.pipeline.base import Workers
 from tidelog.pipeline.cycle import CycleReport
 from tidelog.pipeline.workers import LocalWorkers
@@ -25,6 +26,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 _OPTIONS = (
     click.option(
         "--master", metavar="URL", default="local[*]", show_default=True, help="Spark master."
+    ),
+    click.option(
+        "--conf", "confs", multiple=True, metavar="K=V", help="A Spark setting; may be repeated."
     ),
     click.option("--no-spark", is_flag=True, help="Run in this process, without Spark."),
     click.option(
@@ -46,7 +50,13 @@ def open_workers(name: str, given: dict[str, Any]) -> Workers:
         return LocalWorkers(2)
     from tidelog.pipeline.spark import SparkWorkers, open_spark
 
-    return SparkWorkers(open_spark(given["master"], name))
+    conf: dict[str, str] = {}
+    for text in given.get("confs", ()):
+        key, found, value = text.partition("=")
+        if not found or not key.startswith("spark."):
+            raise InvalidError(f"--conf {text}: give spark.NAME=VALUE")
+        conf[key] = value
+    return SparkWorkers(open_spark(given["master"], name, conf))
 
 
 class Watch:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import pickle
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -25,7 +25,7 @@ __all__ = ["SparkWorkers", "open_spark"]
 _LOGGING = Path(__file__).with_name("log4j2.properties")
 
 
-def open_spark(master: str, name: str) -> SparkSession:
+def open_spark(master: str, name: str, conf: Mapping[str, str] | None = None) -> SparkSession:
     """A session for pipelines on any master; the one that is there already, if there is one."""
     environ = os.environ  # noqa: TID251 - Spark reads it there
     environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -36,14 +36,15 @@ def open_spark(master: str, name: str) -> SparkSession:
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.python.worker.reuse": "true",
-        "spark.driver.bindAddress": "127.0.0.1" if master.startswith("local") else "0.0.0.0",  # noqa: S104
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{_LOGGING}",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
         # A limit in bytes makes Spark measure each row, which takes longer than writing it.
         "spark.sql.execution.arrow.maxBytesPerBatch": "2147483647",
     }
-    for key, value in settings.items():
+    if master.startswith("local"):
+        settings |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+    for key, value in {**settings, **(conf or {})}.items():
         builder = builder.config(key, value)
     session: SparkSession = builder.getOrCreate()
     return session
