@@ -1,0 +1,70 @@
+"""Fields of JSON values that become an event's own."""
+
+from __future__ import annotations
+
+import pytest
+
+from tidelog.codec.events import EVENT_SCHEMA, table_of, with_position
+from tidelog.codec.fields import UNTAKEN_HEADER, FieldPaths, FieldTaker
+from tidelog.errors import InvalidError
+from tidelog.model.event import Event
+from tidelog.model.limits import ID_BYTES_MAX
+
+PATHS = FieldPaths("user.id", "id", "kind", "at")
+
+
+def taken(*events: Event, paths: FieldPaths = PATHS) -> list[dict[str, object]]:
+    table = table_of(list(events), 7)
+    batch = with_position(table.to_batches()[0], "t", 0, 0)
+    result = FieldTaker(paths).take(batch)
+    assert result.schema.equals(EVENT_SCHEMA)
+    return [
+        {**row, "timestamp": int(row["timestamp"].timestamp() * 1000)} for row in result.to_pylist()
+    ]
+
+
+def test_all_four_are_taken_and_the_value_stays() -> None:
+    value = b'{"user": {"id": 7}, "id": "a-1", "kind": "made", "at": "2026-11-15T10:00:00Z"}'
+    (row,) = taken(Event(value, b"old", "old", 3, "old"))
+    assert (row["key"], row["id"], row["type"]) == (b"7", "a-1", "made")
+    assert row["timestamp"] == 1_794_736_800_000
+    assert row["value"] == value
+    assert row["headers"] is None
+
+
+@pytest.mark.parametrize("at", ["1794736800", "1794736800000", "1794736800000000"])
+def test_epochs_by_their_size(at: str) -> None:
+    (row,) = taken(Event(b'{"at": %s}' % at.encode()), paths=FieldPaths(time="at"))
+    assert row["timestamp"] == 1_794_736_800_000
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (b"rubbish", b"not JSON"),
+        (b"\xff", b"not UTF-8"),
+        (None, b"null value"),
+        (b'{"id": null}', b"missing or null"),
+        (b'{"id": ""}', b"empty"),
+        (b'{"id": "%s"}' % (b"x" * (ID_BYTES_MAX + 1)), b"too long"),
+        (b"[]", b"missing or null"),
+    ],
+)
+def test_what_cannot_be_taken_leaves_the_event_and_says_why(
+    value: bytes | None, reason: bytes
+) -> None:
+    good = Event(b'{"id": "b"}')
+    kept = Event(value, b"k", "old", 5, "t", (("h", b"1"),))
+    one, two = taken(kept, good, paths=FieldPaths(id="id"))
+    assert (one["key"], one["id"], one["timestamp"], one["type"]) == (b"k", "old", 5, "t")
+    first, second = one["headers"]  # type: ignore[misc]
+    assert first == {"name": "h", "value": b"1"}
+    assert second["name"] == UNTAKEN_HEADER
+    assert reason in second["value"]
+    assert (two["id"], two["headers"]) == ("b", None)
+
+
+def test_no_paths_and_a_bad_path() -> None:
+    assert FieldPaths().given() is False
+    with pytest.raises(InvalidError, match="name is empty"):
+        FieldTaker(FieldPaths(key="a..b"))
