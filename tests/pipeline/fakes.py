@@ -33,12 +33,15 @@ class ListSource:
         }
         self.ends = dict.fromkeys(self.events, count)
         self.firsts = dict.fromkeys(self.events, 0)
+        self.incarnation = ""
 
     def partitions(self) -> list[SourcePartition]:
         return sorted(self.events)
 
     def bounds(self, partitions: Sequence[SourcePartition]) -> dict[SourcePartition, Bounds]:
-        return {p: Bounds(str(self.firsts[p]), str(self.ends[p])) for p in partitions}
+        return {
+            p: Bounds(str(self.firsts[p]), str(self.ends[p]), self.incarnation) for p in partitions
+        }
 
     def read(self, range: Range) -> Iterator[Chunk]:
         start, limit = int(range.start), int(range.limit)

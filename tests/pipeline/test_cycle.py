@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections import Counter
 
@@ -10,9 +11,12 @@ import pytest
 from tests.pipeline.fakes import LinesSink, ListSource, listed
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.errors import CorruptError, FencedError, TidelogError, UnavailableError
+from tidelog.log.archives import read_partitions, read_progress
 from tidelog.log.base import Log
 from tidelog.model import layout
 from tidelog.model.backoff import Backoff
+from tidelog.model.pipeline import Intent, Progress
+from tidelog.model.run import decode_row
 from tidelog.pipeline.base import Pipeline
 from tidelog.pipeline.cycle import Cycle, CycleReport, LostError
 from tidelog.pipeline.workers import LocalWorkers
@@ -68,10 +72,10 @@ class Archive:
         report = CycleReport()
         for _ in range(60):
             partitions = self.source.partitions()
+            bounds = self.source.bounds(partitions)
             for partition in partitions:
                 if not cycle.adopted(partition):
-                    cycle.adopt(partition, lambda: "0")
-            bounds = self.source.bounds(partitions)
+                    cycle.adopt(partition, lambda: "0", bounds[partition].incarnation)
             limits = {
                 p: str(
                     min(
@@ -97,6 +101,15 @@ class Archive:
         for partition in self.source.partitions():
             where = layout.pipeline_partition("inc", partition.text)
             assert self.rows.get(where, "intent") is None
+        self.check_listed()
+        assert read_partitions(self.log(), "inc") == [p.text for p in self.source.partitions()]
+
+    def check_listed(self) -> None:
+        """No source partition has a head and is not listed: it could be forgotten."""
+        listed = read_partitions(self.log(), "inc")
+        for partition in self.source.partitions():
+            where = layout.pipeline_partition("inc", partition.text)
+            assert self.rows.get(where, "head") is None or partition.text in listed
 
 
 def test_everything_is_archived_once_and_staging_is_empty() -> None:
@@ -118,6 +131,7 @@ def test_a_driver_that_dies_after_any_call_is_finished_by_the_next(call: int) ->
     except Crash:
         died = True
     assert died or faults.calls < call
+    archive.check_listed()
     archive.drive(archive.log())
     archive.check()
 
@@ -142,12 +156,13 @@ def test_two_drivers_at_once_in_a_bad_world(block: int) -> None:
 
         scheduler.spawn("one", drive)
         scheduler.spawn("two", drive)
-        scheduler.run(after_step=lambda archive=archive: _no_doubles(archive))  # type: ignore[misc]
+        scheduler.run(after_step=lambda archive=archive: _holds(archive))  # type: ignore[misc]
         archive.drive(archive.log())
         archive.check()
 
 
-def _no_doubles(archive: Archive) -> None:
+def _holds(archive: Archive) -> None:
+    archive.check_listed()
     doubled = [value for value, count in Counter(listed(archive.objects)).items() if count > 1]
     assert not doubled, f"archived twice: {doubled}"
 
@@ -188,6 +203,86 @@ def test_a_source_that_was_made_anew_stops_loudly() -> None:
     archive.source.ends[partition] = 5
     report = archive.drive(archive.log())
     assert "made anew" in str(report.errors[partition])
+
+
+def head_of(archive: Archive, number: int = 0) -> Progress:
+    head = read_progress(archive.log(), "inc", f"t/{number}")
+    assert head is not None
+    return head
+
+
+def test_a_source_that_was_made_anew_and_outgrew_the_old_one_stops_loudly() -> None:
+    archive = Archive(ListSource(1, 40))
+    archive.source.incarnation = "first"
+    archive.drive(archive.log())
+    assert (head_of(archive).position, head_of(archive).incarnation) == ("40", "first")
+    archive.source.ends = dict.fromkeys(archive.source.ends, 90)
+    archive.source.incarnation = "second"
+    for accept_loss in (False, True):  # what was lost cannot even be told
+        report = archive.drive(archive.log(), accept_loss=accept_loss)
+        error = report.errors[SourcePartition("t", "0")]
+        assert isinstance(error, LostError)
+        assert "was made anew: it is second" in str(error)
+    assert (head_of(archive).position, head_of(archive).incarnation) == ("40", "first")
+    archive.check()
+
+
+def test_a_range_that_was_begun_is_not_read_from_what_was_made_anew() -> None:
+    archive = Archive(ListSource(1, 20))
+    archive.source.incarnation = "first"
+    faults = Faults(crash_after_call=6)  # head, list, head, intent, and both again
+    with pytest.raises(Crash):
+        archive.drive(archive.log(faults))
+    where = layout.pipeline_partition("inc", "t/0")
+    intent = archive.rows.get(where, "intent")
+    assert intent is not None
+    assert not decode_row(intent.value, Intent, "").manifest
+    archive.source.incarnation = "second"
+    report = archive.drive(archive.log())
+    assert isinstance(report.errors[SourcePartition("t", "0")], LostError)
+    assert list(archive.objects.list("archives/")) == []
+    archive.source.incarnation = "first"
+    archive.drive(archive.log())
+    archive.check()
+
+
+def test_contents_that_are_decided_are_published_whatever_the_source_has_become() -> None:
+    archive = Archive(ListSource(1, 9))
+    archive.source.incarnation = "first"
+    for call in range(1, 60):
+        with contextlib.suppress(Crash):
+            archive.drive(archive.log(Faults(crash_after_call=call)))
+        intent = archive.rows.get(layout.pipeline_partition("inc", "t/0"), "intent")
+        if intent is not None and decode_row(intent.value, Intent, "").manifest:
+            break
+    archive.source.incarnation = "second"
+    report = archive.drive(archive.log())
+    assert head_of(archive).position == "9"
+    assert isinstance(report.errors.get(SourcePartition("t", "0")), LostError | None)
+    archive.check()
+
+
+def test_an_incarnation_is_learnt_when_the_source_begins_to_tell_it() -> None:
+    archive = Archive(ListSource(1, 20))
+    archive.drive(archive.log())
+    assert head_of(archive).incarnation == ""
+    archive.source.incarnation = "first"
+    archive.drive(archive.log())
+    assert head_of(archive).incarnation == "first"
+    archive.source.incarnation = ""  # brokers that no longer tell are no reason to stop
+    archive.drive(archive.log())
+    assert head_of(archive).incarnation == "first"
+    archive.check()
+
+
+def test_a_partition_is_listed_once_and_under_its_whole_name() -> None:
+    archive = Archive()
+    log = archive.log()
+    long = SourcePartition("t" * 2_000, "0")
+    for _ in range(2):
+        archive.cycle(log).adopt(long, lambda: "0")
+    assert read_partitions(log, "inc") == [long.text]
+    assert SourcePartition.named(long.text) == long
 
 
 def test_an_error_of_one_partition_does_not_stop_the_others() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pickle
+import random
 import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -20,12 +22,22 @@ from confluent_kafka.admin import (
     NewTopic,
 )
 
+from tests.opening import a_store
 from tests.servers import kafka
 from tests.servers.base import free_port
 from tests.servers.kafka import Kafka
+from tidelog.catalog.memory import MemoryCatalog
+from tidelog.clock import RandomIds, SystemClock
 from tidelog.codec.events import EVENT_SCHEMA
 from tidelog.errors import InvalidError, NotFoundError, UnavailableError
+from tidelog.log.archives import read_progress
+from tidelog.log.base import Log
 from tidelog.model.address import parse_address
+from tidelog.pipeline.base import Pipeline
+from tidelog.pipeline.cycle import LostError
+from tidelog.pipeline.driver import Driver, Driving
+from tidelog.pipeline.workers import LocalWorkers
+from tidelog.sinks.files import FilesSettings, FilesSink
 from tidelog.sources import Bounds, Chunk, Range, SourcePartition, open_source
 from tidelog.sources.kafka import KafkaSource
 from tidelog.sources.kafka_client import Watch, open_consumer, place_of
@@ -192,7 +204,8 @@ def test_an_empty_topic(broker: Broker) -> None:
     source = broker.source(broker.topic(3))
     partitions = source.partitions()
     assert [each.name for each in partitions] == ["0", "1", "2"]
-    assert set(source.bounds(partitions).values()) == {Bounds("0", "0")}
+    (found,) = set(source.bounds(partitions).values())
+    assert found == Bounds("0", "0", found.incarnation)
     assert source.bounds([]) == {}
     assert read(source, 0, 0) == []
 
@@ -396,6 +409,37 @@ def test_a_topic_that_was_made_anew_is_told(broker: Broker) -> None:
         with pytest.raises(NotFoundError, match=f"ends at offset {len(sent)}") as caught:
             read(source, 5, 10)
         assert caught.value.context == {"lost_from": len(sent), "first": 0, "end": len(sent)}
+
+
+def test_a_topic_that_was_made_anew_and_outgrew_the_old_one_is_told(
+    broker: Broker, tmp_path: Path
+) -> None:
+    topic = broker.topic(2)
+    broker.send(topic, [b"%d" % n for n in range(10)], partition=0)
+    source, partition = broker.source(topic), SourcePartition(topic, "0")
+    first = source.bounds(source.partitions())
+    assert len({each.incarnation for each in first.values()}) == 1
+    assert first[partition].incarnation
+    done(broker.admin.create_partitions([NewPartitions(topic, 3)]))
+    until(lambda: len(source.partitions()) == 3)  # the same topic, only wider
+    assert source.bounds([partition])[partition] == first[partition]
+    log = Log(
+        a_store(str(tmp_path / "o")), MemoryCatalog(), SystemClock(), RandomIds(), random.Random(1)
+    )
+    sink = FilesSink(FilesSettings(str(tmp_path / "o"), "archives/a", "dead/a"))
+    pipeline = Pipeline("a", "inc", source, sink, LocalWorkers())
+    assert Driver(log, pipeline, Driving()).run() == 10
+    broker.delete(topic)
+    broker.topic(2, name=topic)
+    broker.send(topic, [b"new %d" % n for n in range(25)], partition=0)
+    until(lambda: source.bounds([partition])[partition].end == "25")
+    assert source.bounds([partition])[partition].incarnation != first[partition].incarnation
+    for accept_loss in (False, True):
+        with pytest.raises(LostError, match="was made anew"):
+            Driver(log, pipeline, Driving(accept_loss=accept_loss)).run()
+    head = read_progress(log, "inc", partition.text)
+    assert head is not None
+    assert (head.position, head.incarnation) == ("10", first[partition].incarnation)
 
 
 def test_large_messages_stay_within_bounds(broker: Broker) -> None:

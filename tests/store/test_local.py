@@ -13,7 +13,7 @@ import pytest
 
 from tests.opening import a_store
 from tidelog.clock import RandomIds, SystemClock, system_random
-from tidelog.errors import InvalidError, UnavailableError
+from tidelog.errors import InvalidError, NotFoundError, UnavailableError
 from tidelog.store.local import LocalStore
 
 KILLS = 200
@@ -101,6 +101,13 @@ def test_a_key_below_an_object_is_refused(store: LocalStore) -> None:
     store.put("a", b"x")
     with pytest.raises(InvalidError, match="itself an object"):
         store.put("a/b", b"x")
+
+
+def test_a_folder_is_no_object(store: LocalStore) -> None:
+    store.put("a/b", b"")
+    for call in (store.get, store.head, lambda key: store.presign(key, 1)):
+        with pytest.raises(NotFoundError):
+            call("a")
 
 
 def test_leftovers_of_dead_puts_are_removed_when_they_are_old(

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from tidelog.catalog.base import Catalog
 from tidelog.clock import Clock, Ids
 from tidelog.errors import InvalidError
 from tidelog.log.process import NoProcesses, Processes
+from tidelog.log.spans import NoSpans, Spans
 from tidelog.log.wakeups import Wakeups
 from tidelog.model import limits
 from tidelog.model.backoff import Backoff
 from tidelog.store.base import Store
 
-__all__ = ["Log", "LogSettings"]
+__all__ = ["Log", "LogSettings", "OpenLog"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,4 +60,8 @@ class Log:
     backoff: Backoff = field(default_factory=Backoff)
     wakeups: Wakeups = field(default_factory=Wakeups)
     processes: Processes = field(default_factory=NoProcesses)
+    spans: Spans = field(default_factory=NoSpans)
     commits_at_once: int = 1  # partitions of one flush; more where a commit is a round trip
+
+
+OpenLog = Callable[[], AbstractContextManager[Log]]  # in the process that calls it

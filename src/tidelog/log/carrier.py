@@ -89,14 +89,23 @@ class Carrier:
             raise flush.error
 
     def _run(self, flush: Flush) -> None:
-        """One flush, in a thread of the pool: prepare, wait for its turn, commit."""
+        """One flush, in a thread of the pool."""
+        with self._log.spans.span(
+            "tidelog.append", flush.links, topic=self._topic.name, events=len(flush)
+        ):
+            self._carry(flush)
+
+    def _carry(self, flush: Flush) -> None:
+        """Prepare, wait for its turn, commit."""
+        spans = self._log.spans
         error: BaseException | None = None
         parts: list[Part] = []
         stored: Stored | None = None
         try:
             parts = flush.parts(self.next_keyless(), self._named)
             segment = encode_segment([(part.partition, part.table) for part in parts])
-            stored = self._appender.upload(segment)
+            with spans.span("tidelog.upload", bytes=len(segment.data)):
+                stored = self._appender.upload(segment)
         except BaseException as exc:  # noqa: BLE001 - told to those who wait
             error = exc
         with self.state:
@@ -104,7 +113,8 @@ class Carrier:
             behind = self._cause if self._is_behind(flush) else None
         try:
             if error is None and behind is None and stored is not None:
-                self._commit(flush, parts, stored)
+                with spans.span("tidelog.commit", partitions=len(parts)):
+                    self._commit(flush, parts, stored)
         except BaseException as exc:  # noqa: BLE001 - told to those who wait
             error = exc
         self._finish(flush, error, behind)

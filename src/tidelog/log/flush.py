@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -44,7 +44,9 @@ class Flush:
         self.expected_offset: int | None = None
         self.error: BaseException | None = None
         self.told = False  # whether somebody was given the error
+        self.links: list[object] = []  # to the spans of the requests that it carries
         self._done = threading.Event()
+        self._calls: list[Callable[[], None]] = []
         self._bases: list[tuple[npt.NDArray[np.int64], int]] = []  # rows and their first offset
         self._positions: Positions | None = None
 
@@ -84,6 +86,16 @@ class Flush:
         self.pending = Pending()
         self.table = None  # the bytes are stored, or are the caller's again
         self._done.set()
+        self._call_back()
+
+    def on_done(self, call: Callable[[], None]) -> None:
+        """Call this once when it has ended, in the thread that ends it; or now, if it has.
+
+        It must return at once and raise nothing, since other flushes wait behind it.
+        """
+        self._calls.append(call)
+        if self._done.is_set():
+            self._call_back()
 
     def done(self) -> bool:
         """Whether it has ended, well or not."""
@@ -119,22 +131,31 @@ class Flush:
         offsets = self.positions().offsets
         return index < len(offsets) and bool(offsets[index] >= 0)
 
+    def _call_back(self) -> None:
+        """Two threads may come here at once: what one has taken, the other does not find."""
+        while self._calls:
+            try:
+                call = self._calls.pop()
+            except IndexError:
+                return
+            call()
+
 
 class SendFuture(msgspec.Struct, frozen=True, eq=False, gc=False):
     """A light handle on one event of a flush."""
 
-    _flush: Flush
-    _index: int
+    flush: Flush
+    index: int  # of the event in it
 
     def result(self, timeout_s: float | None = None) -> Position:
         """The event's position, once it is durable; raises why it is not."""
         try:
-            self._flush.wait(timeout_s)
+            self.flush.wait(timeout_s)
         except TidelogError:
-            if not self._flush.done() or not self._flush.is_stored(self._index):
+            if not self.flush.done() or not self.flush.is_stored(self.index):
                 raise
-        return self._flush.positions()[self._index]
+        return self.flush.positions()[self.index]
 
     def done(self) -> bool:
         """Whether :meth:`result` would return at once."""
-        return self._flush.done()
+        return self.flush.done()

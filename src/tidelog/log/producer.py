@@ -89,6 +89,11 @@ class Producer:
         """The highest sequence of a named producer so far, over restarts; -1 for none."""
         return self._sequence
 
+    @property
+    def room(self) -> int:
+        """How many bytes can be sent now without waiting for earlier ones; a close guess."""
+        return self._log.settings.buffer_bytes - self._carrier.held_bytes - self._open.size
+
     def is_stored(self, sequence: int, key: bytes | None = None) -> bool:
         """Whether an earlier process has stored this sequence under this producer's name."""
         before = self._before.get(self._place(key, sequence)[0])

@@ -3,7 +3,8 @@
 A target makes one try and tells how it ended (see ``notify.Target``): ``InvalidError`` where
 repeating will not mend it, ``UnavailableError`` where it may. Who sends decides when to try again.
 Other packages may add a target by the entry point group ``tidelog.targets``; its callable takes an
-address and the environment.
+address and the environment. A target sends whatever struct it is given, as JSON: archives tell of
+their folders by the same targets.
 
 - ``https://host/path``: a POST of ``{"topic": …, "partition": …, "offset": …}``. Any 2xx is
   success; 408, 425, 429 and 5xx may pass; redirects are not followed, and proxies not used.
@@ -26,7 +27,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from tidelog.errors import InvalidError, TidelogError, UnavailableError
-from tidelog.log.notify import Notification, Target
+from tidelog.log.notify import Target
 from tidelog.model.address import Address, nearest, parse_address
 
 __all__ = ["TARGET_SCHEMES", "SnsTarget", "WebhookTarget", "check_target", "open_target"]
@@ -73,7 +74,7 @@ class WebhookTarget:
         self._timeout_s = timeout_s
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects())
 
-    def send(self, notification: Notification) -> None:
+    def send(self, notification: msgspec.Struct) -> None:
         request = urllib.request.Request(  # noqa: S310 - the scheme was checked
             self._url,
             data=msgspec.json.encode(notification),
@@ -118,7 +119,7 @@ class SnsTarget:
         if importlib.util.find_spec("boto3") is None:
             raise InvalidError("sns target is not installed: pip install 'tidelog[aws]'")
 
-    def send(self, notification: Notification) -> None:
+    def send(self, notification: msgspec.Struct) -> None:
         from botocore import exceptions as sdk  # noqa: PLC0415 - an extra, and slow to load
 
         message = msgspec.json.encode(notification).decode()

@@ -12,7 +12,7 @@ State = Literal["open", "marking", "final", "reopening", "reopened"]
 
 
 class Counted(msgspec.Struct, frozen=True):
-    """Up to where the files of a source partition are in the folders' rows."""
+    """Up to where the files of a source partition, or of its replays, are in folders' rows."""
 
     ordinal: int = 0  # of the first range that is not in them as a whole
     folders: int = 0  # of that range's folders, in their order, those that are

@@ -20,6 +20,8 @@ __all__ = [
     "HOME_PARTITION",
     "HOME_ROW",
     "OBJECTS",
+    "PLAYBACK_PIN",
+    "PLAYBACK_STATE",
     "REGISTRY",
     "REGISTRY_CHANGES",
     "ROWS",
@@ -40,7 +42,9 @@ __all__ = [
     "notify_partition",
     "partition_row",
     "pipeline_partition",
+    "pipeline_row",
     "pipeline_shards",
+    "playback_partition",
     "probe",
     "producer_row",
     "run_row",
@@ -53,6 +57,7 @@ __all__ = [
     "sink_row",
     "sink_staged",
     "sinks",
+    "slot_place",
     "slot_row",
     "slot_rows",
     "staged_epoch",
@@ -60,6 +65,7 @@ __all__ = [
     "staging_of",
     "still_dead",
     "success",
+    "token_row",
     "topic_partition",
     "topic_row",
     "unsettled_row",
@@ -127,6 +133,8 @@ ROWS = (
     Kind("registry · topic/<name>", "incarnation, settings, segment generation, state"),
     Kind("registry · consumer/<t>/<name>", "that this consumer exists"),
     Kind("registry · archive/<name>", "incarnation, source, folder, settings, generation, state"),
+    Kind("registry · token/<id>", "a token of the server: hash of its secret, scopes, label"),
+    Kind("registry · pipeline/<name>", "incarnation, source, sink and its incarnation, state"),
     Kind("topic/<t>/<p> · head", "next and start offset, segment floor, closed or not"),
     Kind("topic/<t>/<p> · run/<base>", "a run: object, byte range, checksum, times"),
     Kind("topic/<t>/<p> · slot/<level>/<start>/<base>/<write id>", "time index: the run's end"),
@@ -139,7 +147,10 @@ ROWS = (
     Kind("notify/<t>/<p> · state", "the debounce waiter, and the offset notified so far"),
     Kind("pipeline/<name> · shard/<m>", "the shard's driver, its epoch and heartbeat"),
     Kind("pipeline/<name> · flush", "changes when somebody asks for a flush"),
-    Kind("pipeline/<name> · counted/<source partition>", "up to where its files are in folder rows"),
+    Kind(
+        "pipeline/<name> · counted/<kind>/<source partition>",
+        "how far folder rows have its files",
+    ),
     Kind("pipeline/<name> · folder/<end>/<folder>", "a date folder: files, events, final or not"),
     Kind("pipeline/<name> · unsettled/<end>/<folder>", "that its marker is being put or removed"),
     Kind("pipeline/<name> · partition/<source partition>", "that the pipeline has a head for it"),
@@ -149,6 +160,8 @@ ROWS = (
     ),
     Kind("pipeline/<name>/<source partition> · intent", "a range under way; then its manifest"),
     Kind("pipeline/<name>/<source partition> · commit/<ordinal>/<start>", "a range that is done"),
+    Kind("playback/<name> · pin", "topic, range, ends and sink, as they were when it began"),
+    Kind("playback/<name> · state", "its driver, epoch and cursor; the lot under way"),
 )
 
 HOME_OBJECT = "home.json"
@@ -157,6 +170,8 @@ HOME_ROW = "identity"
 REGISTRY = "registry"
 REGISTRY_CHANGES = "changes"
 FLUSH_ROW = "flush"
+PLAYBACK_PIN = "pin"
+PLAYBACK_STATE = "state"
 TOPIC_ROW_KINDS = ("head", "producer", "run", "sink", "slot")  # what a sweep must understand
 
 
@@ -227,6 +242,11 @@ def slot_rows(level: int, first_ms: int, last_ms: int) -> tuple[str, str]:
     return f"slot/{level:02}/{first_ms:015}/", f"slot/{level:02}/{last_ms:015}0"
 
 
+def slot_place(row: str) -> tuple[int, int]:
+    """The slot's start and the run's base, of a slot row."""
+    return int(row[8:23]), int(row[24:44])
+
+
 def producer_row(name: str) -> str:
     return f"producer/{_short(name)}"
 
@@ -257,6 +277,14 @@ def archive_row(name: str) -> str:
     return f"archive/{name}"
 
 
+def token_row(token_id: str) -> str:
+    return f"token/{token_id}"
+
+
+def pipeline_row(name: str) -> str:
+    return f"pipeline/{name}"
+
+
 def pipeline_shards(incarnation: str) -> str:
     """The catalog partition of a pipeline's shards."""
     return f"pipeline/{incarnation}"
@@ -271,9 +299,9 @@ def partition_row(source_partition: str) -> str:
     return f"partition/{_short(source_partition)}"
 
 
-def counted_row(source_partition: str) -> str:
+def counted_row(kind: str, source_partition: str) -> str:
     """In the catalog partition of the pipeline's shards, as are the rows of its folders."""
-    return f"counted/{_short(source_partition)}"
+    return f"counted/{kind}/{_short(source_partition)}"
 
 
 def folder_row(end_ms: int, folder: str) -> str:
@@ -298,6 +326,11 @@ def success(folder: str) -> str:
 def pipeline_partition(incarnation: str, source_partition: str) -> str:
     """The catalog partition that holds a pipeline's rows for one source partition."""
     return f"pipeline/{incarnation}/{_short(source_partition)}"
+
+
+def playback_partition(name: str) -> str:
+    """The catalog partition that holds a named playback's rows, which stay for good."""
+    return f"playback/{name}"
 
 
 def commit_row(ordinal: int, start: str) -> str:

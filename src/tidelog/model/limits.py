@@ -20,6 +20,8 @@ __all__ = [
     "OBJECT_BYTES_MAX",
     "PARTITIONS_MAX",
     "PARTITION_BYTES_MAX",
+    "PIPELINE_NAME_MAX",
+    "PLAYBACK_NAME_MAX",
     "PRESIGN_SECONDS_MAX",
     "PRODUCER_NAME_MAX",
     "PRODUCER_RECENT",
@@ -66,3 +68,5 @@ PRODUCER_RECENT = 8  # batches whose offsets a producer's row keeps
 PRODUCER_ROW_BYTES = 150_000  # of those batches in the row, where sequences have gaps
 COMMIT_ATTEMPTS = 200  # of one commit against other writers; each waits 0.2 s at most
 CONSUMER_NAME_MAX = 200  # characters
+PIPELINE_NAME_MAX = 250  # characters; it may hold an archive's name
+PLAYBACK_NAME_MAX = 150  # characters; a producer's name holds it

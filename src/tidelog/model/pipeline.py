@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from typing import Literal
+
 import msgspec
 
-from tidelog.errors import CorruptError
+from tidelog.errors import CorruptError, InvalidError
+from tidelog.model import limits
 from tidelog.model.run import Piece
 
 __all__ = [
@@ -13,10 +17,27 @@ __all__ = [
     "Gap",
     "Intent",
     "Manifest",
+    "NamedPipeline",
     "Progress",
     "Totals",
+    "check_pipeline_name",
     "read_manifest",
 ]
+
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+
+
+class NamedPipeline(msgspec.Struct, frozen=True):
+    """A pipeline that the registry knows by a name of its own; an archive's are the archive's."""
+
+    name: str
+    incarnation: str  # names its rows, manifests and staged files
+    source: str  # URL
+    sink: str  # URL
+    target: str  # incarnation of what the sink writes to
+    created_ms: int
+    state: Literal["ready", "deleting"] = "ready"
 
 
 class Totals(msgspec.Struct, frozen=True):
@@ -131,3 +152,12 @@ def read_manifest(data: bytes, key: str) -> Manifest:
         return msgspec.json.decode(data, type=Manifest)
     except msgspec.MsgspecError as exc:
         raise CorruptError(f"manifest `{key}`: {exc}: keep it, and restore it from a copy") from exc
+
+
+def check_pipeline_name(name: str) -> None:
+    """Refuse a name that could not stand in a row or on a command line."""
+    if not _NAME.fullmatch(name) or len(name) > limits.PIPELINE_NAME_MAX:
+        raise InvalidError(
+            f"pipeline name `{name[:80]}`: give 1 to {limits.PIPELINE_NAME_MAX} letters, digits, "
+            "`.`, `_` or `-`, beginning with a letter, a digit or `_`"
+        )

@@ -19,28 +19,17 @@ stay for good: they are what keeps such a driver from starting anew.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable
-
 import msgspec
 
-from tidelog.catalog.base import Delete, Put
-from tidelog.errors import ConflictError, InvalidError, UnavailableError, UnknownOutcomeError
+from tidelog.errors import InvalidError
 from tidelog.home import Home
 from tidelog.log.archives import change_archive, read_partitions, read_progress
-from tidelog.model import layout
 from tidelog.model.archive import Archive, Making
-from tidelog.model.pipeline import Progress
-from tidelog.model.run import decode_row, encode_row
 from tidelog.pipeline.archive import find_archive, open_sink
 from tidelog.pipeline.places import source_at, store_at
-from tidelog.store.base import Store
+from tidelog.pipeline.removal import close_heads, delete_below, remove_work
 
 __all__ = ["begin_backfill", "drop_generation", "promote", "remove_retired", "remove_strays"]
-
-_DELETES_AT_ONCE = 1_000  # objects, in one request
-_ROWS_AT_ONCE = 25
-_ATTEMPTS = 50  # of a write that others keep changing
 
 
 def begin_backfill(home: Home, name: str, making: Making) -> tuple[Archive, int]:
@@ -111,7 +100,7 @@ def remove_strays(home: Home, archive: Archive) -> None:
     files = store_at(home, archive.store)
     for generation in range(1, archive.newest):
         if generation not in archive.makings:
-            _delete(files, f"{archive.folder(generation)}/")
+            delete_below(files, f"{archive.folder(generation)}/")
 
 
 def _retired(archive: Archive) -> list[int]:
@@ -149,16 +138,11 @@ def _check_as_far(home: Home, archive: Archive, building: int) -> None:
 def _remove(home: Home, archive: Archive, generation: int) -> Archive:
     """Steps 3 and 4 for one generation."""
     pipeline = archive.pipeline(generation)
-    partitions = read_partitions(home.log, pipeline)
-    for partition in partitions:
-        _close(home, pipeline, partition)
+    close_heads(home.log, pipeline)
     files = store_at(home, archive.store)
-    _delete(files, f"{archive.folder(generation)}/")
-    _delete(files, layout.staging_of(pipeline))
-    _delete(files, f"{archive.dead}/", lambda key: _is_of(key, generation))
-    _delete(home.store, layout.manifests(pipeline))
-    for partition in partitions:
-        _remove_rows(home, layout.pipeline_partition(pipeline, partition), ("commit", "intent"))
+    delete_below(files, f"{archive.folder(generation)}/")
+    delete_below(files, f"{archive.dead}/", lambda key: _is_of(key, generation))
+    remove_work(home.log, pipeline, files)
 
     def edit(found: Archive) -> Archive:
         makings = {number: each for number, each in found.makings.items() if number != generation}
@@ -167,44 +151,6 @@ def _remove(home: Home, archive: Archive, generation: int) -> Archive:
     return change_archive(home.log, archive.name, edit)
 
 
-def _close(home: Home, pipeline: str, partition: str) -> None:
-    """Step 3: whatever driver has it fails at its next write."""
-    where = layout.pipeline_partition(pipeline, partition)
-    for _ in range(_ATTEMPTS):
-        row = home.log.catalog.get(where, "head")
-        if row is None:
-            return
-        head = decode_row(row.value, Progress, f"head of `{partition}`")
-        if head.closed:
-            return
-        closed = Put("head", encode_row(msgspec.structs.replace(head, closed=True)), row.version)
-        with contextlib.suppress(ConflictError, UnknownOutcomeError):
-            home.log.catalog.write(where, closed, write_id=home.log.ids.new())
-    raise UnavailableError(f"head of `{partition}`: others keep changing it: try again")
-
-
-def _delete(store: Store, prefix: str, wanted: Callable[[str], bool] = lambda _: True) -> None:
-    keys: list[str] = []
-    for info in store.list(prefix):
-        if wanted(info.key):
-            keys.append(info.key)
-        if len(keys) >= _DELETES_AT_ONCE:
-            store.delete(keys)
-            keys = []
-    if keys:
-        store.delete(keys)
-
-
 def _is_of(key: str, generation: int) -> bool:
     """Whether a file's name says that it is of a generation."""
     return key.rpartition("/")[2].startswith(f"{generation}_")
-
-
-def _remove_rows(home: Home, where: str, kinds: Iterable[str]) -> None:
-    catalog = home.log.catalog
-    for kind in kinds:
-        rows = [row.row for row in catalog.scan(where, kind, f"{kind}0")]
-        for first in range(0, len(rows), _ROWS_AT_ONCE):
-            deletes = [Delete(row) for row in rows[first : first + _ROWS_AT_ONCE]]
-            with contextlib.suppress(UnknownOutcomeError):  # removed again by the next promote
-                catalog.write(where, *deletes, write_id=home.log.ids.new())

@@ -1,4 +1,4 @@
-"""Where pipelines read and write: sources and stores by their URLs, as a home sees them."""
+"""Where pipelines read and write: sources, sinks and stores by their URLs, as a home sees them."""
 
 from __future__ import annotations
 
@@ -7,18 +7,25 @@ from collections.abc import Iterator
 
 from tidelog.home import Home, open_home
 from tidelog.log.base import Log
+from tidelog.sinks import open_sink
+from tidelog.sinks.base import TargetSink
 from tidelog.sources import open_source
 from tidelog.sources.base import Source
 from tidelog.store import open_store
 from tidelog.store.base import Store
 from tidelog.store.retry import RetryingStore
 
-__all__ = ["source_at", "store_at"]
+__all__ = ["sink_at", "source_at", "store_at"]
 
 
 def source_at(home: Home, url: str) -> Source:
     """What a URL names, to be read by position; ``topic:NAME`` is a topic of this home."""
     return open_source(url, environ=home.world.environ, open_log=_LogOf(home.config, home.log))
+
+
+def sink_at(home: Home, url: str) -> TargetSink:
+    """What a URL names, to be written to; events are staged in this home's store."""
+    return open_sink(url, environ=home.world.environ, open_log=_LogOf(home.config, home.log))
 
 
 def store_at(home: Home, url: str) -> Store:

@@ -14,7 +14,6 @@ alone, and no two files of an archive can have one name.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import IO
@@ -30,7 +29,7 @@ from tidelog.codec.formats import FileWriter, Format, FormatSettings, open_forma
 from tidelog.codec.formats.base import MISFIT_SCHEMA
 from tidelog.codec.parsers import LayoutSettings, Parser, open_parser
 from tidelog.errors import InternalError, InvalidError
-from tidelog.model.pipeline import FileEntry
+from tidelog.model.pipeline import FileEntry, Manifest
 from tidelog.sinks.base import RangeWriter, Sink, Written
 from tidelog.sinks.publish import discard_files, publish_files
 from tidelog.store.base import Store
@@ -74,11 +73,11 @@ class FilesSink:
     def writer(self, partition: str, staging: str) -> RangeWriter:
         return FilesWriter(self._settings, self._store(), partition, staging)
 
-    def publish(self, files: Sequence[FileEntry]) -> None:
-        publish_files(self._store(), files)
+    def publish(self, manifest: Manifest) -> None:
+        publish_files(self._store(), manifest.files)
 
-    def discard(self, files: Sequence[FileEntry]) -> None:
-        discard_files(self._store(), files)
+    def discard(self, manifest: Manifest) -> None:
+        discard_files(self._store(), manifest.files)
 
     def _store(self) -> Store:
         return open_store_here(self._settings.store)
@@ -90,7 +89,7 @@ class _OpenFile:
     def __init__(self, form: Format, first_offset: int) -> None:
         self.first_offset = first_offset
         self.last_offset = first_offset
-        self.first_ms = self.last_ms = -1
+        self.first_ms = self.last_ms = self.path_ms = -1
         self.data = _spool()
         self.sidecar = _spool() if form.sidecar_name("x") else None
         self.writer: FileWriter = form.writer(self.data, self.sidecar)
@@ -137,7 +136,8 @@ class FilesWriter:
         for code, rows in _groups(codes):
             if code >= 0:
                 whole = len(rows) == batch.num_rows
-                self._add(names[code], batch if whole else batch.take(pa.array(rows)))
+                placed = batch if whole else batch.take(pa.array(rows))
+                self._add(names[code], placed, layout.times[int(rows[-1])].as_py())
 
     def close(self) -> Written:
         for path in list(self._open):
@@ -154,13 +154,14 @@ class FilesWriter:
         written = sum(file.events for file in self._files if file.kind == "data")
         return Written(tuple(self._files), written, dead)
 
-    def _add(self, path: str, batch: pa.RecordBatch) -> None:
+    def _add(self, path: str, batch: pa.RecordBatch, path_ms: int | None = None) -> None:
         if path not in self._open:
             if len(self._open) >= self._settings.open_files_max:
                 sizes = {name: file.writer.bytes_written for name, file in self._open.items()}
                 self._finish(max(sizes, key=lambda name: sizes[name]))
             self._open[path] = _OpenFile(self._format, batch.column("offset")[0].as_py())
         file = self._open[path]
+        file.path_ms = -1 if path_ms is None else path_ms
         misfits = file.write(batch)
         if misfits is not None:
             self._dead.append(misfits)
@@ -199,6 +200,7 @@ class FilesWriter:
                 first_ms=file.first_ms,
                 last_ms=file.last_ms,
                 kind=kind,
+                path_ms=file.path_ms,
             )
         )
 

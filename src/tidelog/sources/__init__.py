@@ -5,7 +5,8 @@ a driver or in a Spark task; a source holds plain settings, pickles, and opens i
 where it is used. It promises order within a source partition and that nothing is passed over in
 silence. It must not know pipelines, sinks or the catalog of whoever reads it.
 
-``base`` has the interface, ``kafka`` with its client and its reading, and ``topic`` are sources.
+``base`` has the interface; ``kafka`` with its client and its reading, ``topic``, ``archive`` and
+``files`` (to copy from) are sources. ``merge`` brings several files back into one order.
 Other packages may add one by the entry point group ``tidelog.sources``.
 """
 
@@ -42,14 +43,14 @@ __all__ = [
     "open_source",
 ]
 
-SOURCE_SCHEMES = ("kafka", "topic")
+SOURCE_SCHEMES = ("kafka", "topic", "archive", "file")
 
 
 def open_source(url: str, *, environ: Mapping[str, str], open_log: OpenLog | None = None) -> Source:
     """The source that a URL names. Nothing is sent before its first call.
 
-    ``open_log`` opens the home that a ``topic:`` is in, in the process that calls it; a source that
-    goes to other processes needs one that pickles.
+    ``open_log`` opens the home that a ``topic:`` or an ``archive:`` is in, in the process that
+    calls it; a source that goes to other processes needs one that pickles.
     """
     address = parse_address(url)
     if address.scheme == "kafka":
@@ -61,12 +62,19 @@ def open_source(url: str, *, environ: Mapping[str, str], open_log: OpenLog | Non
                 raise InvalidError(text) from exc
             raise
         return open_kafka(address, environ=environ)
-    if address.scheme == "topic":
+    if address.scheme in ("topic", "archive"):
+        from tidelog.sources.archive import open_archive
         from tidelog.sources.topic import open_topic
 
         if open_log is None:
             raise InvalidError(f"source `{url}`: is in a home, and none is open: name the home")
-        return open_topic(address, open_log)
+        if address.scheme == "topic":
+            return open_topic(address, open_log)
+        return open_archive(address, open_log)
+    if address.scheme == "file":
+        from tidelog.sources.files import open_files
+
+        return open_files(address)
     for entry in entry_points(group="tidelog.sources", name=address.scheme):
         source: Source = entry.load()(address, environ=environ)
         return source

@@ -25,7 +25,7 @@ from confluent_kafka import (
     TopicCollection,
     TopicPartition,
 )
-from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
+from confluent_kafka.admin import OffsetSpec, TopicDescription  # type: ignore[attr-defined]
 
 from tidelog.clock import Clock, SystemClock
 from tidelog.errors import InvalidError, TidelogError
@@ -45,6 +45,7 @@ from tidelog.sources.kafka_read import Columns, Reading
 __all__ = ["KafkaSource", "open_kafka"]
 
 _TIMEOUT_S = 15.0  # without any progress; then the brokers count as unreachable
+_NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"  # of topics on brokers that give none, before Kafka 2.8
 _RETRY_S = 0.1  # between questions about a partition that is moving to another broker
 _MOVING = (
     KafkaError.FENCED_LEADER_EPOCH,
@@ -95,10 +96,12 @@ class KafkaSource:
     def bounds(self, partitions: Sequence[SourcePartition]) -> dict[SourcePartition, Bounds]:
         """Three questions for all. The first offset is asked before the end, so never behind it."""
         questions = _Questions(self._place, self._timeout_s, self._clock)
-        questions.check_there(partitions)
+        made = questions.check_there(partitions)
         first = questions.offsets(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
         end = questions.offsets(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
-        return {each: Bounds(str(first[each]), str(end[each])) for each in partitions}
+        return {
+            each: Bounds(str(first[each]), str(end[each]), made[each.topic]) for each in partitions
+        }
 
     def read(self, range: Range) -> Iterator[Chunk]:
         """As the interface says, and whole: the last position is the limit.
@@ -156,7 +159,7 @@ class _Questions:
     def topics(self) -> dict[str, set[int]]:
         """The partitions of the topic, or of each topic that matches the pattern."""
         if not self._place.is_pattern:
-            return self._known({self._place.topic})
+            return _numbers(self._described({self._place.topic}))
         pattern = re.compile(self._place.topic)
         try:
             found = self._admin.list_topics(timeout=self._timeout_s).topics
@@ -170,17 +173,20 @@ class _Questions:
             and topic.error is None  # being made or deleted: seen next time, if it stays
         }
 
-    def check_there(self, partitions: Sequence[SourcePartition]) -> None:
-        """Refuse partitions that are gone.
+    def check_there(self, partitions: Sequence[SourcePartition]) -> dict[str, str]:
+        """Refuse partitions that are gone; the ids of their topics, which no later topic has.
 
         This comes before the questions about offsets: a client that has not yet heard of the
         partitions' brokers now and then waits for seconds before it asks them.
         """
-        known = self._known({each.topic for each in partitions})
+        described = self._described({each.topic for each in partitions})
+        known = _numbers(described)
         for each in partitions:
             if _number(each) not in known[each.topic]:
                 error = KafkaError(KafkaError._UNKNOWN_PARTITION)
                 raise translated(f"kafka partition `{each.text}`", error)
+        ids = {name: str(topic.topic_id) for name, topic in described.items()}
+        return {name: "" if text == _NO_ID else text for name, text in ids.items()}
 
     def offsets(
         self, partitions: Sequence[SourcePartition], wanted: OffsetSpec
@@ -225,21 +231,21 @@ class _Questions:
             return translated(what, error)
         raise self._failed(what, error)
 
-    def _known(self, topics: set[str]) -> dict[str, set[int]]:
-        """The partitions of these topics. ``NotFoundError`` for one that is not there.
+    def _described(self, topics: set[str]) -> dict[str, TopicDescription]:
+        """What these topics are. ``NotFoundError`` for one that is not there.
 
         Asking by ``list_topics`` would make the brokers create it, where they are told to.
         """
-        known: dict[str, set[int]] = {}
+        described: dict[str, TopicDescription] = {}
         if topics:
             asked = TopicCollection(sorted(topics))
             answers = self._admin.describe_topics(asked, request_timeout=self._timeout_s)
             for name, answer in answers.items():
                 try:
-                    known[name] = {each.id for each in answer.result().partitions}
+                    described[name] = answer.result()
                 except KafkaException as exc:
                     raise self._failed(f"kafka topic `{name}`", exc.args[0]) from exc
-        return known
+        return described
 
     def _failed(self, what: str, error: KafkaError) -> TidelogError:
         self._admin.poll(0)  # what the client has to tell comes with this
@@ -255,6 +261,11 @@ def _reopened(url: str, timeout_s: float) -> KafkaSource:
     """A source in another process, with that one's secrets."""
     environ = os.environ  # noqa: TID251 - a worker's world comes in here
     return KafkaSource(place_of(parse_address(url), environ), timeout_s=timeout_s)
+
+
+def _numbers(described: Mapping[str, TopicDescription]) -> dict[str, set[int]]:
+    """The partitions of topics."""
+    return {name: {each.id for each in topic.partitions} for name, topic in described.items()}
 
 
 def _place(partition: SourcePartition) -> TopicPartition:

@@ -8,9 +8,9 @@ the store.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -18,7 +18,7 @@ import pyarrow as pa
 from tidelog.codec.events import EVENT_SCHEMA, batch_bytes
 from tidelog.codec.segment import read_piece
 from tidelog.errors import InternalError, InvalidError, NotFoundError, UnavailableError
-from tidelog.log.base import Log
+from tidelog.log.base import Log, OpenLog
 from tidelog.log.read import Reader, Stretch
 from tidelog.log.topics import find_topic, read_head
 from tidelog.model.address import Address
@@ -29,8 +29,6 @@ from tidelog.store.base import Store
 from tidelog.store.here import open_store_here
 
 __all__ = ["OpenLog", "PlannedRange", "TopicSource", "open_topic"]
-
-OpenLog = Callable[[], AbstractContextManager[Log]]
 
 _AT_ONCE = 8  # heads read side by side; each is a round trip on a remote catalog
 _CHUNK_ROWS = 20_000  # the batches of small runs are joined
@@ -67,7 +65,7 @@ class TopicSource:
             topic = find_topic(log, self._topic)
             heads = list(pool.map(lambda each: _head(log, topic, each), partitions))
         return {
-            each: Bounds(str(head.start), str(head.next))
+            each: Bounds(str(head.start), str(head.next), topic.incarnation)
             for each, head in zip(partitions, heads, strict=True)
         }
 

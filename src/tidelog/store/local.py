@@ -25,6 +25,7 @@ import errno
 import fcntl
 import os
 import random
+import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -97,7 +98,10 @@ class LocalStore:
     def head(self, key: str) -> ObjectInfo:
         path = self._path(key)
         with _translated(key):
-            return _info(key, os.stat(path))
+            found = os.stat(path)
+            if stat.S_ISDIR(found.st_mode):
+                raise not_found(key)  # a folder is on the way to objects, and none itself
+            return _info(key, found)
 
     def list(self, prefix: str = "", start_after: str = "") -> Iterator[ObjectInfo]:
         folder, _, _ = prefix.rpartition("/")

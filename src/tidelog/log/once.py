@@ -1,0 +1,125 @@
+"""Append a request's events once, however often and wherever it is repeated.
+
+Whoever repeats a request gives it the same key. The key names a producer, ``~once-<hash>``, which
+all processes share: it has no epoch, and its sequences begin at a number that the events give. Its
+rows are those of unnamed producers, which a sweep removes when they are a week old.
+
+1. read the producer's row in each partition that the events go to     → nothing
+2. upload one segment with those of the partitions that have none yet  → an orphan, swept later
+3. for each of these partitions one commit, which also makes the row   → the events of it, and how
+                                                                         a repeat finds them
+
+Of two who do this at once, one finds in step 3 that the row is there by now, and takes its offsets.
+A repeat after a crash within step 3 commits what is missing. Keyless events all go to the partition
+that the key gives, so that every repeat places each event alike.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from tidelog.codec.events import check_sizes, table_of
+from tidelog.codec.segment import encode_segment
+from tidelog.errors import AlreadyExistsError, InternalError, InvalidError
+from tidelog.log.append import Appender
+from tidelog.log.base import Log
+from tidelog.log.flush import Part
+from tidelog.log.partitioner import partitions_for, split
+from tidelog.log.positions import Positions
+from tidelog.model import layout, limits
+from tidelog.model.event import Event
+from tidelog.model.run import ProducerState, decode_row
+from tidelog.model.topic import Topic
+
+__all__ = ["append_once"]
+
+_EVENTS_BITS = 20  # of a sequence; above them stands what the events give
+_DIGEST_BYTES = 5
+
+
+def append_once(log: Log, topic: Topic, key: str, events: Sequence[Event]) -> Positions:
+    """Where the events stand, stored now or by an earlier call with the same key.
+
+    ``AlreadyExistsError`` when the key was used for other events, as far as these share a
+    partition. An error leaves some of the events stored at most; a repeat completes them.
+    """
+    if not 1 <= len(events) <= limits.SEGMENT_EVENTS_MAX:
+        raise InvalidError(
+            f"append with a key: {len(events)} events: give 1 to {limits.SEGMENT_EVENTS_MAX}"
+        )
+    table = table_of(events, log.clock.now_ms())
+    check_sizes(table, log.settings.event_bytes_max)
+    request = _Request(log, topic, key, _first_sequence(events))
+    places = partitions_for(table.column("key"), topic.partitions, request.keyless)
+    parts = [
+        Part(partition, part, rows, (request.first + rows).tolist())
+        for partition, part, rows in split(table, places)
+    ]
+    offsets = np.full(len(events), -1, np.int64)
+    missing = []
+    for part in parts:
+        base = request.stored(part)
+        if base is None:
+            missing.append(part)
+        else:
+            offsets[part.rows] = np.arange(base, base + len(part.rows))
+    for part, base in request.store(missing):
+        offsets[part.rows] = np.arange(base, base + len(part.rows))
+    return Positions(topic.name, places, offsets)
+
+
+class _Request:
+    """One attempt at a request: its producer, and what that has stored."""
+
+    def __init__(self, log: Log, topic: Topic, key: str, first: int) -> None:
+        digest = hashlib.sha256(key.encode()).digest()
+        self.first = first  # the sequence of the first event
+        self.keyless = int.from_bytes(digest, "big") % topic.partitions
+        self._log = log
+        self._topic = topic
+        self._producer = f"~once-{digest.hex()}"
+        self._appender = Appender(log, topic, self._producer)
+
+    def stored(self, part: Part) -> int | None:
+        """The first offset of a part that is stored; None for one that is not."""
+        where = layout.topic_partition(self._topic.incarnation, part.partition)
+        row = self._log.catalog.get(where, layout.producer_row(self._producer))
+        if row is None:
+            return None
+        state = decode_row(row.value, ProducerState, f"row `{row.row}`")
+        base = None if part.sequences is None else state.offset_of(part.sequences[0])
+        if base is None:
+            raise AlreadyExistsError(
+                f"append to `{self._topic.name}` with a key: the key was used for other events: "
+                "give each request a key of its own"
+            )
+        return base
+
+    def store(self, parts: Sequence[Part]) -> list[tuple[Part, int]]:
+        """Steps 2 and 3: each part with its first offset."""
+        if not parts:
+            return []
+        segment = encode_segment([(part.partition, part.table) for part in parts])
+        stored = self._appender.upload(segment)
+        done = []
+        for part, piece in zip(parts, segment.pieces, strict=True):
+            try:
+                base, stored = self._appender.commit(stored, piece, part.sequences)
+            except AlreadyExistsError:  # somebody else came first
+                found = self.stored(part)
+                if found is None:
+                    raise InternalError(
+                        f"producer `{self._producer}`: has sequences but no row"
+                    ) from None
+                base = found
+            done.append((part, base))
+        return done
+
+
+def _first_sequence(events: Sequence[Event]) -> int:
+    digest = hashlib.sha256(msgspec.msgpack.encode(events)).digest()
+    return int.from_bytes(digest[:_DIGEST_BYTES], "big") << _EVENTS_BITS

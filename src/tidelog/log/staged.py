@@ -1,0 +1,120 @@
+"""Staged segments: put into the store by any process, made part of a topic by a driver, once.
+
+Events are collected until they are worth a segment. Nothing of a staged segment belongs to a topic
+before a driver copies it to where segments are, in the topic's present generation, and commits its
+pieces under sequences that follow from what was staged. A piece whose sequences the producer's row
+of its partition shows is in the topic already; so the same segments may be appended again after a
+crash anywhere, or by two drivers at once, and nobody has to be fenced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tidelog.codec.events import batch_bytes
+from tidelog.errors import AlreadyExistsError
+from tidelog.log.append import Appender, Stored
+from tidelog.model.limits import SEGMENT_EVENTS_MAX
+from tidelog.model.run import Piece
+
+__all__ = ["Collector", "Located", "Staged", "append_staged", "is_appended"]
+
+# Larger than a producer's: nobody waits for its linger, and fewer segments are fewer commits.
+_SEGMENT_BYTES = 32 << 20
+
+Located = tuple[pa.Table, npt.NDArray[np.int32] | None]  # events, and partitions if they are given
+
+
+class Staged(msgspec.Struct, frozen=True):
+    """A staged segment, and what is where in it."""
+
+    key: str
+    pieces: tuple[Piece, ...]
+
+
+class Collector:
+    """Joins tables until they are worth a segment."""
+
+    def __init__(self, segment_bytes: int = _SEGMENT_BYTES) -> None:
+        self._segment_bytes = segment_bytes
+        self._waiting: list[Located] = []
+        self._bytes = self._events = 0
+
+    def add(self, table: pa.Table, places: npt.NDArray[np.int32] | None) -> Iterator[Located]:
+        """Take events, all with their partitions or all without; what is enough for a segment."""
+        for first in range(0, table.num_rows, SEGMENT_EVENTS_MAX):
+            part = table.slice(first, SEGMENT_EVENTS_MAX)
+            if self._events + part.num_rows > SEGMENT_EVENTS_MAX:
+                yield from self.rest()
+            given = None if places is None else places[first : first + SEGMENT_EVENTS_MAX]
+            self._waiting.append((part, given))
+            self._bytes += batch_bytes(part)
+            self._events += part.num_rows
+            if self._bytes >= self._segment_bytes:
+                yield from self.rest()
+
+    def rest(self) -> Iterator[Located]:
+        """What waits, as one table."""
+        if self._waiting:
+            table = pa.concat_tables([table for table, _ in self._waiting]).combine_chunks()
+            given = [places for _, places in self._waiting if places is not None]
+            self._waiting, self._bytes, self._events = [], 0, 0
+            yield table, np.concatenate(given) if given else None
+
+
+def append_staged(
+    producer: Appender,
+    segments: Sequence[Staged],
+    first_sequence: int = 0,
+    pool: Executor | None = None,
+) -> None:
+    """Copy segments and commit their pieces, partition by partition, each piece once.
+
+    In each partition the events are numbered from ``first_sequence``. ``NotFoundError`` when the
+    topic was deleted, or when a segment is neither staged nor appended.
+    """
+    todo = _pieces(producer, segments, first_sequence)
+    named = {staged.key: staged for pieces in todo.values() for _, _, staged in pieces}
+
+    def copy(staged: Staged) -> Stored:
+        return producer.adopt(staged.key, staged.pieces)
+
+    def commit(partition: int) -> None:
+        copies = dict(stored)
+        for first, piece, staged in todo[partition]:
+            sequences = range(first, first + piece.count)
+            with contextlib.suppress(AlreadyExistsError):  # by another driver, meanwhile
+                _, copies[staged.key] = producer.commit(copies[staged.key], piece, sequences)
+
+    each: Callable[..., Iterable[Any]] = map if pool is None else pool.map
+    stored = dict(zip(named, each(copy, named.values()), strict=True))
+    for _ in each(commit, todo):
+        pass
+
+
+def is_appended(producer: Appender, segments: Sequence[Staged], first_sequence: int = 0) -> bool:
+    """Whether all pieces are in the topic, as a producer that was just made sees it."""
+    return not _pieces(producer, segments, first_sequence)
+
+
+def _pieces(
+    producer: Appender, segments: Sequence[Staged], first_sequence: int
+) -> dict[int, list[tuple[int, Piece, Staged]]]:
+    """What is not committed yet: for each partition its pieces in order, with their sequences."""
+    counted: dict[int, int] = {}
+    todo: dict[int, list[tuple[int, Piece, Staged]]] = {}
+    for staged in segments:
+        for piece in staged.pieces:
+            first = counted.get(piece.partition, first_sequence)
+            counted[piece.partition] = first + piece.count
+            if first > producer.last_sequence(piece.partition):
+                todo.setdefault(piece.partition, []).append((first, piece, staged))
+    return todo

@@ -1,0 +1,119 @@
+"""A playback's nouns: its range, what was pinned when it began, and the rows of a named one."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from datetime import datetime
+
+import msgspec
+
+from tidelog.errors import InvalidError
+from tidelog.model import limits
+from tidelog.model.event import check_timestamp
+from tidelog.model.times import moment_ms
+
+__all__ = [
+    "Cursor",
+    "Floors",
+    "Pin",
+    "Pinned",
+    "PlaybackState",
+    "Time",
+    "TimeRange",
+    "check_playback_name",
+    "time_range",
+]
+
+Time = str | int | datetime | None
+"""ISO 8601 or relative text, milliseconds, an aware datetime, or None for the default."""
+
+_DEFAULT_MS = 15 * 60 * 1000
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+
+
+class TimeRange(msgspec.Struct, frozen=True):
+    """Times of ``[start, end)``."""
+
+    start_ms: int
+    end_ms: int
+
+
+class Cursor(msgspec.Struct, frozen=True, order=True, array_like=True):
+    """An event's place in a playback: by time, ties by partition and offset."""
+
+    time_ms: int
+    partition: int
+    offset: int
+
+
+class Floors(msgspec.Struct, frozen=True, array_like=True):
+    """The least offset of a partition that a playback still needs, by how far it has come."""
+
+    until_ms: tuple[int, ...] = ()  # grows; the runs of an entry are needed up to its time
+    least: tuple[int, ...] = ()  # of the runs of that entry and of all after it
+
+    def needed(self, time_ms: int) -> int | None:
+        """The least offset that events of this time or later may have; None when there is none."""
+        at = bisect_right(self.until_ms, time_ms)
+        return self.least[at] if at < len(self.least) else None
+
+
+class Pin(msgspec.Struct, frozen=True):
+    """What a playback plays, fixed when it begins: later events are not part of it."""
+
+    incarnation: str  # of the topic
+    range: TimeRange
+    starts: tuple[int, ...]  # the first offset of each partition
+    ends: tuple[int, ...]
+    floors: tuple[Floors, ...]
+
+
+class Pinned(msgspec.Struct, frozen=True):
+    """The ``pin`` row of a named playback; written once."""
+
+    topic: str
+    sink: str  # URL
+    target: str  # incarnation of the topic that it plays into; empty for other sinks
+    asked: tuple[str, str, str]  # start, end and as-of as they were given
+    pin: Pin
+    began_ms: int
+
+
+class PlaybackState(msgspec.Struct, frozen=True):
+    """The ``state`` row of a named playback: its lease, and how far it came."""
+
+    owner: str = ""
+    epoch: int = 0
+    beat: int = 0
+    mark: str = ""  # of the owner's process
+    cursor: Cursor | None = None  # the last event that is known to be out
+    number: int = 0  # of the first event after it
+    until: Cursor | None = None  # the last event of the lot under way
+    until_number: int = 0  # of the first event after that lot
+    reached: int = 0  # how long a file was at the cursor
+    finished_ms: int = 0  # when all was out
+
+
+def time_range(start: Time, end: Time, now_ms: int) -> TimeRange:
+    """``[start, end)``; the last 15 minutes where neither is given. ``InvalidError``."""
+    end_ms = now_ms if end is None else _time_ms(end, now_ms)
+    start_ms = max(0, end_ms - _DEFAULT_MS) if start is None else _time_ms(start, now_ms)
+    if start_ms > end_ms:
+        raise InvalidError(
+            f"range from {start_ms} to {end_ms} ms: runs backwards: give a start before the end"
+        )
+    return TimeRange(start_ms, end_ms)
+
+
+def check_playback_name(name: str) -> None:
+    """Refuse a name that could not stand in a row or on a command line."""
+    if not _NAME.fullmatch(name) or len(name) > limits.PLAYBACK_NAME_MAX:
+        raise InvalidError(
+            f"playback name `{name[:80]}`: give 1 to {limits.PLAYBACK_NAME_MAX} letters, digits, "
+            "`.`, `_` or `-`, beginning with a letter, a digit or `_`"
+        )
+
+
+def _time_ms(time: str | int | datetime, now_ms: int) -> int:
+    return moment_ms(time, now_ms) if isinstance(time, str) else check_timestamp(time)

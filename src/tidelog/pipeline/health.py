@@ -1,0 +1,90 @@
+"""Whether an archive is well: what is wrong, and what to do about it, in a line each. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tidelog.model.archive import Archive
+from tidelog.pipeline.status import ArchiveStatus, PartitionStatus
+
+__all__ = ["Limits", "lag_limit_ms", "troubles"]
+
+_SLACK_MS = 300_000  # what a cycle may take beside the wait that the policy allows
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What is still well."""
+
+    max_lag: int | None = None  # events; None: as many as come within the time below
+    max_lag_ms: int | None = None  # None: twice the archive's max_age, and five minutes
+    max_intent_ms: int = 900_000  # a range of one cycle takes seconds to minutes
+    max_dead: int = 0
+    since_ms: int = 86_400_000  # dead letters and losses that are older are known by now
+    driver: bool = True  # whether one must run while events wait
+
+
+def lag_limit_ms(archive: Archive) -> int:
+    """How long an event may wait before something must be wrong."""
+    return 2 * archive.max_age_ms + _SLACK_MS
+
+
+def troubles(status: ArchiveStatus, limits: Limits) -> list[str]:
+    """What is wrong; nothing for an archive that is well."""
+    return [*_of_archive(status, limits), *_of_partitions(status, limits)]
+
+
+def _of_archive(status: ArchiveStatus, limits: Limits) -> Iterator[str]:
+    name = f"archive `{status.archive.name}`"
+    if status.source_error:
+        yield f"{name}: its source cannot be asked: {status.source_error}"
+    if status.silent:
+        yield (
+            f"{name}: {status.silent} of its drivers died or cannot reach the catalog: "
+            "look at its process, and start it again"
+        )
+    waiting = sum(each.lag is None or each.lag > 0 for each in status.partitions)
+    if limits.driver and waiting and not status.drivers:
+        yield (
+            f"{name}: events wait in {waiting} source partitions, and nobody drives it: "
+            f"start `tidelog archive run {status.archive.name} --follow`"
+        )
+
+
+def _of_partitions(status: ArchiveStatus, limits: Limits) -> Iterator[str]:
+    name = status.archive.name
+    for each in status.partitions:
+        what = f"archive `{name}`, source partition `{each.partition}`"
+        for problem in _of_partition(each, status, limits):
+            yield f"{what}: {problem}"
+
+
+def _of_partition(each: PartitionStatus, status: ArchiveStatus, limits: Limits) -> Iterator[str]:
+    now_ms, archive = status.read_ms, status.archive
+    if each.lost_to:
+        yield (
+            f"the source holds nothing before {each.lost_to}, archived is up to {each.position}: "
+            f"run `tidelog archive run {archive.name} --accept-loss` to record that and go on"
+        )
+    if limits.max_lag is not None and (each.lag or 0) > limits.max_lag:
+        yield f"{each.lag} events wait, at most {limits.max_lag} may: add workers or shards"
+    given_ms = limits.max_lag_ms
+    lag_max_s = (lag_limit_ms(archive) if given_ms is None else given_ms) / 1000
+    if (each.lag_s or 0) > lag_max_s:
+        yield (
+            f"an event waits for {each.lag_s:.0f} s, at most {lag_max_s:.0f} s may one: "
+            "look at the driver's output, add workers or shards"
+        )
+    if each.intent_ms is not None and now_ms - each.intent_ms > limits.max_intent_ms:
+        yield (
+            f"a range is under way for {(now_ms - each.intent_ms) / 1000:.0f} s: "
+            "look at the driver's output; the next driver finishes it"
+        )
+    if each.dead > limits.max_dead and now_ms - each.totals.dead_ms <= limits.since_ms:
+        yield (
+            f"{each.dead} dead letters, at most {limits.max_dead} may be: look at them with "
+            f"`tidelog archive dead {archive.name}`"
+        )
+    if each.totals.lost and now_ms - each.totals.lost_ms <= limits.since_ms:
+        yield f"{each.totals.lost} ranges were lost by the source: see its retention"

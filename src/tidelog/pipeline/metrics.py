@@ -1,0 +1,159 @@
+"""Archives as Prometheus reads them: the text of its exposition format.
+
+The names below are what ``docs/alerts.yml`` is made of. Each metric has the archive as a label,
+those of a source partition that too. What is not known, such as the lag of a source that cannot be
+asked, is left out rather than told as 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from tidelog.home import Home
+from tidelog.model.archive import Archive
+from tidelog.pipeline.health import lag_limit_ms
+from tidelog.pipeline.status import ArchiveStatus, PartitionStatus, Waiting, read_status
+
+__all__ = ["metrics_text", "status_text"]
+
+Number = float | int | None
+
+
+class _Metric(NamedTuple):
+    """One metric of archives, or of their source partitions."""
+
+    name: str
+    kind: str  # gauge or counter
+    what: str
+
+
+class _OfArchive(NamedTuple):
+    metric: _Metric
+    value: Callable[[ArchiveStatus], Number]
+
+
+class _OfPartition(NamedTuple):
+    metric: _Metric
+    value: Callable[[PartitionStatus, int], Number]
+
+
+_ARCHIVES = (
+    _OfArchive(
+        _Metric("driver_up", "gauge", "1 when a driver of the archive is alive"),
+        lambda status: int(status.drivers > 0),
+    ),
+    _OfArchive(
+        _Metric("drivers_silent", "gauge", "Drivers that died, or cannot reach the catalog"),
+        lambda status: status.silent,
+    ),
+    _OfArchive(
+        _Metric("source_up", "gauge", "1 when the source of the archive could be asked"),
+        lambda status: int(not status.source_error),
+    ),
+    _OfArchive(
+        _Metric("max_lag_seconds", "gauge", "How long an event may wait by the archive's policy"),
+        lambda status: lag_limit_ms(status.archive) / 1000,
+    ),
+    _OfArchive(
+        _Metric("generation", "gauge", "The generation that readers are promoted to"),
+        lambda status: status.generation,
+    ),
+    _OfArchive(
+        _Metric("watermark_timestamp_seconds", "gauge", "All events before this time are archived"),
+        lambda status: _seconds(status.archive.watermark_ms),
+    ),
+)
+
+_PARTITIONS = (
+    _OfPartition(
+        _Metric("lag_events", "gauge", "Events that wait to be archived"),
+        lambda each, _: each.lag,
+    ),
+    _OfPartition(
+        _Metric("lag_seconds", "gauge", "Age of the oldest event that waits; 0 when none does"),
+        lambda each, _: each.lag_s,
+    ),
+    _OfPartition(
+        _Metric("intent_age_seconds", "gauge", "How long a range is under way; 0 when none is"),
+        lambda each, now_ms: max(0, now_ms - (each.intent_ms or now_ms)) / 1000,
+    ),
+    _OfPartition(
+        _Metric("source_lost", "gauge", "1 when the source has lost events not yet archived"),
+        lambda each, _: int(bool(each.lost_to)),
+    ),
+    _OfPartition(
+        _Metric("dead_letters", "gauge", "Dead letters that no replay has placed"),
+        lambda each, _: each.dead,
+    ),
+    _OfPartition(
+        _Metric("dead_letters_total", "counter", "Dead letters so far"),
+        lambda each, _: each.totals.dead,
+    ),
+    _OfPartition(
+        _Metric("lost_ranges_total", "counter", "Ranges that the source had lost, and accepted"),
+        lambda each, _: each.totals.lost,
+    ),
+    _OfPartition(
+        _Metric("events_total", "counter", "Events archived so far"),
+        lambda each, _: each.events,
+    ),
+    _OfPartition(
+        _Metric("files_total", "counter", "Files laid down so far"),
+        lambda each, _: each.files,
+    ),
+    _OfPartition(
+        _Metric("bytes_total", "counter", "Bytes of those files"),
+        lambda each, _: each.bytes,
+    ),
+    _OfPartition(
+        _Metric("last_commit_timestamp_seconds", "gauge", "When a range was last committed"),
+        lambda each, _: _seconds(each.last_commit_ms),
+    ),
+)
+
+
+def metrics_text(home: Home, archives: Iterable[Archive], waiting: Waiting | None = None) -> str:
+    """The metrics of some archives, read now.
+
+    ``waiting`` spares whoever calls this again and again to ask sources for the same events.
+    """
+    known = waiting or Waiting()
+    return status_text([read_status(home, archive, waiting=known) for archive in archives])
+
+
+def status_text(found: Iterable[ArchiveStatus]) -> str:
+    """The metrics of archives whose status is read already."""
+    return "".join(f"{line}\n" for line in _lines(list(found)))
+
+
+def _lines(found: list[ArchiveStatus]) -> Iterator[str]:
+    for metric, value in _ARCHIVES:
+        yield from _head(metric)
+        for status in found:
+            yield from _line(metric, [("archive", status.archive.name)], value(status))
+    for metric, value_of in _PARTITIONS:
+        yield from _head(metric)
+        for status in found:
+            for each in status.partitions:
+                labels = [("archive", status.archive.name), ("partition", each.partition)]
+                yield from _line(metric, labels, value_of(each, status.read_ms))
+
+
+def _head(metric: _Metric) -> Iterator[str]:
+    yield f"# HELP tidelog_archive_{metric.name} {metric.what}."
+    yield f"# TYPE tidelog_archive_{metric.name} {metric.kind}"
+
+
+def _line(metric: _Metric, labels: list[tuple[str, str]], value: Number) -> Iterator[str]:
+    if value is not None:
+        shown = ",".join(f'{name}="{_escaped(text)}"' for name, text in labels)
+        yield f"tidelog_archive_{metric.name}{{{shown}}} {value}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _seconds(time_ms: int | None) -> float | None:
+    return None if time_ms is None else time_ms / 1000

@@ -1,0 +1,167 @@
+"""Pipelines that have names of their own: made, found, opened, and removed for good.
+
+One write of the registry makes a name, with an incarnation that names all the pipeline's rows and
+objects. Removing, in five steps; removing again goes on where a crash left it:
+
+1. take every shard, unless a driver runs it   → a pipeline that nobody drives
+2. registry row as ``deleting``                → a name that is not usable
+3. close every head                            → no driver can commit, nor begin anew
+4. staged files, manifests and rows go         → fewer of them; closed heads stay for good
+5. remove the registry row                     → a free name
+
+What the pipeline has written stays where it is. So do its producer rows in a topic, which keep a
+driver that slept from writing anything a second time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import msgspec
+
+from tidelog.catalog.base import ABSENT, Delete, Put, Row
+from tidelog.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    InvalidError,
+    NotFoundError,
+    UnavailableError,
+    UnknownOutcomeError,
+)
+from tidelog.home import Home
+from tidelog.log.base import Log
+from tidelog.log.registry import change_registry
+from tidelog.log.trim import RACE
+from tidelog.model import layout
+from tidelog.model.pipeline import NamedPipeline, check_pipeline_name
+from tidelog.model.run import decode_row, encode_row
+from tidelog.pipeline.base import Pipeline, Workers
+from tidelog.pipeline.places import sink_at, source_at
+from tidelog.pipeline.removal import close_heads, remove_work
+from tidelog.pipeline.shard import Shard
+from tidelog.sinks.base import TargetSink
+from tidelog.sources.base import Source
+
+__all__ = [
+    "create_pipeline",
+    "delete_pipeline",
+    "ensure_pipeline",
+    "find_pipeline",
+    "list_pipelines",
+    "open_named",
+]
+
+_SHARD = "shard/"
+_LOOK_S = 0.2  # between looks at a shard whose driver may be dead
+
+
+def create_pipeline(home: Home, name: str, source: str, sink: str) -> NamedPipeline:
+    """Make a pipeline. ``AlreadyExistsError``; ``NotFoundError`` when source or sink is not there.
+
+    Source and sink are looked at, so that nothing is made that could never run.
+    """
+    check_pipeline_name(name)
+    opened = sink_at(home, sink)
+    opened.check([each.text for each in source_at(home, source).partitions()])
+    made = _new(home, name, source, opened)
+    found = ensure_pipeline(home, made)
+    if found.incarnation != made.incarnation:
+        raise AlreadyExistsError(f"pipeline `{name}`: exists already: choose another name")
+    return found
+
+
+def ensure_pipeline(home: Home, wanted: NamedPipeline) -> NamedPipeline:
+    """The pipeline of that name: the one that is there, or else the wanted one, made now."""
+    check_pipeline_name(wanted.name)
+    log, row = home.log, layout.pipeline_row(wanted.name)
+    found = log.catalog.get(layout.REGISTRY, row)
+    if found is None:
+        change_registry(log, Put(row, encode_row(wanted), ABSENT))
+    return find_pipeline(home, wanted.name)
+
+
+def find_pipeline(home: Home, name: str) -> NamedPipeline:
+    """The pipeline of a name. ``NotFoundError``."""
+    check_pipeline_name(name)
+    row = home.log.catalog.get(layout.REGISTRY, layout.pipeline_row(name))
+    if row is None:
+        raise NotFoundError(f"pipeline `{name}`: not found: fix the name, or make it")
+    found = _decode(row)
+    if found.state == "deleting":
+        raise NotFoundError(f"pipeline `{name}`: is being deleted: delete it again to finish")
+    return found
+
+
+def list_pipelines(home: Home) -> Iterator[NamedPipeline]:
+    """All pipelines with names of their own, also those whose removal did not finish."""
+    for row in home.log.catalog.scan(layout.REGISTRY, layout.pipeline_row(""), "pipeline0"):
+        yield _decode(row)
+
+
+def open_named(home: Home, named: NamedPipeline, workers: Workers) -> Pipeline:
+    """The pipeline, ready to run. ``InvalidError`` when its target was made anew meanwhile."""
+    source: Source = source_at(home, named.source)
+    sink = sink_at(home, named.sink)
+    if sink.incarnation != named.target:
+        raise InvalidError(
+            f"pipeline `{named.name}`: its target `{named.sink}` was deleted and made again since "
+            "it began: delete the pipeline, and make it anew"
+        )
+    return Pipeline(named.name, named.incarnation, source, sink, workers)
+
+
+def delete_pipeline(home: Home, name: str) -> None:
+    """Remove a pipeline, not what it has written. ``NotFoundError``.
+
+    ``InvalidError`` while a driver runs it.
+    """
+    check_pipeline_name(name)
+    log, key = home.log, layout.pipeline_row(name)
+    for delay_s in RACE.delays_s(log.random):
+        row = log.catalog.get(layout.REGISTRY, key)
+        if row is None:
+            raise NotFoundError(f"pipeline `{name}`: not found: nothing to delete")
+        found = _decode(row)
+        if found.state == "deleting":
+            close_heads(log, found.incarnation)
+            remove_work(log, found.incarnation, home.store)
+            change_registry(log, Delete(key, row.version))
+            return
+        _take_shards(log, found)
+        going = Put(key, encode_row(msgspec.structs.replace(found, state="deleting")), row.version)
+        with contextlib.suppress(ConflictError, UnknownOutcomeError):
+            log.catalog.write(layout.REGISTRY, going, write_id=log.ids.new())
+            continue
+        log.clock.sleep(delay_s)
+    raise UnavailableError(f"pipeline `{name}`: others keep changing it: try again")
+
+
+def _new(home: Home, name: str, source: str, sink: TargetSink) -> NamedPipeline:
+    return NamedPipeline(
+        name=name,
+        incarnation=home.log.ids.new(),
+        source=source,
+        sink=sink.url,
+        target=sink.incarnation,
+        created_ms=home.log.clock.now_ms(),
+    )
+
+
+def _take_shards(log: Log, pipeline: NamedPipeline) -> None:
+    """Step 1: nobody drives it from here on; a driver that has died is waited for."""
+    where = layout.pipeline_shards(pipeline.incarnation)
+    rows = [row.row for row in log.catalog.scan(where, _SHARD, "shard0")]
+    for row in rows:
+        shard = Shard(log, pipeline.incarnation, int(row.removeprefix(_SHARD)))
+        deadline_s = log.clock.monotonic_s() + 1.5 * log.settings.lease_ttl_ms / 1000
+        while not shard.try_take():
+            if log.clock.monotonic_s() > deadline_s:
+                raise InvalidError(
+                    f"pipeline `{pipeline.name}`: a driver runs it: stop that one, and delete again"
+                )
+            log.clock.sleep(_LOOK_S)
+
+
+def _decode(row: Row) -> NamedPipeline:
+    return decode_row(row.value, NamedPipeline, f"registry row `{row.row}`")

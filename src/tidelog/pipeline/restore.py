@@ -1,0 +1,142 @@
+"""Restoring an archive: its events go back into a topic or into Kafka, each of them once.
+
+A restore is a pipeline whose source is the archive. Its name follows from the archive and the
+target alone, so one that was killed goes on where it was, and one that is run again brings only
+what the archive has got since. A target that was deleted and made anew is another target, and gets
+everything. Any generation of the archive may be read: positions are those of the archive's source,
+whichever files hold the events.
+
+A run ends at what the archive held when it began, so that an archive whose source is the target
+does not feed itself for ever.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from tidelog.errors import InvalidError
+from tidelog.home import Home
+from tidelog.model.address import parse_address
+from tidelog.model.archive import Archive
+from tidelog.model.pipeline import NamedPipeline
+from tidelog.pipeline.archive import find_archive
+from tidelog.pipeline.base import Pipeline, Workers
+from tidelog.pipeline.driver import Driver, Driving
+from tidelog.pipeline.places import sink_at, source_at
+from tidelog.pipeline.registry import ensure_pipeline
+from tidelog.sinks.base import TargetSink
+from tidelog.sources.base import Bounds, Chunk, Range, RangeReader, Source, SourcePartition
+
+__all__ = ["Restoring", "open_restore", "restore"]
+
+
+@dataclass(frozen=True, slots=True)
+class Restoring:
+    """What is to be restored, and where to."""
+
+    archive: str
+    to: str  # URL of a topic or of Kafka
+    generation: int | None = None  # whose files are read; the promoted one by default
+    partition: str | None = None  # same or key; same, unless the URL says otherwise
+
+    def sink(self) -> str:
+        """The URL with what is to be done about partitions."""
+        said = parse_address(self.to).options.get("partition")
+        if said is not None and self.partition not in (None, said):
+            raise InvalidError(
+                f"restore to `{self.to}`: partition {self.partition} and the address contradict: "
+                "give one of them"
+            )
+        if said is not None:
+            return self.to
+        return f"{self.to}{'&' if '?' in self.to else '?'}partition={self.partition or 'same'}"
+
+
+def restore(home: Home, wanted: Restoring, workers: Workers, how: Driving | None = None) -> int:
+    """Bring a target up to what the archive holds now; how many events were brought.
+
+    Safe to kill, to repeat, and to run twice at once.
+    """
+    return Driver(home.log, open_restore(home, wanted, workers), how or Driving()).run()
+
+
+def open_restore(
+    home: Home, wanted: Restoring, workers: Workers, rate: float | None = None
+) -> Pipeline:
+    """The pipeline of a restore, made if it is new.
+
+    ``NotFoundError`` when archive or target is not there; ``InvalidError`` when the target has too
+    few partitions, or when the restore was begun with another choice of partitions.
+    """
+    archive = find_archive(home, wanted.archive)
+    archive.making(wanted.generation)
+    chosen = "" if wanted.generation is None else f"?generation={wanted.generation}"
+    source = _Held(source_at(home, f"archive:{archive.name}{chosen}"))
+    sink = sink_at(home, wanted.sink())
+    sink.check([each.text for each in source.partitions()])
+    named = ensure_pipeline(home, _named(home, archive, sink))
+    if _placing(named.sink) != _placing(sink.url):
+        raise InvalidError(
+            f"restore of `{archive.name}` to `{wanted.to}`: was begun with partition "
+            f"{_placing(named.sink)}: go on so, or restore into another target"
+        )
+    return Pipeline(named.name, named.incarnation, source, sink, workers, rate=rate)
+
+
+@dataclass
+class _Held:
+    """An archive as it was at the first look."""
+
+    source: Source
+    ends: dict[SourcePartition, Bounds] = field(default_factory=dict)
+
+    @property
+    def url(self) -> str:
+        return self.source.url
+
+    def partitions(self) -> list[SourcePartition]:
+        if not self.ends:
+            self.ends = self.source.bounds(self.source.partitions())
+        return sorted(self.ends)
+
+    def bounds(self, partitions: Sequence[SourcePartition]) -> dict[SourcePartition, Bounds]:
+        return {each: self.ends[each] for each in partitions}
+
+    def read(self, range: Range) -> Iterator[Chunk]:
+        return self.source.read(range)
+
+    def reader(self, range: Range) -> RangeReader:
+        return self.source.reader(range)
+
+    def cut(self, start: str, end: str, events: int) -> str:
+        return self.source.cut(start, end, events)
+
+    def before(self, one: str, other: str) -> bool:
+        return self.source.before(one, other)
+
+    def count(self, start: str, end: str) -> int | None:
+        return self.source.count(start, end)
+
+
+def _named(home: Home, archive: Archive, sink: TargetSink) -> NamedPipeline:
+    """What the registry keeps, under a name that no other archive or target has."""
+    scheme = parse_address(sink.url).scheme
+    pair = f"{archive.incarnation} {scheme} {sink.incarnation}"
+    mark = hashlib.sha256(pair.encode()).hexdigest()[:16]
+    return NamedPipeline(
+        name=f"restore.{archive.name}.{mark}",
+        incarnation=home.log.ids.new(),
+        source=f"archive:{archive.name}",
+        sink=sink.url,
+        target=sink.incarnation,
+        created_ms=home.log.clock.now_ms(),
+    )
+
+
+def _placing(url: str) -> str:
+    return parse_address(url).options.get("partition", "key")
+
+
+_: type[Source] = _Held

@@ -1,0 +1,219 @@
+"""How an archive does: how far it has come, what waits, and whether anybody works on it.
+
+Read from three rows for each source partition and from the ends of its source: the head keeps what
+all commits come to, so that a million of them cost no more than one.
+
+Lag in seconds is the age of the oldest event that waits. Nobody keeps that, so it is told from the
+last event that is committed, which is hardly younger than the next. Where that was more than a
+minute ago, the partition may as well have been quiet since: then the next event is read from the
+source, and its time counts. A source that cannot be asked leaves the first answer, which is too
+much rather than too little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from tidelog.errors import TidelogError
+from tidelog.home import Home
+from tidelog.log.archives import read_partitions
+from tidelog.log.replays import replay_effect
+from tidelog.model import layout
+from tidelog.model.archive import Archive
+from tidelog.model.pipeline import Intent, Progress, Totals
+from tidelog.model.run import decode_row
+from tidelog.pipeline.places import source_at
+from tidelog.pipeline.shard import ShardLease
+from tidelog.sources.base import Bounds, Range, Source, SourcePartition
+
+__all__ = ["ArchiveStatus", "PartitionStatus", "Waiting", "archive_status", "read_status"]
+
+_AT_ONCE = 8  # source partitions read side by side; each is a round trip or two
+_NEAR_MS = 60_000  # below this the last committed event tells well enough how old the next one is
+_BEATS_MISSED_MS = 5_000  # how late a driver's heartbeat may be, beside its time to live
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionStatus:
+    """How far an archive has come in one source partition."""
+
+    partition: str
+    position: str
+    end: str | None  # None: the source does not tell, or no longer has this partition
+    lag: int | None  # events that wait, where the source can tell
+    lag_s: float | None  # age of the oldest of them; 0 when none waits
+    events: int
+    files: int
+    bytes: int
+    dead: int  # letters that no replay has placed yet
+    totals: Totals  # of commits, without replays
+    intent_ms: int | None  # since when a range is under way
+    lost_to: str  # the source holds nothing before this, and we had not come so far
+
+    @property
+    def stuck(self) -> bool:
+        """An intent is there: a range is under way, or its driver died."""
+        return self.intent_ms is not None
+
+    @property
+    def last_commit_ms(self) -> int | None:
+        return self.totals.committed_ms or None
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveStatus:
+    """How one generation of an archive does."""
+
+    archive: Archive
+    generation: int
+    read_ms: int
+    drivers: int  # that are alive
+    silent: int  # that have neither said goodbye nor anything else for a while
+    source_error: str  # why the source told nothing
+    partitions: tuple[PartitionStatus, ...]
+
+    @property
+    def lag(self) -> int | None:
+        """Events that wait in all, where the source can tell."""
+        known = [each.lag for each in self.partitions if each.lag is not None]
+        return sum(known) if len(known) == len(self.partitions) else None
+
+    @property
+    def lag_s(self) -> float | None:
+        """Age of the oldest event that waits anywhere."""
+        return max((each.lag_s for each in self.partitions if each.lag_s is not None), default=None)
+
+
+@dataclass(slots=True)
+class Waiting:
+    """Times of events that were read because they wait; kept, they are read once."""
+
+    known_ms: dict[tuple[str, str, str], int | None] = field(default_factory=dict)
+
+    def time_ms(self, pipeline: str, source: Source, range: Range) -> int | None:
+        """When the first event of a range happened; None where that cannot be told."""
+        key = (pipeline, range.partition.text, range.start)
+        if key not in self.known_ms:
+            self.forget(pipeline, range.partition.text)
+            self.known_ms[key] = _first_time_ms(source, range)
+        return self.known_ms[key]
+
+    def forget(self, pipeline: str, partition: str) -> None:
+        for key in [key for key in self.known_ms if key[:2] == (pipeline, partition)]:
+            self.known_ms.pop(key, None)
+
+
+def archive_status(home: Home, archive: Archive) -> list[PartitionStatus]:
+    """How far an archive has come, partition by partition."""
+    return list(read_status(home, archive).partitions)
+
+
+def read_status(
+    home: Home, archive: Archive, generation: int | None = None, waiting: Waiting | None = None
+) -> ArchiveStatus:
+    """How a generation does, the promoted one by default.
+
+    A source that cannot be reached is told in ``source_error``; all else is there nevertheless.
+    """
+    number = archive.generation if generation is None else generation
+    pipeline = archive.pipeline(number)
+    url = archive.making(number).source if number != archive.generation else ""
+    now_ms = home.log.clock.now_ms()
+    source = source_at(home, url or archive.source)
+    bounds, error = _ends(source)
+    names = {partition.text for partition in bounds} | set(read_partitions(home.log, pipeline))
+    look = _Look(home, pipeline, source, waiting or Waiting(), now_ms)
+    drivers, silent = _drivers(home, pipeline, now_ms)
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        each = pool.map(lambda name: look.at(SourcePartition.named(name), bounds), sorted(names))
+        return ArchiveStatus(archive, number, now_ms, drivers, silent, error, tuple(each))
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What is needed to look at one source partition after another."""
+
+    home: Home
+    pipeline: str
+    source: Source
+    waiting: Waiting
+    now_ms: int
+
+    def at(
+        self, partition: SourcePartition, bounds: dict[SourcePartition, Bounds]
+    ) -> PartitionStatus:
+        where = layout.pipeline_partition(self.pipeline, partition.text)
+        catalog, held = self.home.log.catalog, bounds.get(partition)
+        row, under_way = catalog.get(where, "head"), catalog.get(where, "intent")
+        head = Progress(held.first if held else "", 0, 0)
+        if row is not None:
+            head = decode_row(row.value, Progress, f"head of `{partition.text}`")
+        intent_ms = None
+        if under_way is not None:
+            what = f"intent of `{partition.text}`"
+            intent_ms = decode_row(under_way.value, Intent, what).began_ms
+        replays = replay_effect(self.home.log, self.pipeline, partition.text)
+        lost = held is not None and self.source.before(head.position, held.first)
+        return PartitionStatus(
+            partition=partition.text,
+            position=head.position,
+            end=held.end if held else None,
+            lag=self.source.count(head.position, held.end) if held else None,
+            lag_s=self._lag_s(partition, head, held) if held else None,
+            events=head.ordinal,
+            files=head.totals.files + replays.files,
+            bytes=head.totals.bytes + replays.bytes,
+            dead=head.totals.dead - replays.replayed,
+            totals=head.totals,
+            intent_ms=intent_ms,
+            lost_to=held.first if held and lost else "",
+        )
+
+    def _lag_s(self, partition: SourcePartition, head: Progress, held: Bounds) -> float | None:
+        if not self.source.before(head.position, held.end):
+            self.waiting.forget(self.pipeline, partition.text)
+            return 0.0
+        since_ms = head.totals.event_ms
+        if self.now_ms - since_ms > _NEAR_MS:
+            behind = self.source.before(head.position, held.first)
+            start = held.first if behind else head.position
+            rest = Range(partition, start, held.end)
+            next_ms = self.waiting.time_ms(self.pipeline, self.source, rest)
+            since_ms = since_ms if next_ms is None else next_ms
+        return max(0, self.now_ms - since_ms) / 1000 if since_ms >= 0 else None
+
+
+def _ends(source: Source) -> tuple[dict[SourcePartition, Bounds], str]:
+    try:
+        return source.bounds(source.partitions()), ""
+    except TidelogError as exc:
+        return {}, str(exc)
+
+
+def _first_time_ms(source: Source, range: Range) -> int | None:
+    """The time of a range's first event, from the source itself."""
+    one = Range(range.partition, range.start, source.cut(range.start, range.limit, 1))
+    try:
+        for chunk in source.read(one):
+            if chunk.batch.num_rows:
+                return int(chunk.batch.column("timestamp")[0].value)
+    except TidelogError:
+        return None  # whoever asks falls back on what the rows tell
+    return None
+
+
+def _drivers(home: Home, pipeline: str, now_ms: int) -> tuple[int, int]:
+    """How many drivers are alive, and how many are silent."""
+    limit_ms = home.log.settings.lease_ttl_ms + _BEATS_MISSED_MS
+    is_dead: Callable[[str], bool] = home.log.processes.is_dead
+    leases: Sequence[ShardLease] = [
+        decode_row(row.value, ShardLease, f"shard `{row.row}`")
+        for row in home.log.catalog.scan(layout.pipeline_shards(pipeline), "shard/", "shard0")
+    ]
+    owned = [lease for lease in leases if lease.owner]
+    alive = [
+        lease for lease in owned if now_ms - lease.beat_ms <= limit_ms and not is_dead(lease.mark)
+    ]
+    return len(alive), len(owned) - len(alive)

@@ -1,0 +1,321 @@
+"""Verifying an archive: rows, manifests, files and the source are held against each other.
+
+It changes nothing and is right beside drivers, replays and promotions, by the order in which it
+looks: files are listed first; then, for each source partition, the ``intent``, the ``head`` and the
+commits. So what was published before the listing is named by an intent or by a commit that is read
+after it; what was committed after the listing is looked for by its name; and what looks wrong in
+rows is read once more.
+
+A *problem* is something that a person must look at; a *note* is not: left-overs of crashes, ranges
+under way, gaps that were accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from tidelog.errors import CorruptError, InvalidError, NotFoundError
+from tidelog.home import Home
+from tidelog.log.archives import read_archive, read_commits, read_partitions, read_progress
+from tidelog.log.base import Log
+from tidelog.log.replays import Replays, Stretch, replay_pipeline
+from tidelog.model import layout
+from tidelog.model.archive import Archive
+from tidelog.model.pipeline import (
+    Committed,
+    FileEntry,
+    Intent,
+    Manifest,
+    Progress,
+    read_manifest,
+)
+from tidelog.model.run import decode_row
+from tidelog.pipeline.contents import ArchiveFiles
+from tidelog.pipeline.places import source_at, store_at
+from tidelog.pipeline.verify_rows import Problem, check_commits, check_manifest, check_replay
+from tidelog.pipeline.verify_source import SourceCheck
+from tidelog.store.base import Store
+
+__all__ = ["Verified", "Verifying", "verify_archive"]
+
+_AT_ONCE = 4  # files that are read side by side
+_PROBLEMS_MAX = 1_000  # kept of either list; all are counted
+_KEEP = "keep all as it is, and tell the maintainers"
+_RESTORE = (
+    "restore it from a copy, or make the archive's files anew with `tidelog archive backfill`"
+)
+
+Offsets = npt.NDArray[np.int64]
+_NONE: Offsets = np.empty(0, np.int64)
+
+
+@dataclass
+class Verifying:
+    """What to look at beside rows, manifests and the list of files."""
+
+    generation: int | None = None
+    source: bool = False  # ask it how many events there were
+    deep: bool = False  # read every file
+    progress: Callable[[int], None] = lambda _: None  # with the bytes of each file that is done
+
+
+@dataclass
+class Verified:
+    """What was looked at, and what was found."""
+
+    archive: str
+    generation: int
+    partitions: int = 0
+    ranges: int = 0
+    files: int = 0
+    bytes: int = 0
+    events: int = 0  # read from the source
+    written: int = 0
+    dead: int = 0  # now
+    dropped: int = 0
+    lost: int = 0  # gaps
+    problem_count: int = 0
+    problems: list[Problem] = field(default_factory=list)  # the first ones
+    notes: list[Problem] = field(default_factory=list)
+
+    def add(self, *problems: Problem) -> None:
+        self.problem_count += len(problems)
+        self.problems += problems[: max(0, _PROBLEMS_MAX - len(self.problems))]
+
+    def note(self, kind: str, where: str, what: str, do: str) -> None:
+        if len(self.notes) < _PROBLEMS_MAX:
+            self.notes.append(Problem(kind, where, what, do))
+
+
+def verify_archive(home: Home, archive: Archive, how: Verifying) -> Verified:
+    """Look at one generation. ``NotFoundError`` when it is removed meanwhile."""
+    look = _Look(home, archive, how)
+    pipeline = archive.pipeline(how.generation)
+    known = read_partitions(look.log, pipeline)
+    for partition in known:
+        look.partition(pipeline, partition)
+    look.strays({each.rpartition("/")[0] for each in known})
+    for each in (pipeline, replay_pipeline(pipeline)):
+        look.staged(each)
+    now = read_archive(home.log, archive.name)
+    if now.incarnation != archive.incarnation or look.tally.generation not in now.makings:
+        raise NotFoundError(
+            f"archive `{archive.name}`: generation {look.tally.generation} was removed meanwhile: "
+            "verify the present one"
+        )
+    return look.tally
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The rows of a source partition, in the order in which they must be read."""
+
+    intent: Intent | None
+    head: Progress | None
+    commits: list[Committed]
+
+    @classmethod
+    def read(cls, log: Log, pipeline: str, partition: str) -> _Rows:
+        row = log.catalog.get(layout.pipeline_partition(pipeline, partition), "intent")
+        what = f"intent of `{partition}`"
+        intent = decode_row(row.value, Intent, what) if row is not None else None
+        head = read_progress(log, pipeline, partition)
+        return cls(intent, head, list(read_commits(log, pipeline, partition)))
+
+
+class _Look:
+    """One look at one generation."""
+
+    def __init__(self, home: Home, archive: Archive, how: Verifying) -> None:
+        number = archive.generation if how.generation is None else how.generation
+        making = archive.making(number)
+        self.log = replace(home.log, store=store_at(home, home.store.url))  # past the cache
+        self.tally = Verified(archive.name, number)
+        self._archive = archive
+        self._how = how
+        self._store: Store = store_at(home, archive.store)
+        self._contents = ArchiveFiles(self._store, making)
+        self._sizes = {
+            info.key: info.size
+            for folder in (archive.folder(number), archive.dead)
+            for info in self._store.list(f"{folder}/")
+        }
+        self._named: set[str] = set()  # by manifests of commits
+        self._coming: set[str] = set()  # by those of intents
+        url = making.source or archive.source
+        self._source = SourceCheck(source_at(home, url)) if how.source else None
+
+    def partition(self, pipeline: str, partition: str) -> None:
+        """All that belongs to one source partition."""
+        self.tally.partitions += 1
+        rows = self._rows(pipeline, partition)
+        dead: list[FileEntry] = []
+        for manifest in self._manifests(partition, rows):
+            dead += [file for file in manifest.files if file.kind == "dead"]
+            self.tally.events += manifest.read
+            self.tally.dropped += manifest.dropped
+            for gap in manifest.lost:
+                self.tally.lost += 1
+                what = f"{gap.start} to {gap.end} was lost at the source, and accepted"
+                self.tally.note("lost", partition, what, "nothing: it is on record")
+            if self._source is not None:
+                self.tally.add(*self._source.count(manifest))
+        if self._source is not None:
+            self.tally.add(*self._source.ends(partition, rows.head))
+        made = list(dead)
+        again = self._rows(replay_pipeline(pipeline), partition)
+        for manifest in self._manifests(partition, again, is_replay=True):
+            made += [file for file in manifest.files if file.kind == "dead"]
+            stretch = Stretch.between(manifest.start, manifest.end)
+            dead, problems = check_replay(manifest, stretch, dead)
+            self.tally.add(*problems)
+        self._check_dead(pipeline, partition, dead, made)
+
+    def strays(self, topics: set[str]) -> None:
+        """Files that no manifest names; names that begin with ``_`` are no data."""
+        folder = f"{self._archive.folder(self.tally.generation)}/"
+        for key in sorted(self._sizes.keys() - self._named - self._coming):
+            if key.startswith(folder):
+                parts = key.removeprefix(folder).split("/")
+                below = parts[1:] if parts[0] in topics else parts
+                if not any(part.startswith("_") for part in below):
+                    what = f"no manifest names it, {self._sizes[key]} bytes"
+                    do = "move it out of the folder: who lists the folder takes it for events"
+                    self.tally.add(Problem("stray", key, what, do))
+            elif key.rpartition("/")[2].startswith(f"{self.tally.generation}_"):
+                what = f"no manifest names it, {self._sizes[key]} bytes, beside dead letters"
+                self.tally.note("stray", key, what, "delete it, if it is of no use to you")
+
+    def staged(self, pipeline: str) -> None:
+        """What attempts have left, or have under way."""
+        found = list(self._store.list(layout.staging_of(pipeline)))
+        if found:
+            size = sum(info.size for info in found)
+            what = f"{len(found)} staged files, {size} bytes: of a range under way, or of a crash"
+            do = "nothing: `tidelog sweep` removes what nobody needs"
+            self.tally.note("staging", layout.staging_of(pipeline), what, do)
+
+    # Rows and manifests.
+
+    def _rows(self, pipeline: str, partition: str) -> _Rows:
+        """Rows whose commits tile; those that do not are read once more before that is told."""
+        rows = _Rows.read(self.log, pipeline, partition)
+        if list(check_commits(partition, rows.head, rows.commits)):
+            rows = _Rows.read(self.log, pipeline, partition)
+            self.tally.add(*check_commits(partition, rows.head, rows.commits))
+        return rows
+
+    def _manifests(
+        self, partition: str, rows: _Rows, is_replay: bool = False
+    ) -> Iterator[Manifest]:
+        """The manifests of all commits, with their data files, checked."""
+        if rows.intent is not None:
+            self._note_intent(partition, rows.intent, is_replay)
+        ordinal = 0
+        for committed in rows.commits:
+            stretch = Stretch.between(committed.start, committed.end) if is_replay else None
+            manifest = self._manifest(committed.manifest, f"{partition}, {committed.start}")
+            self.tally.ranges += 1
+            if manifest is not None:
+                self.tally.written += manifest.written
+                self.tally.add(*check_manifest(committed, manifest, ordinal, stretch))
+                self._name(manifest)
+                self._check_files(manifest, [f for f in manifest.files if f.kind != "dead"])
+                yield manifest
+            ordinal += committed.events
+
+    def _manifest(self, key: str, where: str) -> Manifest | None:
+        try:
+            return read_manifest(self.log.store.get(key), key)
+        except (NotFoundError, CorruptError) as exc:
+            do = "restore it from a copy of the store"
+            self.tally.add(Problem("manifest", where, f"manifest `{key}`: {exc}", do))
+            return None
+
+    def _name(self, manifest: Manifest) -> None:
+        for file in manifest.files:
+            if file.target in self._named:
+                self.tally.add(Problem("double", file.target, "two manifests name it", _KEEP))
+            self._named.add(file.target)
+
+    def _note_intent(self, partition: str, intent: Intent, is_replay: bool) -> None:
+        what = f"{intent.start} to {intent.limit} is under way, or its driver died"
+        name = self._archive.name
+        command = f"archive dead {name} --replay" if is_replay else f"archive run {name}"
+        do = f"nothing: the next `tidelog {command}` finishes it"
+        self.tally.note("intent", partition, what, do)
+        manifest = self._manifest(intent.manifest, partition) if intent.manifest else None
+        self._coming |= {file.target for file in manifest.files} if manifest else set()
+
+    # Files.
+
+    def _check_dead(
+        self, pipeline: str, partition: str, dead: list[FileEntry], made: list[FileEntry]
+    ) -> None:
+        """Of all files of dead letters that were ever made, those that count."""
+        live = {file.target for file in dead}
+        left = [f for f in made if f.target not in live and f.target in self._sizes]
+        if left:
+            what = f"{len(left)} files of dead letters that a replay has replaced are still there"
+            do = f"nothing: the next `tidelog archive dead {self._archive.name} --replay` does it"
+            self.tally.note("replaced", partition, what, do)
+        if any(file.target not in self._sizes for file in dead):  # or replaced since
+            replays = Replays(self.log, pipeline, partition)
+            now = {file.target for file, counts in replays.dead() if counts}
+            dead = [file for file in dead if file.target in now]
+        self.tally.dead += sum(file.events for file in dead)
+        nothing = Manifest("", partition, "", "", 0, 0, 0)  # dead letters need none
+        self._check_files(nothing, dead)
+
+    def _check_files(self, manifest: Manifest, files: list[FileEntry]) -> None:
+        there = [file for file in files if self._is_there(file) and file.kind != "sidecar"]
+        if self._how.deep and there:
+            with ThreadPoolExecutor(_AT_ONCE) as pool:
+                found = list(pool.map(lambda file: self._read(manifest, file), there))
+            self.tally.add(*(each for each in found if isinstance(each, Problem)))
+            held = [each for each in found if not isinstance(each, Problem)]
+            doubled = sum(map(len, held)) - len(np.unique(np.concatenate([*held, _NONE])))
+            if doubled:
+                where = f"{manifest.partition}, {manifest.start} to {manifest.end}"
+                what = f"{doubled} offsets stand in two of its files"
+                self.tally.add(Problem("double", where, what, _KEEP))
+        for file in files:
+            self.tally.files += 1
+            self.tally.bytes += file.size
+            self._how.progress(file.size)
+
+    def _is_there(self, file: FileEntry) -> bool:
+        size = self._sizes.get(file.target)
+        if size is None:  # committed after the listing, or gone
+            try:
+                size = self._store.head(file.target).size
+            except NotFoundError:
+                what = f"is not there; it held {file.events} events"
+                self.tally.add(Problem("missing", file.target, what, _RESTORE))
+                return False
+        if size != file.size:
+            what = f"has {size} bytes, its manifest says {file.size}"
+            self.tally.add(Problem("size", file.target, what, _RESTORE))
+        return size == file.size
+
+    def _read(self, manifest: Manifest, file: FileEntry) -> Offsets | Problem:
+        """The offsets of a file that is what its manifest says; its sidecar is read with it."""
+        try:
+            parts = [
+                self._contents.offsets(batch, file).to_numpy()
+                for batch in self._contents.batches(manifest, file)
+            ]
+        except (CorruptError, NotFoundError, InvalidError) as exc:
+            return Problem("contents", file.target, str(exc), _RESTORE)
+        offsets: Offsets = np.concatenate([*parts, _NONE])
+        ends = (int(offsets[0]), int(offsets[-1])) if len(offsets) else (-1, -1)
+        found, expected = (len(offsets), *ends), (file.events, file.first_offset, file.last_offset)
+        if found != expected or bool((np.diff(offsets) <= 0).any()):
+            what = f"holds (events, first and last offset) {found}, its manifest says {expected}"
+            return Problem("contents", file.target, what, _RESTORE)
+        return offsets

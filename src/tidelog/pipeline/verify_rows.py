@@ -1,0 +1,159 @@
+"""What must hold of an archive's rows and manifests, whatever its files are like. Pure.
+
+Each check gives the problems that it finds: what is wrong, where, and what to do about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from tidelog.log.replays import Stretch
+from tidelog.model.pipeline import Committed, FileEntry, Manifest, Progress
+
+__all__ = ["Problem", "check_commits", "check_manifest", "check_replay"]
+
+_KEEP = "keep all as it is, and tell the maintainers: no crash leaves this"
+_MANIFEST = "restore the manifest from a copy of the store; if there is none, backfill the archive"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that is not as it should be, or that a person may want to know."""
+
+    kind: str  # a stable word
+    where: str  # a source partition, or a file
+    what: str
+    do: str
+
+
+def check_commits(
+    partition: str, head: Progress | None, commits: Sequence[Committed]
+) -> Iterator[Problem]:
+    """Each range begins where the one before it ended, and the head agrees with one of the ends.
+
+    The head was read before the commits, so that there may be more of them by now.
+    """
+    for one, other in pairwise(commits):
+        if one.end != other.start:
+            what = f"a range ends at {one.end}, and the next one begins at {other.start}"
+            yield Problem("rows", partition, what, _KEEP)
+    if not commits:
+        if head is not None and head.ordinal:
+            what = f"its head counts {head.ordinal} events, and there is no commit"
+            yield Problem("rows", partition, what, _KEEP)
+        return
+    if head is None:
+        yield Problem("rows", partition, f"has {len(commits)} commits, and no head", _KEEP)
+        return
+    events = files = dead = 0
+    if head.position == commits[0].start and not head.ordinal:
+        return
+    for count, commit in enumerate(commits, 1):
+        events, files, dead = events + commit.events, files + commit.files, dead + commit.dead
+        if commit.end == head.position and head.ordinal == events:
+            known = (head.totals.commits, head.totals.files, head.totals.dead)
+            if known != (count, files, dead):
+                what = (
+                    f"its head counts {known[0]} commits, {known[1]} files and {known[2]} dead "
+                    f"letters, its rows {count}, {files} and {dead}"
+                )
+                yield Problem("rows", partition, what, _KEEP)
+            return
+    what = (
+        f"its head is at {head.position} after {head.ordinal} events, its last commit ends at "
+        f"{commits[-1].end} after {events}"
+    )
+    yield Problem("rows", partition, what, _KEEP)
+
+
+def check_manifest(
+    committed: Committed, manifest: Manifest, ordinal: int, stretch: Stretch | None = None
+) -> Iterator[Problem]:
+    """A manifest says the same as its row, its numbers add up, and its files lie in its range.
+
+    ``stretch`` is given for a replay: the offsets that it covers.
+    """
+    where = f"{manifest.partition}, {committed.start} to {committed.end}"
+    row = (committed.start, committed.end, committed.events, committed.files, committed.dead)
+    said = (manifest.start, manifest.end, manifest.read, len(manifest.files), manifest.dead)
+    if row != said or manifest.ordinal != ordinal:
+        what = (
+            f"its row says (start, end, events, files, dead) {row} from event {ordinal} on, "
+            f"manifest `{committed.manifest}` {said} from event {manifest.ordinal} on"
+        )
+        yield Problem("manifest", where, what, _MANIFEST)
+    parts = (manifest.written, manifest.dead, manifest.dropped)
+    if manifest.read != sum(parts) or min(parts) < 0:
+        what = (
+            f"{manifest.read} events were read, but {parts[0]} written, {parts[1]} dead and "
+            f"{parts[2]} dropped"
+        )
+        yield Problem("counts", where, what, _KEEP)
+    for kind, expected in (("data", manifest.written), ("dead", manifest.dead)):
+        found = sum(file.events for file in manifest.files if file.kind == kind)
+        if found != expected:
+            what = f"its {kind} files hold {found} events, {expected} were counted"
+            yield Problem("counts", where, what, _KEEP)
+    for file in manifest.files:
+        yield from _check_entry(file)
+    yield from _check_range(manifest, where, stretch)
+    yield from _check_overlaps(manifest, where)
+
+
+def check_replay(
+    manifest: Manifest, stretch: Stretch, dead: Sequence[FileEntry]
+) -> tuple[list[FileEntry], list[Problem]]:
+    """A replay has read just the dead letters that it replaces; those that count after it."""
+    replaced = [file for file in dead if stretch.holds(file)]
+    events = sum(file.events for file in replaced)
+    problems = []
+    if events != manifest.read:
+        where = f"{manifest.partition}, replay {manifest.start} to {manifest.end}"
+        what = f"it read {manifest.read} dead letters, the files that it replaces held {events}"
+        problems.append(Problem("counts", where, what, _KEEP))
+    left = [file for file in dead if not stretch.holds(file)]
+    return [*left, *(file for file in manifest.files if file.kind == "dead")], problems
+
+
+def _check_entry(file: FileEntry) -> Iterator[Problem]:
+    if file.kind not in ("data", "dead"):
+        return
+    span = file.last_offset - file.first_offset + 1
+    if not 1 <= file.events <= span:
+        what = (
+            f"has {file.events} events between offsets {file.first_offset} and {file.last_offset}"
+        )
+        yield Problem("counts", file.target, what, _KEEP)
+    if f"_{file.first_offset:020}" not in file.target.rpartition("/")[2]:
+        what = f"its name does not tell its first offset {file.first_offset}"
+        yield Problem("name", file.target, what, _KEEP)
+
+
+def _check_range(manifest: Manifest, where: str, stretch: Stretch | None) -> Iterator[Problem]:
+    """Offsets lie between the positions, or where these are no offsets, in the count of events."""
+    allowed = [(manifest.ordinal, manifest.ordinal + manifest.read)]
+    if stretch is not None:
+        allowed = [(stretch.start, stretch.end)]
+    elif manifest.start.isdecimal() and manifest.end.isdecimal():
+        allowed.append((int(manifest.start), int(manifest.end)))
+    files = [file for file in manifest.files if file.kind in ("data", "dead")]
+    if not any(
+        all(start <= f.first_offset and f.last_offset < end for f in files)
+        for start, end in allowed
+    ):
+        first = min(file.first_offset for file in files)
+        last = max(file.last_offset for file in files)
+        what = f"its files hold offsets {first} to {last}, which are not in its range"
+        yield Problem("range", where, what, _KEEP)
+
+
+def _check_overlaps(manifest: Manifest, where: str) -> Iterator[Problem]:
+    """Files of one folder follow one another; those of different folders may interleave."""
+    data = [file for file in manifest.files if file.kind in ("data", "dead")]
+    placed = sorted((file.target.rpartition("/")[0], file.first_offset, file) for file in data)
+    for (folder, _, one), (other_folder, first, other) in pairwise(placed):
+        if folder == other_folder and first <= one.last_offset:
+            what = f"{one.target} and {other.target} both hold offsets {first} to {one.last_offset}"
+            yield Problem("overlap", where, what, _KEEP)

@@ -1,0 +1,226 @@
+"""Events into a topic of Kafka, each of them once for who reads what is committed.
+
+A writer stages segments in the home's store. Publishing sends their events by transactions that
+also commit how far the range came (``kafka_transactions``), numbered from the range's ordinal: so
+publishing again, after a crash anywhere or by another driver, goes on after the last transaction.
+
+Keys, values, times and headers go as they are, nulls too. An id and a type become the headers
+``tidelog-id`` and ``tidelog-type``, since Kafka has no other place for them, and the time 0 is sent
+as none. Kafka forgets a group's offsets when nothing was committed for long (a week, unless its
+``offsets.retention.minutes`` says otherwise). A range whose number is gone is not sent a second
+time on a guess: a person must say how far it came.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from confluent_kafka import KafkaException, TopicCollection
+
+from tidelog.clients.kafka import KafkaPlace, Watch, open_admin, parse_place, translated
+from tidelog.clock import Clock, SystemClock
+from tidelog.codec.segment import read_piece
+from tidelog.errors import CorruptError, InvalidError, NotFoundError
+from tidelog.model.address import Address, parse_address
+from tidelog.model.pipeline import Manifest
+from tidelog.sinks.base import RangeWriter, TargetSink
+from tidelog.sinks.kafka_transactions import OURS, Transactions, check_properties
+from tidelog.sinks.publish import discard_files
+from tidelog.sinks.segments import (
+    SegmentWriter,
+    Target,
+    check_numbers,
+    keeps_partition,
+    same_places,
+)
+from tidelog.store.base import Store
+from tidelog.store.here import open_store_here
+
+__all__ = ["KafkaSettings", "KafkaSink", "open_kafka"]
+
+_TIMEOUT_S = 15.0  # without any answer; then the brokers count as unreachable
+_NUMBER_LASTS_MS = 24 * 3600 * 1000  # Kafka keeps one for longer, unless it is told otherwise
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaSettings:
+    """How events get into Kafka; plain values."""
+
+    store: str  # URL of the home's store, where segments are staged
+    partitions: int
+    incarnation: str  # Kafka's id of the topic
+    keep_partition: bool  # else Kafka's partitioner chooses
+    timeout_s: float = _TIMEOUT_S
+
+
+def open_kafka(
+    address: Address, *, environ: Mapping[str, str], store: str, timeout_s: float = _TIMEOUT_S
+) -> KafkaSink:
+    """The sink at ``kafka://host1,host2:9092/TOPIC?partition=key|same&property=value``.
+
+    Other options are librdkafka's properties. ``NotFoundError`` when the topic is not there.
+    """
+    keep_partition = keeps_partition(address)
+    place = _place_of(address, environ)
+    check_properties(place)
+    incarnation, partitions = _described(place, timeout_s)
+    settings = KafkaSettings(store, partitions, incarnation, keep_partition, timeout_s)
+    return KafkaSink(place, settings)
+
+
+class KafkaSink:
+    """One topic of Kafka. It is pickled without secrets, and writers need none."""
+
+    def __init__(
+        self,
+        place: KafkaPlace,
+        settings: KafkaSettings,
+        open_store: Callable[[str], Store] = open_store_here,
+        clock: Clock | None = None,
+    ) -> None:
+        self._place = place
+        self._settings = settings
+        self._open_store = open_store
+        self._clock = clock or SystemClock()
+
+    @property
+    def url(self) -> str:
+        return self._place.url
+
+    @property
+    def incarnation(self) -> str:
+        return self._settings.incarnation
+
+    def check(self, partitions: Sequence[str]) -> None:
+        if self._settings.keep_partition:
+            check_numbers(self._what, self._settings.partitions, partitions)
+
+    def writer(self, partition: str, staging: str) -> RangeWriter:
+        store = self._open_store(self._settings.store)
+        return SegmentWriter(store, staging, Target(self.url), self._places)
+
+    def publish(self, manifest: Manifest) -> None:
+        """As the interface says. ``InvalidError`` when Kafka no longer knows how far it came."""
+        if not manifest.read:
+            return
+        end = manifest.ordinal + manifest.read
+        if _described(self._place, self._settings.timeout_s)[0] != self.incarnation:
+            raise NotFoundError(
+                f"{self._what}: was deleted and made again since this pipeline began: "
+                "start a new pipeline into it"
+            )
+        name = f"tidelog-{manifest.pipeline}-{manifest.partition}"
+        timeout_s = self._settings.timeout_s
+        with closing(Transactions(self._place, name, timeout_s, self._clock)) as transactions:
+            number = self._start(manifest, transactions.reached(), name)
+            if number >= end:
+                return
+            try:
+                for batch, partition in self._rest(manifest, number - manifest.ordinal):
+                    transactions.send(batch, partition, number)
+                    number += batch.num_rows
+            except NotFoundError as exc:
+                if (transactions.reached() or 0) >= end:
+                    return  # somebody else has sent it all, and removed what was staged
+                raise CorruptError(
+                    f"{self._what}: a part of source partition `{manifest.partition}`, "
+                    f"{manifest.start} to {manifest.end}, is neither staged nor sent ({exc}): "
+                    "find out who deleted it, and restore it from a copy"
+                ) from exc
+            transactions.finish(end)
+
+    def discard(self, manifest: Manifest) -> None:
+        discard_files(self._open_store(self._settings.store), manifest.files)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_reopened, (self.url, self._settings))
+
+    def __repr__(self) -> str:
+        return f"KafkaSink({self.url!r})"
+
+    def _places(self, batch: pa.RecordBatch) -> npt.NDArray[np.int32]:
+        if self._settings.keep_partition:
+            return same_places(batch, self._settings.partitions, self._what)
+        return np.zeros(batch.num_rows, np.int32)
+
+    def _start(self, manifest: Manifest, reached: int | None, name: str) -> int:
+        """The number of the first event that is not in Kafka yet."""
+        if reached is not None and reached >= manifest.ordinal:
+            return reached
+        if reached is None and manifest.ordinal == 0 and not self._is_old(manifest):
+            return 0
+        known = "nothing" if reached is None else f"number {reached}"
+        raise InvalidError(
+            f"{self._what}: its group `{name}` says {known}, but source partition "
+            f"`{manifest.partition}` came to number {manifest.ordinal} at least: Kafka has "
+            f"forgotten it, or it was set back: see which events of {manifest.start} to "
+            f"{manifest.end} are there, and set the group's offset on partition 0 to "
+            f"{manifest.ordinal} plus their count",
+            group=name,
+            number=manifest.ordinal,
+        )
+
+    def _is_old(self, manifest: Manifest) -> bool:
+        """Whether a first range was staged so long ago that its number may be forgotten."""
+        if not manifest.files:
+            return False
+        try:
+            staged = self._open_store(self._settings.store).head(manifest.files[0].staged)
+        except NotFoundError:
+            return True
+        return self._clock.now_ms() - staged.modified_ms > _NUMBER_LASTS_MS
+
+    def _rest(self, manifest: Manifest, skip: int) -> Iterator[tuple[pa.RecordBatch, int | None]]:
+        """The events after the first ``skip``, each batch with its partition if that is given."""
+        store = self._open_store(self._settings.store)
+        for file in manifest.files:
+            for piece in file.pieces:
+                if skip >= piece.count:
+                    skip -= piece.count
+                    continue
+                what = f"object `{file.staged}`, bytes {piece.byte_start} to {piece.byte_end}"
+                data = store.get(file.staged, piece.byte_start, piece.byte_end)
+                for batch in read_piece(data, piece.crc, piece.count, what):
+                    part = batch.slice(min(skip, batch.num_rows))
+                    skip -= batch.num_rows - part.num_rows
+                    if part.num_rows:
+                        yield part, piece.partition if self._settings.keep_partition else None
+
+    @property
+    def _what(self) -> str:
+        return f"kafka topic `{self._place.topic}`"
+
+
+def _place_of(address: Address, environ: Mapping[str, str]) -> KafkaPlace:
+    place = parse_place(address, environ, "sink", OURS)
+    properties = {name: text for name, text in place.properties.items() if name != "partition"}
+    return replace(place, properties=properties)
+
+
+def _described(place: KafkaPlace, timeout_s: float) -> tuple[str, int]:
+    """The topic's id, which no later topic has, and how many partitions it has."""
+    watch = Watch()
+    admin = open_admin(place, timeout_s, watch)
+    asked = admin.describe_topics(TopicCollection([place.topic]), request_timeout=timeout_s)
+    try:
+        topic = asked[place.topic].result()
+    except KafkaException as exc:
+        admin.poll(0)  # what the client has to tell comes with this
+        raise translated(f"kafka topic `{place.topic}`", exc.args[0], watch) from exc
+    return str(topic.topic_id), len(topic.partitions)
+
+
+def _reopened(url: str, settings: KafkaSettings) -> KafkaSink:
+    """A sink in another process, with that one's secrets."""
+    environ = os.environ  # noqa: TID251 - a worker's world comes in here
+    return KafkaSink(_place_of(parse_address(url), environ), settings)
+
+
+_: type[TargetSink] = KafkaSink

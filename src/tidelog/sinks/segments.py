@@ -1,0 +1,146 @@
+"""The writer of sinks that bring events into a log: ranges become segments, staged in the store.
+
+A segment holds the events of a range for all partitions of the target, in the order in which they
+came. Nothing of an event is changed: id, key, value, type, headers and time are what was read.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import crc32c
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidelog.clock import RandomIds
+from tidelog.codec.events import STORED_SCHEMA, check_sizes, stored_batch
+from tidelog.codec.segment import encode_segment
+from tidelog.errors import InvalidError
+from tidelog.log.partitioner import split
+from tidelog.log.staged import Collector
+from tidelog.model.address import Address
+from tidelog.model.limits import EVENT_BYTES_CEILING
+from tidelog.model.pipeline import FileEntry
+from tidelog.sinks.base import RangeWriter, Written
+from tidelog.store.base import Store
+
+__all__ = [
+    "Place",
+    "SegmentWriter",
+    "Target",
+    "check_numbers",
+    "keeps_partition",
+    "keyless_partition",
+    "same_places",
+]
+
+Place = Callable[[pa.RecordBatch], npt.NDArray[np.int32]]  # the target's partition of each event
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What segments are for."""
+
+    url: str
+    event_bytes_max: int = EVENT_BYTES_CEILING  # a larger one is refused
+
+
+class SegmentWriter:
+    """Stages the segments of one range."""
+
+    def __init__(self, store: Store, staging: str, target: Target, place: Place) -> None:
+        self._store = store
+        self._staging = f"{staging}/{RandomIds().new()}"  # a repeated task has names of its own
+        self._target = target
+        self._place = place
+        self._collector = Collector()
+        self._files: list[FileEntry] = []
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        table = stored_batch(batch.select(STORED_SCHEMA.names), 0)
+        check_sizes(table, self._target.event_bytes_max)
+        numbered = table.append_column("offset", batch.column("offset"))
+        for joined, places in self._collector.add(numbered, self._place(batch)):
+            self._stage(joined, places)
+
+    def close(self) -> Written:
+        for joined, places in self._collector.rest():
+            self._stage(joined, places)
+        return Written(tuple(self._files), sum(file.events for file in self._files))
+
+    def _stage(self, table: pa.Table, places: npt.NDArray[np.int32] | None) -> None:
+        if places is None:
+            places = np.zeros(table.num_rows, np.int32)
+        offsets = pc.min_max(table.column("offset")).as_py()
+        parts = split(table.drop_columns(["offset"]), places)
+        segment = encode_segment([(partition, part) for partition, part, _ in parts])
+        staged = f"{self._staging}/{len(self._files)}"
+        self._store.put(staged, segment.data)
+        self._files.append(
+            FileEntry(
+                staged=staged,
+                target=self._target.url,
+                size=len(segment.data),
+                crc=crc32c.crc32c(segment.data),
+                events=table.num_rows,
+                first_offset=offsets["min"],
+                last_offset=offsets["max"],
+                first_ms=min(piece.first_ms for piece in segment.pieces),
+                last_ms=max(piece.last_ms for piece in segment.pieces),
+                kind="segment",
+                pieces=segment.pieces,
+            )
+        )
+
+
+def keeps_partition(address: Address) -> bool:
+    """Whether the address says ``partition=same``; by key otherwise."""
+    wanted = address.options.get("partition", "key")
+    if wanted not in ("key", "same"):
+        raise InvalidError(f"sink `{address.text}`: partition `{wanted}`: give key or same")
+    return wanted == "same"
+
+
+def same_places(batch: pa.RecordBatch, partitions: int, target: str) -> npt.NDArray[np.int32]:
+    """The partition that each event had. ``InvalidError`` where the target has none of its number.
+
+    ``target`` names it in messages.
+    """
+    column = batch.column("partition")
+    highest = pc.max(column).as_py()
+    if highest is not None and highest >= partitions:
+        raise _too_few(target, partitions, highest)
+    places: npt.NDArray[np.int32] = column.to_numpy(zero_copy_only=False).astype(np.int32)
+    return places
+
+
+def check_numbers(target: str, partitions: int, sources: Sequence[str]) -> None:
+    """``InvalidError`` where a source partition has a number that the target has not."""
+    names = [each.rpartition("/")[2] for each in sources]
+    highest = max((int(name) for name in names if _is_number(name)), default=-1)
+    if highest >= partitions:
+        raise _too_few(target, partitions, highest)
+
+
+def _too_few(target: str, partitions: int, needed: int) -> InvalidError:
+    return InvalidError(
+        f"{target}: has {partitions} partitions, and there are events of partition {needed}: "
+        f"make it with {needed + 1} or more, or place events by key (partition=key)"
+    )
+
+
+def keyless_partition(source_partition: str, partitions: int) -> int:
+    """Where events without a key go: all of a source partition together, so in their order."""
+    name = source_partition.rpartition("/")[2]
+    return (int(name) if _is_number(name) else zlib.crc32(name.encode())) % partitions
+
+
+def _is_number(name: str) -> bool:
+    return name.isascii() and name.isdecimal()
+
+
+_: type[RangeWriter] = SegmentWriter

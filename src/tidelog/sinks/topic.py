@@ -1,0 +1,159 @@
+"""Events into a topic of a home, each of them once.
+
+A writer stages segments in the home's store. Publishing copies each of them to where the topic's
+segments are, in its present generation, and commits runs that name the copy, partition by
+partition, under the producer ``<pipeline>.<source partition>``. In each partition the events of a
+range are numbered from the range's ordinal, and a range has no more of them than it was read
+from; so numbers grow from range to range, and follow from the manifest alone. What that producer's
+row shows is there already: publishing again, after a crash anywhere or by another driver at the
+same time, goes on where it was, and a driver that slept finds nothing to do.
+
+That row is a named producer's, which no sweep takes for expired.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tidelog.errors import CorruptError, InternalError, InvalidError, NotFoundError
+from tidelog.log.append import Appender
+from tidelog.log.base import Log, OpenLog
+from tidelog.log.partitioner import partitions_for
+from tidelog.log.staged import Staged, append_staged, is_appended
+from tidelog.log.topics import find_topic
+from tidelog.model.address import Address
+from tidelog.model.pipeline import Manifest
+from tidelog.model.topic import Topic
+from tidelog.sinks.base import RangeWriter, TargetSink
+from tidelog.sinks.publish import discard_files
+from tidelog.sinks.segments import (
+    SegmentWriter,
+    Target,
+    check_numbers,
+    keeps_partition,
+    keyless_partition,
+    same_places,
+)
+from tidelog.store.base import Store
+from tidelog.store.here import open_store_here
+
+__all__ = ["TopicSettings", "TopicSink", "open_topic"]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSettings:
+    """How events get into a topic; plain values."""
+
+    topic: Topic
+    store: str  # URL of the home's store
+    keep_partition: bool  # else by key, and without one by source partition
+    event_bytes_max: int
+
+
+def open_topic(address: Address, open_log: OpenLog) -> TopicSink:
+    """The sink at ``topic:NAME?partition=key|same``. ``NotFoundError`` when there is none."""
+    address.take_options(("partition",))
+    keep_partition = keeps_partition(address)
+    if address.host:
+        raise InvalidError(f"sink `{address.text}`: give topic:NAME, without slashes")
+    with open_log() as log:
+        topic = find_topic(log, address.path)
+        event_bytes_max = log.settings.event_bytes_max
+        settings = TopicSettings(topic, log.store.url, keep_partition, event_bytes_max)
+    return TopicSink(open_log, settings)
+
+
+class TopicSink:
+    """One topic, in one incarnation. Pickles where ``open_log`` does; writers need no catalog."""
+
+    def __init__(
+        self,
+        open_log: OpenLog,
+        settings: TopicSettings,
+        open_store: Callable[[str], Store] = open_store_here,
+    ) -> None:
+        self._open_log = open_log
+        self._settings = settings
+        self._open_store = open_store
+
+    @property
+    def url(self) -> str:
+        same = "?partition=same" if self._settings.keep_partition else ""
+        return f"topic:{self._settings.topic.name}{same}"
+
+    @property
+    def incarnation(self) -> str:
+        return self._settings.topic.incarnation
+
+    def check(self, partitions: Sequence[str]) -> None:
+        if self._settings.keep_partition:
+            check_numbers(self._what, self._settings.topic.partitions, partitions)
+
+    def writer(self, partition: str, staging: str) -> RangeWriter:
+        target = Target(self.url, self._settings.event_bytes_max)
+        keyless = keyless_partition(partition, self._settings.topic.partitions)
+
+        def place(batch: pa.RecordBatch) -> npt.NDArray[np.int32]:
+            partitions = self._settings.topic.partitions
+            if self._settings.keep_partition:
+                return same_places(batch, partitions, self._what)
+            return partitions_for(batch.column("key"), partitions, keyless)
+
+        return SegmentWriter(self._open_store(self._settings.store), staging, target, place)
+
+    def publish(self, manifest: Manifest) -> None:
+        """As the interface says. ``NotFoundError`` when the topic is gone, or was made anew."""
+        segments = [Staged(file.staged, file.pieces) for file in manifest.files]
+        if manifest.written > manifest.read:
+            raise InternalError(
+                f"{self._what}: source partition `{manifest.partition}`: {manifest.written} "
+                f"events came of {manifest.read}: their numbers would run into the next range's"
+            )
+        with self._open_log() as log, _side_by_side(log) as pool:
+            producer = self._producer(log, manifest)
+            try:
+                append_staged(producer, segments, manifest.ordinal, pool)
+            except NotFoundError as exc:
+                again = self._producer(log, manifest)  # tells when it is the topic that is gone
+                if not is_appended(again, segments, manifest.ordinal):
+                    raise CorruptError(
+                        f"{self._what}: a part of source partition `{manifest.partition}`, "
+                        f"{manifest.start} to {manifest.end}, is neither staged nor stored "
+                        f"({exc}): find out who deleted it, and restore it from a copy"
+                    ) from exc
+
+    def discard(self, manifest: Manifest) -> None:
+        discard_files(self._open_store(self._settings.store), manifest.files)
+
+    def _producer(self, log: Log, manifest: Manifest) -> Appender:
+        topic = find_topic(log, self._settings.topic.name)
+        if topic.incarnation != self.incarnation:
+            raise NotFoundError(
+                f"{self._what}: was deleted and made again since this pipeline began: "
+                "start a new pipeline into it"
+            )
+        return Appender(log, topic, f"{manifest.pipeline}.{manifest.partition}")
+
+    @property
+    def _what(self) -> str:
+        return f"topic `{self._settings.topic.name}`"
+
+
+@contextlib.contextmanager
+def _side_by_side(log: Log) -> Iterator[Executor | None]:
+    """Threads where each commit is a round trip; none where they would only wait in turn."""
+    if log.commits_at_once == 1:
+        yield None
+        return
+    with ThreadPoolExecutor(log.commits_at_once, "tidelog-publish") as pool:
+        yield pool
+
+
+_: type[TargetSink] = TopicSink

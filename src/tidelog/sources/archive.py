@@ -1,0 +1,283 @@
+"""Events of an archive, as a source: what a pipeline has laid down, in the order that it came in.
+
+Source partitions and positions are those of the archive's own source, as its commits hold them. So
+a pipeline that has read an archive to its end goes on from the live source at the same position,
+with neither gap nor overlap. Dead letters are events too, and come in their place.
+
+Ranges begin and end where commits do; where positions are offsets, they may lie anywhere. A driver
+plans a range, and reading the plan needs only the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from tidelog.errors import CorruptError, InvalidError, NotFoundError
+from tidelog.log.archives import read_archive, read_commits, read_partitions, read_progress
+from tidelog.log.base import Log, OpenLog
+from tidelog.model.address import Address
+from tidelog.model.archive import Archive, check_archive_name
+from tidelog.model.pipeline import Committed, Manifest, Progress, read_manifest
+from tidelog.sources.archive_read import PlannedCommits, is_number, plan_commits
+from tidelog.sources.base import Bounds, Chunk, Range, Source, SourcePartition
+
+__all__ = ["ArchiveSource", "open_archive"]
+
+_AT_ONCE = 8  # heads and manifests read side by side; each is a round trip
+
+
+def open_archive(address: Address, open_log: OpenLog) -> ArchiveSource:
+    """The source at ``archive:NAME?generation=N``, the promoted generation by default."""
+    given = address.take_options(("generation",)).get("generation")
+    if address.host:
+        raise InvalidError(f"source `{address.text}`: give archive:NAME, without slashes")
+    if given is not None and not (given.isascii() and given.isdecimal()):
+        raise InvalidError(
+            f"source `{address.text}`: `{given}` is no generation: give a whole number"
+        )
+    return ArchiveSource(open_log, address.path, None if given is None else int(given))
+
+
+class _History:
+    """The commits of a source partition, one after another, and the borders between them."""
+
+    def __init__(self, pipeline: str, commits: Sequence[Committed], head: Progress) -> None:
+        self.pipeline = pipeline
+        self.commits = commits
+        self.end = head.position  # of the last, or where the first will begin
+        self.first = commits[0].start if commits else self.end
+        self.incarnation = head.incarnation
+        self.borders = {
+            border: place for place, border in enumerate([*(c.start for c in commits), self.end])
+        }
+
+    def between(self, start: str, end: str) -> Sequence[Committed] | None:
+        """The commits from one border to another; None unless both are borders, in this order."""
+        first, last = self.borders.get(start), self.borders.get(end)
+        if first is None or last is None or first > last:
+            return None
+        return self.commits[first:last]
+
+
+class ArchiveSource:
+    """A generation of an archive of the home that ``open_log`` opens."""
+
+    def __init__(self, open_log: OpenLog, name: str, generation: int | None = None) -> None:
+        check_archive_name(name)
+        self._open_log = open_log
+        self._name = name
+        self._generation = generation
+        self._known: dict[SourcePartition, _History] = {}  # as last seen
+
+    @property
+    def url(self) -> str:
+        chosen = "" if self._generation is None else f"?generation={self._generation}"
+        return f"archive:{self._name}{chosen}"
+
+    def partitions(self) -> list[SourcePartition]:
+        """Those that the archive has begun, also when its own source no longer has them."""
+        with self._open_log() as log:
+            return sorted(self._histories(log, self._archive(log), None))
+
+    def bounds(self, partitions: Sequence[SourcePartition]) -> dict[SourcePartition, Bounds]:
+        with self._open_log() as log:
+            found = self._histories(log, self._archive(log), partitions)
+        return {each: Bounds(h.first, h.end, h.incarnation) for each, h in found.items()}
+
+    def read(self, range: Range) -> Iterator[Chunk]:
+        """As the interface says, and whole: the last position is the limit.
+
+        Inside of a commit whose positions are no offsets, a chunk's position is its beginning.
+        ``CorruptError`` for a file that is missing or not as its manifest says.
+        """
+        return self.reader(range).read()
+
+    def reader(self, range: Range) -> PlannedCommits:
+        """The range with the files that hold its events. Errors as for ``read``.
+
+        ``InvalidError`` for a range that begins or ends inside of a commit, where the positions
+        are no offsets; ``NotFoundError`` for one that the archive does not hold.
+        """
+        with self._open_log() as log:
+            archive = self._archive(log)
+            history = self._histories(log, archive, [range.partition])[range.partition]
+            with ThreadPoolExecutor(_AT_ONCE) as pool:
+                commits = _commits_in(history, range)
+                manifests = list(pool.map(lambda each: _manifest(log, each), commits))
+        return plan_commits(range, manifests, archive.making(self._generation), archive.store)
+
+    def cut(self, start: str, end: str, events: int) -> str:
+        """The end of a commit: of the last one that fits, or of the first if none does."""
+        cuts = set()
+        for commits in self._between(start, end):
+            at, left = start, events
+            for commit in commits:
+                left -= commit.events
+                if left < 0 and at != start:
+                    break
+                at = commit.end
+            cuts.add(at)
+        if len(cuts) == 1:
+            return cuts.pop()
+        if not is_number(start) or not is_number(end):
+            return end
+        # Offsets, of which every one will do.
+        return str(min(map(int, cuts), default=min(int(end), int(start) + events)))
+
+    def before(self, one: str, other: str) -> bool:
+        if is_number(one) and is_number(other):
+            return int(one) < int(other)
+        if self._between(one, other):
+            return one != other
+        if self._between(other, one):
+            return False
+        raise InvalidError(
+            f"positions `{one}` and `{other}`: no source partition of archive `{self._name}` has "
+            "commits that begin or end at both: ask the source for its bounds"
+        )
+
+    def count(self, start: str, end: str) -> int | None:
+        """Exactly so many between the ends of commits; else at most so many, of offsets."""
+        counts = {sum(each.events for each in found) for found in self._between(start, end)}
+        if len(counts) == 1:
+            return counts.pop()
+        numbers = is_number(start) and is_number(end)
+        return max(0, int(end) - int(start)) if numbers else None
+
+    def _between(self, start: str, end: str) -> list[Sequence[Committed]]:
+        """The commits between two borders, of each source partition that has both in this order."""
+        if not self._known:
+            self.partitions()
+        found = (history.between(start, end) for history in self._known.values())
+        return [commits for commits in found if commits is not None]
+
+    def _archive(self, log: Log) -> Archive:
+        archive = read_archive(log, self._name)
+        archive.making(self._generation)
+        return archive
+
+    def _histories(
+        self, log: Log, archive: Archive, wanted: Sequence[SourcePartition] | None
+    ) -> dict[SourcePartition, _History]:
+        """What was committed in some source partitions, or in all."""
+        pipeline = archive.pipeline(self._generation)
+        if wanted is None:
+            asked = list(map(SourcePartition.named, read_partitions(log, pipeline)))
+        else:
+            asked = list(wanted)
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            found = list(pool.map(lambda each: self._history(log, pipeline, each), asked))
+        histories = {each: history for each, history in zip(asked, found, strict=True) if history}
+        missing = [each for each in asked if each not in histories]
+        if missing and wanted is not None:
+            raise NotFoundError(
+                f"source partition `{missing[0].text}`: archive `{self._name}` has none of that "
+                "name: ask the source for its partitions",
+                partition=missing[0].text,
+            )
+        self._known = {**self._known, **histories}
+        return histories
+
+    def _history(self, log: Log, pipeline: str, partition: SourcePartition) -> _History | None:
+        head = read_progress(log, pipeline, partition.text)
+        if head is None:
+            return None
+        if head.closed:
+            raise NotFoundError(
+                f"source `{self.url}`: its generation is retired, and its files "
+                "go: read the promoted one"
+            )
+        known = self._known.get(partition)
+        if known is not None and (known.pipeline, known.end) == (pipeline, head.position):
+            return known
+        commits: list[Committed] = []
+        for commit in read_commits(log, pipeline, partition.text):
+            if commits and commits[-1].end == head.position:
+                break  # what follows was committed since the head was read
+            if commits and commits[-1].end != commit.start:
+                raise _torn(partition, commits[-1].end, commit.start)
+            commits.append(commit)
+        if commits and commits[-1].end != head.position:
+            raise _torn(partition, commits[-1].end, head.position)
+        return _History(pipeline, commits, head)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ArchiveSource, (self._open_log, self._name, self._generation)
+
+    def __repr__(self) -> str:
+        return f"ArchiveSource({self._open_log!r}, {self._name!r}, {self._generation!r})"
+
+
+def _manifest(log: Log, committed: Committed) -> Manifest:
+    try:
+        return read_manifest(log.store.get(committed.manifest), committed.manifest)
+    except NotFoundError as exc:
+        raise CorruptError(
+            f"manifest `{committed.manifest}`: is not there: find out who deleted it, and restore "
+            "it from a copy",
+            manifest=committed.manifest,
+        ) from exc
+
+
+def _commits_in(history: _History, range: Range) -> Sequence[Committed]:
+    """The commits that a range touches; they must be there."""
+    start, limit = range.start, range.limit
+    whole = history.between(start, limit)
+    if whole is not None:
+        return whole
+    if start in history.borders and limit in history.borders:
+        raise _backwards(range)
+    if not all(map(is_number, (start, limit, *history.borders))):
+        raise InvalidError(
+            f"source partition `{range.partition.text}`: a commit of the archive neither begins "
+            f"nor ends at both `{start}` and `{limit}`, which are no offsets: ask the source to "
+            "cut a range"
+        )
+    if int(start) > int(limit):
+        raise _backwards(range)
+    _check_held(history, range)
+    return [
+        commit
+        for commit in history.commits
+        if int(commit.end) > int(start) and int(commit.start) < int(limit)
+    ]
+
+
+def _check_held(history: _History, range: Range) -> None:
+    what, start, limit = range.partition.text, int(range.start), int(range.limit)
+    first, end = int(history.first), int(history.end)
+    if start < first:
+        raise NotFoundError(
+            f"source partition `{what}`: the archive begins at offset {first}, asked was {start}: "
+            f"go on from {first} if that loss can be borne",
+            lost_from=start,
+            first=first,
+        )
+    if limit > end:
+        raise NotFoundError(
+            f"source partition `{what}`: the archive ends at offset {end}, asked was up to "
+            f"{limit}: ask the source for its bounds",
+            lost_from=min(start, end),
+            first=first,
+            end=end,
+        )
+
+
+def _backwards(range: Range) -> InvalidError:
+    return InvalidError(
+        f"source partition `{range.partition.text}`: range [{range.start}, {range.limit}) runs "
+        "backwards: give start <= limit"
+    )
+
+
+def _torn(partition: SourcePartition, end: str, start: str) -> CorruptError:
+    return CorruptError(
+        f"source partition `{partition.text}`: its commits end at {end} and go on at {start}: "
+        "restore the catalog from a copy",
+        partition=partition.text,
+    )
+
+
+_: type[Source] = ArchiveSource

@@ -1,0 +1,176 @@
+"""What the names of files tell: where a backup's events came from, and how any file is written.
+
+Archives name files ``<generation>_<partition>_<first offset>.<ext>`` and put them below a folder of
+their topic, so a folder of them can be read without a catalog. What begins with ``_`` or ``.`` is
+no data.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote, urlencode
+
+from tidelog.codec.formats import FORMATS, Format, FormatSettings, open_format
+from tidelog.errors import InvalidError
+from tidelog.model.address import Address, format_address, nearest, parse_address
+
+__all__ = ["LINES", "ArchivedName", "FilePlace", "archived_name", "is_hidden", "place_of"]
+
+LINES = "lines"  # a line is an event's value
+_OPTIONS = ("delimiter", "format", "generation", "key", "mode", "schema")
+_ARCHIVED = re.compile(r"(\d+)_(.+)_(\d{20})(\.[A-Za-z0-9.]+)?")
+_GENERATION = re.compile(r"g(\d+)")
+_CODECS = {".gz": "gzip", ".zst": "zstd"}
+_ENDINGS = {".parquet": "parquet", ".orc": "orc", ".avro": "avro", ".seq": "sequence"}
+
+
+@dataclass(frozen=True, slots=True)
+class FilePlace:
+    """A folder or a file of some store, and how what is there is written; plain values."""
+
+    url: str
+    store: str  # URL of what the folder or file stands in
+    name: str  # of the folder or file there; empty: the store's root
+    format: str = ""  # empty: told by each file's name
+    mode: str | None = None
+    delimiter: str | None = None
+    key: str | None = None
+    schema: str | None = None
+    generation: int | None = None  # of a backup; None: the only one
+
+    @property
+    def folder(self) -> str:
+        """What stands before the relative paths of all its files."""
+        return f"{self.name}/" if self.name else ""
+
+    @property
+    def root_name(self) -> str:
+        """What the folder itself is called: the topic of files that no folder names one for."""
+        return self.name or self.parent_name
+
+    @property
+    def parent_name(self) -> str:
+        """What that is called which the folder or file stands in."""
+        address = parse_address(self.store)
+        parts = [part for part in (address.host, *address.path.split("/")) if part]
+        return parts[-1] if parts else "files"
+
+    def format_of(self, name: str) -> tuple[str, str | None]:
+        """How a plain file is written, and its codec."""
+        stem, codec = _codec(name)
+        ending = _ENDINGS.get(Path(stem).suffix.lower())
+        if self.format in ("", "jsonlines") and ending is None and self.mode == "events":
+            return "jsonlines", codec
+        if self.format in ("", "jsonlines", "delimited", LINES):
+            return (LINES, codec) if self.format or ending is None else (ending, None)
+        return self.format, None
+
+    def archived_format(self, name: str, has_sidecars: bool) -> Format:
+        """How a file of an archive is written."""
+        stem, codec = _codec(name)
+        suffix = Path(stem).suffix.lower()
+        chosen = self.format or _ENDINGS.get(suffix)
+        if chosen is None:
+            chosen = "jsonlines" if suffix == ".jsonl" else "delimited"
+        mode = self.mode or ("value" if has_sidecars else "events")
+        settings = FormatSettings(
+            mode=mode if chosen == "jsonlines" else None,
+            delimiter=self.delimiter if chosen == "delimited" else None,
+            key=self.key if chosen == "sequence" else None,
+        )
+        if self.schema is not None:
+            settings = FormatSettings(schema=self.schema, keep_value=True)
+        text = chosen in ("jsonlines", "delimited")
+        return open_format(chosen, codec if text else None, settings)
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivedName:
+    """What the path of an archive's file tells."""
+
+    topic: str
+    partition: str
+    folder: str  # the names between the topic and the file: inside of it, offsets only rise
+    generation: int
+    first: int  # no offset in the file is below
+
+
+def place_of(address: Address) -> FilePlace:
+    """Take ``file:PATH?format=F`` apart, or ``file:s3://bucket/folder?format=F``."""
+    if address.host not in ("", "localhost") or not address.path:
+        raise InvalidError(
+            f"source `{address.text}`: give file:PATH, or a store's address as in "
+            "file:s3://bucket/folder"
+        )
+    inner = parse_address(address.path, plain_scheme="file")
+    local = inner.scheme == "file"
+    own = address.take_options(_OPTIONS) if local else address.options
+    given = {name: own[name] for name in _OPTIONS if name in own}
+    others = {name: value for name, value in own.items() if name not in _OPTIONS}
+    parent, _, name = inner.path.rstrip("/").rpartition("/")
+    if local:
+        base, store = quote(inner.path.rstrip("/") or "/"), Path(parent or "/").as_uri()
+    else:
+        base, store = address.path, format_address(inner.scheme, inner.host, parent, others)
+    query = urlencode({**others, **given}, safe=":/")
+    place = FilePlace(
+        url=f"file:{base}?{query}" if query else f"file:{base}",
+        store=store,
+        name=name,
+        format=_checked_format(address, given.get("format", "")),
+        mode=given.get("mode"),
+        delimiter=given.get("delimiter"),
+        key=given.get("key"),
+        schema=given.get("schema"),
+        generation=_generation(address, given.get("generation")),
+    )
+    if place.format and place.format != LINES:
+        place.archived_format("x", has_sidecars=True)  # a setting that is wrong is refused here
+    return place
+
+
+def archived_name(path: str, root_name: str) -> ArchivedName | None:
+    """What a path below the folder tells, if an archive named it; the folder may be a topic's."""
+    *folders, name = path.split("/")
+    match = _ARCHIVED.fullmatch(name)
+    if match is None:
+        return None
+    generation, partition, first, _ = match.groups()
+    above = _GENERATION.fullmatch(folders[0]) if folders else None
+    if above is not None and above[1] == generation:
+        folders = folders[1:]  # the archive's own root was given
+    topic, *names = folders or [root_name]
+    return ArchivedName(topic, partition, "/".join(names), int(generation), int(first))
+
+
+def is_hidden(path: str) -> bool:
+    """Whether a path is none of data: sidecars, marks and whatever other tools keep beside."""
+    return any(part[0] in "_." for part in path.split("/") if part)
+
+
+def _codec(name: str) -> tuple[str, str]:
+    """A name without its codec's ending, and the codec."""
+    ending = Path(name).suffix.lower()
+    return (name[: -len(ending)], _CODECS[ending]) if ending in _CODECS else (name, "none")
+
+
+def _checked_format(address: Address, given: str) -> str:
+    known = (*FORMATS, LINES)
+    if given and given not in known:
+        raise InvalidError(
+            f"source `{address.text}`: format `{given}` is unknown{nearest(given, known)}: "
+            f"give one of {', '.join(known)}"
+        )
+    return given
+
+
+def _generation(address: Address, given: str | None) -> int | None:
+    if given is None:
+        return None
+    if not (given.isascii() and given.isdecimal()):
+        raise InvalidError(
+            f"source `{address.text}`: `{given}` is no generation: give a whole number"
+        )
+    return int(given)

@@ -1,0 +1,346 @@
+"""Files of a folder, as a source: those of a backup without any home or catalog, or any others.
+
+Files named as archives name them are the source partitions that they came from, and positions are
+offsets. Every other file is a source partition of its own, named by its path, and positions are
+rows. Files are expected to be finished: put under their names when they are whole.
+
+A backup's files tell their first offset alone. One that is missing cannot be told from offsets that
+its source never had; who has the home reads ``archive:NAME`` instead, which tells.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from itertools import chain, pairwise
+from typing import Any
+
+import pyarrow as pa
+
+from tidelog.codec.events import with_position
+from tidelog.codec.formats.base import Format
+from tidelog.codec.formats.parquet import ParquetFormat, TableReader
+from tidelog.codec.formats.sidecar import sidecar_name
+from tidelog.errors import CorruptError, InvalidError, NotFoundError
+from tidelog.model.address import Address
+from tidelog.sources.base import Bounds, Chunk, Range, RangeReader, Source, SourcePartition
+from tidelog.sources.file_names import FilePlace, archived_name, is_hidden, place_of
+from tidelog.sources.merge import Stream, gathered, merged, within
+from tidelog.sources.objects import naming, opened
+from tidelog.sources.rows import RowFile
+from tidelog.store.base import ObjectInfo, Store
+from tidelog.store.here import open_store_here
+
+__all__ = ["FilesSource", "PlannedFiles", "PlannedRows", "open_files"]
+
+
+def open_files(address: Address) -> FilesSource:
+    """The source at ``file:PATH?format=F``, where the path may be an address of a store."""
+    return FilesSource(place_of(address))
+
+
+@dataclass(frozen=True, slots=True)
+class _Archived:
+    """A file of an archive, and its sidecar where its format has one."""
+
+    form: Format
+    first: int  # as its name says
+    data: ObjectInfo
+    sidecar: ObjectInfo | None
+
+    def batches(self, store: Store) -> Iterator[pa.RecordBatch]:
+        """Its events."""
+        self._check_whole()
+        with ExitStack() as stack:
+            infos = [info for info in (self.data, self.sidecar) if info is not None]
+            files = [stack.enter_context(opened(store, each.key, each.size)) for each in infos]
+            stack.enter_context(naming(f"file `{self.data.key}`"))
+            for batch in self.form.read(*files):
+                if batch.num_rows and batch.column("offset")[0].as_py() < self.first:
+                    raise CorruptError(
+                        f"holds offset {batch.column('offset')[0]}, which is before the one in its "
+                        "name: keep it, and restore it from a copy"
+                    )
+                yield batch
+
+    def end(self, store: Store) -> int:
+        """The offset after its last event."""
+        self._check_whole()
+        info, name = self.sidecar, "offset"
+        if isinstance(self.form, ParquetFormat):
+            info, name = self.data, self.form.columns.names["offset"]
+        last = self.first - 1
+        if info is None:
+            for batch in self.batches(store):
+                last = batch.column("offset")[-1].as_py() if batch.num_rows else last
+            return last + 1
+        with opened(store, info.key, info.size) as file:
+            for table in TableReader(file, f"file `{info.key}`").tables([name]):
+                last = table.column(0)[-1].as_py() if table.num_rows else last
+        return last + 1
+
+    def _check_whole(self) -> None:
+        beside = self.form.sidecar_name(self.data.key)
+        if beside is not None and self.sidecar is None:
+            raise CorruptError(
+                f"sidecar `{beside}`: is not there, and without it the events of "
+                f"`{self.data.key}` are not whole: restore it from a copy",
+                file=beside,
+            )
+
+
+_Chain = tuple[_Archived, ...]  # the files of one folder, whose offsets follow one another
+
+
+@dataclass(frozen=True, slots=True)
+class _Listing:
+    """What is there, by source partitions."""
+
+    chains: dict[SourcePartition, list[_Chain]]
+    rows: dict[SourcePartition, ObjectInfo]
+
+
+class FilesSource:
+    """The files of a folder, or one file."""
+
+    def __init__(self, place: FilePlace) -> None:
+        self._place = place
+        self._ends: dict[tuple[str, str], int] = {}  # of files, by key and etag
+        self._seen = _Listing({}, {})
+
+    @property
+    def url(self) -> str:
+        return self._place.url
+
+    def partitions(self) -> list[SourcePartition]:
+        listing = self._look(open_store_here(self._place.store))
+        return sorted([*listing.chains, *listing.rows])
+
+    def bounds(self, partitions: Sequence[SourcePartition]) -> dict[SourcePartition, Bounds]:
+        """What the files hold; a file is looked through when it is first seen."""
+        store = open_store_here(self._place.store)
+        listing = self._look(store)
+        found = {}
+        for each in partitions:
+            if each in listing.rows:
+                found[each] = Bounds("0", str(self._rows(store, listing.rows[each])))
+            else:
+                first, end = self._offsets(store, self._chains(listing, each))
+                found[each] = Bounds(str(first), str(end))
+        return found
+
+    def read(self, range: Range) -> Iterator[Chunk]:
+        """As the interface says, and whole: the last position is the limit.
+
+        ``NotFoundError`` for a file that has vanished or shrunk, ``CorruptError`` for one that is
+        not what its name says, or whose sidecar is missing.
+        """
+        return self.reader(range).read()
+
+    def reader(self, range: Range) -> PlannedFiles | PlannedRows:
+        """The range with the files to read, as they were last seen. Errors as for ``read``."""
+        start, limit = _positions(range)
+        store, listing = open_store_here(self._place.store), self._seen
+        if range.partition not in listing.rows and range.partition not in listing.chains:
+            listing = self._look(store)
+        if range.partition in listing.rows:
+            info = listing.rows[range.partition]
+            return PlannedRows(range, info, _row_file(info, self._place), self._place.store)
+        chains = self._chains(listing, range.partition)
+        first, end = self._offsets(store, chains)
+        if start < first or limit > end:
+            raise _not_held(range, first, end)
+        wanted = [self._wanted(store, files, start, limit) for files in chains]
+        return PlannedFiles(range, tuple(filter(None, wanted)), self._place.store)
+
+    def cut(self, start: str, end: str, events: int) -> str:
+        return str(min(_number(end), _number(start) + events))
+
+    def before(self, one: str, other: str) -> bool:
+        return _number(one) < _number(other)
+
+    def count(self, start: str, end: str) -> int | None:
+        """Exactly so many rows; of a backup's offsets, some may hold no event."""
+        return max(0, _number(end) - _number(start))
+
+    def _look(self, store: Store) -> _Listing:
+        self._seen = _listed(store, self._place)
+        return self._seen
+
+    def _chains(self, listing: _Listing, partition: SourcePartition) -> list[_Chain]:
+        if partition not in listing.chains:
+            raise NotFoundError(
+                f"source partition `{partition.text}`: `{self.url}` has no file of it: put it "
+                "back, or ask the source for its partitions",
+                partition=partition.text,
+            )
+        return listing.chains[partition]
+
+    def _offsets(self, store: Store, chains: list[_Chain]) -> tuple[int, int]:
+        first = min(files[0].first for files in chains)
+        return first, max(self._end(store, files[-1]) for files in chains)
+
+    def _wanted(self, store: Store, files: _Chain, start: int, limit: int) -> _Chain:
+        """Those that may have offsets of a range."""
+        ends = [*(after.first for _, after in pairwise(files)), self._end(store, files[-1])]
+        pairs = zip(files, ends, strict=True)
+        return tuple(file for file, end in pairs if file.first < limit and end > start)
+
+    def _end(self, store: Store, file: _Archived) -> int:
+        known = (file.data.key, file.data.etag)
+        if known not in self._ends:
+            self._ends[known] = file.end(store)
+        return self._ends[known]
+
+    def _rows(self, store: Store, info: ObjectInfo) -> int:
+        known = (info.key, info.etag)
+        if known not in self._ends:
+            with opened(store, info.key, info.size) as data:
+                self._ends[known] = _row_file(info, self._place).count(data)
+        return self._ends[known]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FilesSource, (self._place,)
+
+    def __repr__(self) -> str:
+        return f"FilesSource({self.url!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedFiles:
+    """A range of a backup and the files that may hold its events. Pickles."""
+
+    range: Range
+    chains: tuple[_Chain, ...]
+    store: str  # URL
+
+    def read(self) -> Iterator[Chunk]:
+        """The same chunks as ``FilesSource.read``."""
+        return gathered(self._pieces(open_store_here(self.store)), self.range.limit)
+
+    def _pieces(self, store: Store) -> Iterator[tuple[pa.RecordBatch, str]]:
+        start, limit = _positions(self.range)
+        for batch in merged(_stream(store, files) for files in self.chains):
+            wanted = within(batch, start, limit)
+            if wanted.num_rows:
+                yield wanted, str(wanted.column("offset")[-1].as_py() + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRows:
+    """Some rows of a file. Pickles."""
+
+    range: Range
+    info: ObjectInfo
+    file: RowFile
+    store: str  # URL
+
+    def read(self) -> Iterator[Chunk]:
+        """The same chunks as ``FilesSource.read``."""
+        return gathered(self._pieces(open_store_here(self.store)), self.range.limit)
+
+    def _pieces(self, store: Store) -> Iterator[tuple[pa.RecordBatch, str]]:
+        at, limit = _positions(self.range)
+        if at == limit:
+            return
+        with opened(store, self.info.key, self.info.size) as data:
+            for row, batch in self.file.batches(data, at):
+                rows = batch.slice(0, limit - row)
+                at = row + rows.num_rows
+                yield with_position(rows, self.range.partition.topic, 0, row), str(at)
+                if at == limit:
+                    return
+        raise _not_held(self.range, 0, at)
+
+
+def _listed(store: Store, place: FilePlace) -> _Listing:
+    """All files, but those whose names say that they are no data."""
+    infos, folder, root = _found(store, place)
+    has_sidecars = any(key.endswith(".meta.parquet") for key in infos)
+    chains: dict[SourcePartition, dict[str, list[_Archived]]] = defaultdict(dict)
+    rows: dict[SourcePartition, ObjectInfo] = {}
+    generations: set[int] = set()
+    for key, info in infos.items():
+        path = key.removeprefix(folder)
+        if is_hidden(path):
+            continue
+        named = archived_name(path, root)
+        if named is None:
+            # A slash would be taken for the end of the topic's name.
+            rows[SourcePartition(root, path.replace("%", "%25").replace("/", "%2F"))] = info
+        elif place.generation in (None, named.generation):
+            generations.add(named.generation)
+            form = place.archived_format(key, has_sidecars)
+            file = _Archived(form, named.first, info, infos.get(form.sidecar_name(key) or ""))
+            partition = SourcePartition(named.topic, named.partition)
+            chains[partition].setdefault(named.folder, []).append(file)
+    if len(generations) > 1:
+        raise InvalidError(
+            f"source `{place.url}`: holds generations {min(generations)} and {max(generations)}, "
+            "which have the same events: add generation=N, or give the folder of one"
+        )
+    ordered = {
+        partition: [tuple(sorted(files, key=lambda file: file.first)) for files in found.values()]
+        for partition, found in chains.items()
+    }
+    return _Listing(ordered, rows)
+
+
+def _found(store: Store, place: FilePlace) -> tuple[dict[str, ObjectInfo], str, str]:
+    """What is in the folder, what stands before each path, and what the folder is called."""
+    infos = {info.key: info for info in store.list(place.folder)}
+    if infos or not place.name:
+        return infos, place.folder, place.root_name
+    for key in (place.name, sidecar_name(place.name)):  # it may be a file
+        with suppress(NotFoundError):
+            infos[key] = store.head(key)
+    if place.name not in infos:
+        raise NotFoundError(
+            f"source `{place.url}`: no file is there: check the path, or put some there"
+        )
+    return infos, "", place.parent_name
+
+
+def _row_file(info: ObjectInfo, place: FilePlace) -> RowFile:
+    form, codec = place.format_of(info.key)
+    delimiter = "\n" if place.delimiter is None else place.delimiter
+    return RowFile(f"file `{info.key}`", form, codec, delimiter.encode(), info.modified_ms)
+
+
+def _stream(store: Store, files: _Chain) -> Stream:
+    def batches() -> Iterator[pa.RecordBatch]:
+        return chain.from_iterable(file.batches(store) for file in files)
+
+    return Stream(f"file `{files[0].data.key}`", files[0].first, batches)
+
+
+def _not_held(range: Range, first: int, end: int) -> NotFoundError:
+    return NotFoundError(
+        f"source partition `{range.partition.text}`: its files hold [{first}, {end}), asked was "
+        f"[{range.start}, {range.limit}): files have shrunk or are gone, put them back",
+        lost_from=_number(range.start),
+        first=first,
+        end=end,
+    )
+
+
+def _positions(range: Range) -> tuple[int, int]:
+    start, limit = _number(range.start), _number(range.limit)
+    if start > limit:
+        raise InvalidError(
+            f"source partition `{range.partition.text}`: range [{start}, {limit}) runs backwards: "
+            "give start <= limit"
+        )
+    return start, limit
+
+
+def _number(position: str) -> int:
+    if not (position.isascii() and position.isdecimal()):
+        raise InvalidError(f"position `{position}`: is no offset or row: give a whole number")
+    return int(position)
+
+
+_: type[Source] = FilesSource
+_reader: tuple[type[RangeReader], ...] = (PlannedFiles, PlannedRows)

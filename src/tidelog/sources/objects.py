@@ -1,0 +1,126 @@
+"""Objects of a store as open files: fetched and checked, or read where a decoder wants to.
+
+Both hold a bounded amount in memory. A fetched file is on this machine's disk as far as it is
+larger than that, since its checksum covers all of it and it is to be read only once.
+"""
+
+from __future__ import annotations
+
+import io
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import BinaryIO, cast
+
+import crc32c
+
+from tidelog.errors import CorruptError, InvalidError, NotFoundError
+from tidelog.model.pipeline import FileEntry
+from tidelog.store.base import Store
+
+__all__ = ["fetched", "naming", "opened"]
+
+_FETCH_BYTES = 8 << 20  # in one request
+_SPOOL_BYTES = 4 << 20  # of a fetched file in memory; a commit may have many open
+
+
+@contextmanager
+def fetched(store: Store, file: FileEntry) -> Iterator[BinaryIO]:
+    """A file of an archive, whole. ``CorruptError`` unless it is as its manifest says."""
+    with tempfile.SpooledTemporaryFile(max_size=_SPOOL_BYTES) as spool:
+        size = crc = 0
+        for start in range(0, max(file.size, 1), _FETCH_BYTES):
+            # One byte more than there should be shows a file that has grown.
+            end = min(start + _FETCH_BYTES, file.size)
+            part = _part(store, file, start, end + 1 if end == file.size else end)
+            size += len(part)
+            crc = crc32c.crc32c(part, crc)
+            spool.write(part)
+        if (size, crc) != (file.size, file.crc):
+            raise CorruptError(
+                f"archive file `{file.target}`: expected {file.size} bytes with crc32c "
+                f"{file.crc:08x}, found {size} with {crc:08x}: keep it, and restore it from a copy",
+                file=file.target,
+            )
+        spool.seek(0)
+        yield cast(BinaryIO, spool)
+
+
+@contextmanager
+def naming(what: str) -> Iterator[None]:
+    """Say which file it is, where a decoder knows only what is wrong with it."""
+    try:
+        yield
+    except (CorruptError, InvalidError) as exc:
+        raise type(exc)(f"{what}: {exc}", **exc.context) from exc
+
+
+@contextmanager
+def opened(store: Store, key: str, size: int) -> Iterator[BinaryIO]:
+    """An object of that size, of which only what is wanted is read.
+
+    ``NotFoundError`` when it has vanished or become shorter.
+    """
+    with io.BufferedReader(_Ranges(store, key, size), _FETCH_BYTES) as file:
+        yield cast(BinaryIO, file)
+
+
+def _part(store: Store, file: FileEntry, start: int, end: int) -> bytes:
+    try:
+        return store.get(file.target, start, end)
+    except NotFoundError as exc:
+        raise CorruptError(
+            f"archive file `{file.target}`: is not there: find out who deleted it, and restore it "
+            "from a copy",
+            file=file.target,
+        ) from exc
+
+
+class _Ranges(io.RawIOBase):
+    """An object read by ranges."""
+
+    def __init__(self, store: Store, key: str, size: int) -> None:
+        self._store = store
+        self._key = key
+        self._size = size
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        self._at = max(0, base + offset)
+        return self._at
+
+    def readinto(self, buffer: object) -> int:
+        view = memoryview(buffer).cast("B")  # type: ignore[arg-type]
+        end = min(self._at + len(view), self._size)
+        if end <= self._at:
+            return 0
+        data = self._get(end)
+        view[: len(data)] = data
+        self._at = end
+        return len(data)
+
+    def _get(self, end: int) -> bytes:
+        try:
+            data = self._store.get(self._key, self._at, end)
+        except NotFoundError as exc:
+            raise NotFoundError(
+                f"file `{self._key}`: has vanished: put it back, or go on without it",
+                file=self._key,
+            ) from exc
+        if len(data) < end - self._at:
+            raise NotFoundError(
+                f"file `{self._key}`: has shrunk: it ends at byte {self._at + len(data)}, and had "
+                f"{self._size}: put back what it was",
+                file=self._key,
+            )
+        return data

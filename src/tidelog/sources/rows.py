@@ -1,0 +1,129 @@
+"""Files that hold no offsets: their rows are events, and a row's number is its position.
+
+A line of text is an event's value, as it stands; a Parquet file has some of the event columns,
+``value`` at least; files of other formats have them all. What has no time of its own has that of
+the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import BinaryIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tidelog.codec.events import STORED_SCHEMA, batch_of, stored_batch
+from tidelog.codec.formats import FormatSettings, open_format
+from tidelog.codec.formats.streams import decoding, open_data, open_text
+from tidelog.errors import InvalidError
+from tidelog.model.limits import EVENT_BYTES_CEILING, TIMESTAMP_MS_END
+from tidelog.sources.file_names import LINES
+from tidelog.sources.objects import naming
+
+__all__ = ["RowFile"]
+
+_READ_BYTES = 4 << 20  # of text at a time
+_ROWS = 10_000  # of a Parquet file at a time
+
+
+@dataclass(frozen=True, slots=True)
+class RowFile:
+    """How the rows of one file are read; plain values."""
+
+    what: str  # names it in messages
+    format: str
+    codec: str | None
+    delimiter: bytes
+    time_ms: int  # of events that have none of their own
+
+    def count(self, data: BinaryIO) -> int:
+        """How many rows there are; a last line without an end is one."""
+        if self.format == "parquet":
+            with decoding(self.what):
+                return int(pq.ParquetFile(open_data(data)).metadata.num_rows)
+        if self.format == LINES:
+            return sum(map(len, self._lines(data)))
+        return sum(batch.num_rows for batch in self._events(data))
+
+    def batches(self, data: BinaryIO, start: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Rows from ``start`` on in stored columns, with the number of the first of each batch."""
+        if self.format == "parquet":
+            yield from self._columns(data, start)
+            return
+        row = 0
+        for batch in self._texts(data) if self.format == LINES else self._events(data):
+            if row + batch.num_rows > start:
+                skipped = max(0, start - row)
+                yield row + skipped, batch.slice(skipped)
+            row += batch.num_rows
+
+    def _texts(self, data: BinaryIO) -> Iterator[pa.RecordBatch]:
+        time_ms = min(max(0, self.time_ms), TIMESTAMP_MS_END - 1)
+        for lines in self._lines(data):
+            times = np.full(len(lines), time_ms, np.int64)
+            yield batch_of([times.tolist(), None, None, lines, None, None])
+
+    def _lines(self, data: BinaryIO) -> Iterator[list[bytes]]:
+        rest, row = b"", 0
+        with decoding(self.what):
+            empty = not data.read(1)
+            data.seek(0)
+            text = None if empty else open_text(data, self.codec or "none")
+        while text is not None:
+            with decoding(self.what):
+                block = text.read(_READ_BYTES)
+            if not block:
+                break
+            *lines, rest = (rest + block).split(self.delimiter)
+            if len(rest) > EVENT_BYTES_CEILING:
+                raise InvalidError(
+                    f"{self.what}: line {row + len(lines) + 1} has more than {EVENT_BYTES_CEILING} "
+                    "bytes: is it text? give its format, or its delimiter"
+                )
+            row += len(lines)
+            if lines:
+                yield lines
+        if rest:
+            yield [rest]
+
+    def _events(self, data: BinaryIO) -> Iterator[pa.RecordBatch]:
+        """Of files in event columns: everything but where the events stood once."""
+        mode = FormatSettings(mode="events") if self.format == "jsonlines" else None
+        form = open_format(self.format, self.codec, mode)
+        with naming(self.what):
+            for batch in form.read(data):
+                yield batch.select(STORED_SCHEMA.names).cast(STORED_SCHEMA)
+
+    def _columns(self, data: BinaryIO, start: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+        with decoding(self.what):
+            file = pq.ParquetFile(open_data(data), page_checksum_verification=True)
+        row = 0
+        for group in range(file.num_row_groups):
+            rows = file.metadata.row_group(group).num_rows
+            if row + rows > start:
+                yield from self._group(file, group, row, start)
+            row += rows
+
+    def _group(
+        self, file: pq.ParquetFile, group: int, row: int, start: int
+    ) -> Iterator[tuple[int, pa.RecordBatch]]:
+        batches = file.iter_batches(batch_size=_ROWS, row_groups=[group], use_threads=False)
+        while True:
+            with decoding(self.what):
+                batch = next(batches, None)
+            if batch is None:
+                return
+            skipped = min(max(0, start - row), batch.num_rows)
+            if skipped < batch.num_rows:
+                yield row + skipped, self._stored(batch.slice(skipped))
+            row += batch.num_rows
+
+    def _stored(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        try:
+            table = stored_batch(pa.Table.from_batches([batch]), self.time_ms)
+        except InvalidError as exc:
+            raise InvalidError(f"{self.what}: {exc}") from exc
+        return table.combine_chunks().to_batches()[0]

@@ -1,0 +1,381 @@
+"""Dead letters tried again: P4 over crashes at every step, two replays at once, and real kills."""
+
+from __future__ import annotations
+
+import functools
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from tests.pipeline.fakes import ListSource
+from tests.pipeline.looking import AT, AT_OR_WHEN, a_home, an_archive, drive, fill, value
+from tidelog import Event, Home
+from tidelog.catalog.memory import MemoryCatalog
+from tidelog.codec.events import EVENT_SCHEMA, table_of, with_position
+from tidelog.codec.formats import open_format
+from tidelog.errors import CorruptError, InvalidError, NotFoundError, TidelogError
+from tidelog.log.archives import read_partitions
+from tidelog.log.base import Log
+from tidelog.log.replays import counting_files, dead_files, replay_effect
+from tidelog.model.archive import Archive, Making
+from tidelog.model.backoff import Backoff
+from tidelog.model.pipeline import FileEntry
+from tidelog.pipeline import replay as replaying
+from tidelog.pipeline.archive import committed_files, open_sink
+from tidelog.pipeline.base import Pipeline
+from tidelog.pipeline.cycle import Cycle
+from tidelog.pipeline.dead import dead_letters, read_dead_file, remove_replaced
+from tidelog.pipeline.replay import Replaying, open_replay, replay
+from tidelog.pipeline.workers import LocalWorkers
+from tidelog.sinks import files as files_module
+from tidelog.sources.base import Chunk, Range
+from tidelog.store.base import Store
+from tidelog.store.memory import MemoryStore
+from tidelog.store.retry import RetryingStore
+from tidelog.testing.clock import FakeClock, seeded_ids
+from tidelog.testing.faults import Fault, Faults, FaultyCatalog, FaultyStore
+from tidelog.testing.scheduler import Crash, Scheduler
+
+CALLS = 80  # of a whole replay, or somewhat more
+RATES = {
+    Fault.LOSE_REQUEST: 0.02,
+    Fault.LOSE_REPLY: 0.06,
+    Fault.DUPLICATE: 0.04,
+    Fault.DELAY: 0.15,
+    Fault.CRASH_BEFORE: 0.01,
+    Fault.CRASH_AFTER: 0.01,
+}
+DIED = "ignore::pytest.PytestUnraisableExceptionWarning"  # a writer that dies closes no file
+RUN = """
+import sys
+import tidelog.pipeline.replay as module
+from tests.pipeline.looking import AT_OR_WHEN
+from tidelog.home import open_home
+from tidelog.pipeline.archive import find_archive
+from tidelog.pipeline.workers import LocalWorkers
+module._EVENTS_MAX = 300
+with open_home(sys.argv[1]) as home:
+    how = module.Replaying(parser=AT_OR_WHEN)
+    module.replay(home, find_archive(home, "daily"), how, LocalWorkers(2))
+"""
+
+Key = tuple[str, int]  # source partition, offset
+
+
+def is_late(number: int) -> bool:
+    """Whether an event is taken at the second try."""
+    return number % 7 != 0 and number % 3 == 0
+
+
+class JsonSource(ListSource):
+    """Events in memory; offsets with a gap now and then."""
+
+    def read(self, range: Range) -> Iterator[Chunk]:
+        held = self.events[range.partition]
+        for offset in sorted(n for n in held if int(range.start) <= n < int(range.limit)):
+            table = table_of([Event(value(offset), timestamp=offset)], 0)
+            batch = with_position(table.to_batches()[0], "t", int(range.partition.name), offset)
+            yield Chunk(batch, str(offset + 1))
+        yield Chunk(pa.RecordBatch.from_pylist([], EVENT_SCHEMA), range.limit)
+
+
+class Ground:
+    """An archive in memory with dead letters, and replays on it."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, partitions: int = 1, count: int = 30
+    ) -> None:
+        self.rows, self.objects = MemoryCatalog(), MemoryStore(FakeClock())
+        self.source = JsonSource(partitions, count)
+        self.archive = Archive(
+            name="daily",
+            incarnation="inc",
+            source="list:",
+            kind="partition",
+            store="file:///nowhere",
+            root="archives/daily",
+            created_ms=0,
+            makings={1: Making(parser=AT)},
+            state="ready",
+        )
+        self.epoch = 0
+        self.store: Store = self.objects  # as workers see it
+        monkeypatch.setattr(files_module, "open_store_here", lambda _: self.store)
+        monkeypatch.setattr(replaying, "open_store_here", lambda _: self.store)
+        monkeypatch.setattr(replaying, "_EVENTS_MAX", 3)
+        sink = open_sink(self.archive)
+        pipeline = Pipeline("daily", "inc.1", self.source, sink, LocalWorkers())
+        self.drain(self.log(), pipeline, step=8)
+
+    def log(self, faults: Faults | None = None, scheduler: Scheduler | None = None) -> Log:
+        clock = scheduler.clock if scheduler else FakeClock()
+        chance, ids = random.Random(self.epoch), seeded_ids(1_000 + self.epoch)
+        self.epoch += 1
+        self.store = self.objects
+        if faults is None:
+            return Log(self.objects, self.rows, clock, ids, chance)
+        faulty = FaultyStore(self.objects, faults)
+        backoff = Backoff(attempts=3)
+        self.store = RetryingStore(faulty, clock=clock, random=chance, backoff=backoff)
+        return Log(self.store, FaultyCatalog(self.rows, faults, clock), clock, ids, chance)
+
+    def drain(self, log: Log, pipeline: Pipeline, step: int | None = None) -> None:
+        """A driver of its own epoch, until nothing is left to do."""
+        cycle = Cycle(log, pipeline, self.epoch)
+        for _ in range(60):
+            bounds = pipeline.source.bounds(pipeline.source.partitions())
+            for partition, held in bounds.items():
+                if not cycle.adopted(partition):
+                    cycle.adopt(partition, functools.partial(str, held.first))
+            limits = {p: b.end for p, b in bounds.items() if cycle.position(p) != b.end}
+            if step is not None:
+                limits = {
+                    p: str(min(int(end), int(cycle.position(p)) + step))
+                    for p, end in limits.items()
+                }
+            report = cycle.run(limits, bounds)
+            for error in report.errors.values():
+                raise error
+            if not report.committed:
+                return
+
+    def replay(self, log: Log, parser: str = AT_OR_WHEN) -> None:
+        self.drain(log, open_replay(log, self.archive, Replaying(parser=parser), LocalWorkers()))
+        remove_replaced(log, log.store, self.archive)
+
+    def expected(self) -> Counter[Key]:
+        return Counter((p.name, n) for p, held in self.source.events.items() for n in held)
+
+    def listed(self) -> Counter[Key]:
+        """What a plain recursive listing finds."""
+        return self.held(info.key for info in self.objects.list("archives/daily/g1/"))
+
+    def held(self, keys: Iterable[str]) -> Counter[Key]:
+        return Counter(each for key in keys for each in held_in(key, self.objects.get(key)))
+
+    def dead(self, log: Log) -> list[FileEntry]:
+        return [f for p in read_partitions(log, "inc.1") for f in dead_files(log, "inc.1", p)]
+
+    def check(self, is_done: bool) -> None:
+        """Each event once in the listing or among the dead letters, and the rows agree."""
+        log, data, dead = self.log(), [], Counter[Key]()
+        for partition in read_partitions(log, "inc.1"):
+            files = [file for _, file in counting_files(log, "inc.1", partition)]
+            data += [file.target for file in files if file.kind == "data"]
+        for file in self.dead(log):
+            offsets = [
+                o for b in read_dead_file(self.objects, file) for o in b["offset"].to_pylist()
+            ]
+            assert len(offsets) == file.events
+            dead.update((file.target.split("_")[-2], offset) for offset in offsets)
+        assert self.held(data) + dead == self.expected()
+        assert max(self.listed().values()) == 1
+        if is_done:
+            assert self.listed() == self.held(data)
+            assert dead == Counter(key for key in self.expected() if key[1] % 7 == 0)
+            there = {info.key for info in self.objects.list("dead/")}
+            assert there == {file.target for file in self.dead(log)}
+
+
+@functools.lru_cache(maxsize=10_000)
+def held_in(key: str, data: bytes) -> list[Key]:
+    rows = [row for batch in open_format("parquet").read(data) for row in batch.to_pylist()]
+    assert key.endswith(f"_{rows[0]['offset']:020}.parquet")
+    return [(str(row["partition"]), row["offset"]) for row in rows]
+
+
+def test_what_now_parses_is_archived_and_the_rest_stays_dead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ground = Ground(monkeypatch, partitions=2)
+    assert not any(is_late(number) for _, number in ground.listed())
+    ground.replay(ground.log())
+    ground.check(is_done=True)
+    log = ground.log()
+    effects = [replay_effect(log, "inc.1", p) for p in read_partitions(log, "inc.1")]
+    late = sum(is_late(number) for _, number in ground.expected())
+    assert sum(effect.replayed for effect in effects) == late
+    ground.replay(ground.log())  # nothing parses now that did not before
+    ground.check(is_done=True)
+    ground.replay(ground.log(), parser="timestamp")  # which takes all
+    assert ground.listed() == ground.expected()
+    assert list(ground.objects.list("dead/")) == []
+    ground.replay(ground.log())
+    assert ground.listed() == ground.expected()
+    assert list(ground.objects.list("staging/")) == []
+
+
+def test_names_of_replayed_files_meet_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    ground = Ground(monkeypatch, partitions=2)
+    before = {info.key: ground.objects.get(info.key) for info in ground.objects.list("archives/")}
+    ground.replay(ground.log())
+    after = {info.key: ground.objects.get(info.key) for info in ground.objects.list("archives/")}
+    assert before.items() < after.items()
+    folders = [{key.rpartition("/")[0] for key in keys} for keys in (before, after.keys() - before)]
+    assert len(folders[0] & folders[1]) == 2  # new files stand beside old ones
+
+
+@pytest.mark.filterwarnings(DIED)
+@pytest.mark.parametrize("block", range(4))
+def test_a_replay_that_dies_after_any_call_is_finished_by_the_next(
+    monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    for call in range(1 + block, CALLS, 4):
+        ground = Ground(monkeypatch, count=16)
+        faults = Faults(crash_after_call=call)
+        try:
+            ground.replay(ground.log(faults))
+        except Crash:
+            ground.check(is_done=False)
+            ground.replay(ground.log())
+        else:
+            assert call > CALLS - 10, "a replay makes fewer calls than this test dies after"
+        ground.check(is_done=True)
+
+
+@pytest.mark.filterwarnings(DIED)
+@pytest.mark.parametrize("block", range(4))
+def test_two_replays_at_once_in_a_bad_world(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
+    for seed in range(block * 10, block * 10 + 10):
+        ground = Ground(monkeypatch)
+        scheduler = Scheduler(seed)
+        faults = Faults(scheduler.random, RATES, scheduler)
+
+        def drive(
+            ground: Ground = ground, faults: Faults = faults, s: Scheduler = scheduler
+        ) -> None:
+            for _ in range(3):
+                try:
+                    ground.replay(ground.log(faults, s))
+                except TidelogError as exc:
+                    if isinstance(exc, CorruptError):
+                        raise
+                s.clock.sleep(s.random.random())
+
+        def no_doubles(ground: Ground = ground) -> None:
+            assert max(ground.listed().values()) == 1
+
+        scheduler.spawn("one", drive)
+        scheduler.spawn("two", drive)
+        scheduler.run(after_step=no_doubles)
+        ground.replay(ground.log())
+        ground.check(is_done=True)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    with a_home(tmp_path) as made:
+        made.create_topic("t", 3)
+        yield made
+
+
+def offsets_of(home: Home, archive: Archive) -> Counter[Key]:
+    form, found = open_format("parquet"), Counter[Key]()
+    for info in home.store.list(f"{archive.folder()}/"):
+        for batch in form.read(home.store.get(info.key)):
+            found.update((str(row["partition"]), row["offset"]) for row in batch.to_pylist())
+    return found
+
+
+def test_replays_that_are_killed_archive_each_event_once(home: Home) -> None:
+    for partition in range(3):
+        fill(home, range(6_000), partition=partition)
+    archive = an_archive(home, parser=AT)
+    drive(home, archive)
+    chance = random.Random(20261115)
+    for _ in range(5):
+        command = [sys.executable, "-c", RUN, home.config]
+        processes = [subprocess.Popen(command) for _ in range(2)]
+        time.sleep(0.9 + chance.random())
+        for process in processes:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        assert max(offsets_of(home, archive).values()) == 1
+    done = replay(home, archive, Replaying(parser=AT_OR_WHEN), LocalWorkers(2))
+    assert done.tried == done.replayed + done.dead
+    taken = offsets_of(home, archive)
+    assert taken == Counter((str(p), n) for p in range(3) for n in range(6_000) if n % 7)
+    assert sum(f.events for _, f in committed_files(home, archive) if f.kind == "data") == len(
+        taken
+    )
+    left = [row for batch in dead_letters(home, archive) for row in batch.to_pylist()]
+    assert [(r["partition"], r["offset"]) for r in left] == [
+        (p, n) for p in range(3) for n in range(0, 6_000, 7)
+    ]
+
+
+def test_new_dead_letters_while_a_replay_runs_wait_for_the_next(home: Home) -> None:
+    fill(home, range(50))
+    archive = an_archive(home, parser=AT)
+    drive(home, archive)
+    grown = []
+
+    def grow(_: object) -> None:
+        if not grown:
+            grown.append(True)
+            fill(home, range(50, 100))
+            drive(home, archive)
+
+    first = replay(home, archive, Replaying(parser=AT_OR_WHEN, on_cycle=grow), LocalWorkers())
+    second = replay(home, archive, Replaying(parser=AT_OR_WHEN), LocalWorkers())
+    assert first.replayed == sum(map(is_late, range(50)))
+    assert second.replayed == sum(map(is_late, range(50, 100)))
+    assert offsets_of(home, archive) == Counter(("0", n) for n in range(100) if n % 7)
+
+
+def test_dead_letters_come_once_while_a_replay_replaces_their_files(home: Home) -> None:
+    fill(home, range(200), partition=0)
+    fill(home, range(200), partition=1)
+    archive = an_archive(home, parser=AT)
+    drive(home, archive)
+    reading = dead_letters(home, archive)
+    first = next(reading)
+    replay(home, archive, Replaying(parser=AT_OR_WHEN), LocalWorkers())
+    rest = [row["offset"] for batch in reading for row in batch.to_pylist()]
+    assert set(first["partition"].to_pylist()) == {0}
+    assert rest == list(range(0, 200, 7))  # of partition 1, what stays dead
+
+
+def test_bad_overrides_are_refused_and_nothing_is_touched(home: Home) -> None:
+    fill(home, range(20))
+    archive, backup = an_archive(home, parser=AT), an_archive(home, "raw")
+    drive(home, archive)
+    before = [info.key for info in home.store.list()]
+    for how in (
+        Replaying(parser="jsn:at"),
+        Replaying(layout={"time_zone": "Mars"}),
+        Replaying(layout={"granularity": "century"}),
+    ):
+        with pytest.raises(InvalidError):
+            replay(home, archive, how, LocalWorkers())
+    with pytest.raises(InvalidError, match="contradict"):
+        replay(home, backup, Replaying(parser=AT), LocalWorkers())
+    with pytest.raises(NotFoundError, match="has no generation 7"):
+        replay(home, archive, Replaying(generation=7), LocalWorkers())
+    assert [info.key for info in home.store.list()] == before
+
+
+def test_a_damaged_file_of_dead_letters_stops_loudly_and_stays(home: Home) -> None:
+    fill(home, range(20))
+    archive = an_archive(home, parser=AT)
+    drive(home, archive)
+    ((_, file),) = [each for each in committed_files(home, archive) if each[1].kind == "dead"]
+    data = home.store.get(file.target)
+    home.store.delete([file.target])
+    with pytest.raises(TidelogError, match="restore it from a copy"):
+        replay(home, archive, Replaying(parser=AT_OR_WHEN), LocalWorkers())
+    home.store.put(file.target, data[:-9] + bytes(9))
+    with pytest.raises(CorruptError, match="crc32c"):
+        replay(home, archive, Replaying(parser=AT_OR_WHEN), LocalWorkers())
+    home.store.delete([file.target])
+    home.store.put(file.target, data)
+    done = replay(home, archive, Replaying(parser=AT_OR_WHEN), LocalWorkers())
+    assert done.replayed == sum(map(is_late, range(20)))
