@@ -37,6 +37,8 @@ class NamedPipeline(msgspec.Struct, frozen=True):
     sink: str  # URL
     target: str  # incarnation of what the sink writes to
     created_ms: int
+    fields: dict[str, str] = msgspec.field(default_factory=dict)  # of JSON, that make an event's
+    transform: str = ""  # module:function, from DataFrame to DataFrame
     state: Literal["ready", "deleting"] = "ready"
 
 
