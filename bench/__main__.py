@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from bench import ground, log, spark
+from bench import archive, ground, log, spark
 from bench.measure import show
 from bench.rates import show_rates
 
@@ -12,6 +12,7 @@ SUITES = {
     "ground": lambda: show("ground", ground.run()),
     "log": lambda: show_rates("log", log.run()),
     "spark": lambda: show_rates("spark", spark.run()),
+    "archive": lambda: show_rates("archive", archive.run()),
 }
 
 
@@ -26,4 +27,5 @@ def main(names: list[str]) -> int:
     return 0
 
 
-sys.exit(main(sys.argv[1:]))
+if __name__ == "__main__":  # not in the processes that a suite starts
+    sys.exit(main(sys.argv[1:]))

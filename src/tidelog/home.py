@@ -40,6 +40,7 @@ from tidelog.log.positions import Positions
 from tidelog.log.process import LocalProcesses, check_process
 from tidelog.log.producer import Producer
 from tidelog.log.read import Reader
+from tidelog.log.spans import NoSpans, Spans
 from tidelog.log.start import Start
 from tidelog.log.sweep import SweepReport, sweep_home
 from tidelog.log.targets import check_target, open_target
@@ -71,6 +72,7 @@ class World:
     clock: Clock = field(default_factory=SystemClock)
     ids: Ids = field(default_factory=RandomIds)
     random: random.Random = field(default_factory=system_random)
+    spans: Spans = field(default_factory=NoSpans)
 
 
 class Home:
@@ -387,6 +389,7 @@ def _log(settings: Settings, world: World, store: Store, catalog: Catalog) -> Lo
         settings=settings.log_settings(remote_store),
         backoff=settings.backoff(),
         processes=LocalProcesses(),
+        spans=world.spans,
         commits_at_once=_REMOTE_COMMITS if remote_catalog else 1,
     )
 

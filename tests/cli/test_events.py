@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidelog import Event, InvalidError
-from tidelog.cli.events import event_lines, event_of_line
 from tidelog.cli.fields import Fields, event_of_json
+from tidelog.codec.event_json import event_lines, event_of_line
 from tidelog.model import limits
 
 TEXT = st.text(st.characters(codec="utf-8"))

@@ -59,11 +59,13 @@ def fill(home: Home, numbers: range, topic: str = "t", partition: int = 0) -> No
     home.append(topic, [Event(value(n), timestamp=n) for n in numbers], partition=partition)
 
 
-def an_archive(home: Home, name: str = "daily", topic: str = "t", **making: object) -> Archive:
+def an_archive(
+    home: Home, name: str = "daily", source: str = "topic:t", **making: object
+) -> Archive:
     wanted = Archive(
         name=name,
         incarnation=home.log.ids.new(),
-        source=f"topic:{topic}",
+        source=source,
         kind="partition" if "parser" in making else "backup",
         store=home.store.url,
         root=f"archives/{name}",

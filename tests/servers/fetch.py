@@ -90,10 +90,15 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
-def maven_fill(server: str, coordinates: Sequence[str], folder: Path) -> None:
-    """Bring the artifacts, each `group:artifact:version`, and all they need into the folder."""
+def maven_fill(
+    server: str, coordinates: Sequence[str], folder: Path, *, alone: bool = False
+) -> None:
+    """Bring the artifacts, each `group:artifact:version`, and all they need into the folder.
+
+    With `alone` only the artifacts themselves.
+    """
     pom = folder / "pom.xml"
-    pom.write_text(pom_text(server, coordinates))
+    pom.write_text(pom_text(server, coordinates, alone=alone))
     # One Maven at a time: its local repository does not expect two writers.
     with locked(cache_folder() / "maven.lock"):
         run_fetch(
@@ -111,11 +116,13 @@ def maven_fill(server: str, coordinates: Sequence[str], folder: Path) -> None:
         )
 
 
-def pom_text(server: str, coordinates: Sequence[str]) -> str:
-    """A project that is nothing but its dependencies."""
+def pom_text(server: str, coordinates: Sequence[str], *, alone: bool = False) -> str:
+    """A project that is nothing but its dependencies; with `alone` without what those need."""
+    without = "<exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion>"
+    rest = f"<exclusions>{without}</exclusions>" if alone else ""
     dependencies = "\n".join(
         f"    <dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId>"
-        f"<version>{version}</version></dependency>"
+        f"<version>{version}</version>{rest}</dependency>"
         for group, artifact, version in (coordinate.split(":") for coordinate in coordinates)
     )
     return f"""<project>

@@ -18,6 +18,7 @@ from tidelog.errors import CorruptError, InvalidError, NotFoundError, TidelogErr
 from tidelog.log.append import Appender
 from tidelog.log.base import Log
 from tidelog.log.read import Reader
+from tidelog.log.staged import Staged, append_staged
 from tidelog.log.sweep import sweep_home
 from tidelog.log.topics import create_topic, delete_topic, find_topic
 from tidelog.log.verify import verify_topic
@@ -25,8 +26,7 @@ from tidelog.model import layout
 from tidelog.model.backoff import Backoff
 from tidelog.model.event import Event
 from tidelog.model.topic import Topic
-from tidelog.spark.commit import Sink, append_staged
-from tidelog.spark.stage import Staged
+from tidelog.spark.commit import Sink
 from tidelog.store.memory import MemoryStore
 from tidelog.store.retry import RetryingStore
 from tidelog.testing.clock import FakeClock, seeded_ids

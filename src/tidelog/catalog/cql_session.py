@@ -39,7 +39,14 @@ try:
 except ImportError as exc:  # this module is imported only when such an address is opened
     raise InvalidError("cql catalog is not installed: pip install 'tidelog[scylla]'") from exc
 
-__all__ = ["CqlSession", "TombstonesError", "open_session"]
+__all__ = [
+    "DRIVER_ERRORS",
+    "CqlSession",
+    "TombstonesError",
+    "causes_of",
+    "open_session",
+    "reason_of",
+]
 
 _CONNECT_TIMEOUT_S = 3.0  # for one host; a server in another region accepts well within this
 _REQUEST_TIMEOUT_S = 6.0  # a little more than the servers' own limits, so that they speak first
@@ -48,7 +55,7 @@ _RECONNECT_MAX_S = 10.0
 _TOO_MANY_TOMBSTONES = 0x0001  # a replica's reason for a failed read
 _SERIAL = "serial"  # the execution profile of serial reads
 
-_DRIVER_ERRORS = (cassandra.DriverException, ConnectionException, ErrorMessage, NoHostAvailable)
+DRIVER_ERRORS = (cassandra.DriverException, ConnectionException, ErrorMessage, NoHostAvailable)
 
 
 class TombstonesError(Exception):
@@ -72,7 +79,7 @@ class CqlSession:
             row: tuple[Any, ...] | None = self.session.execute(
                 bound, execution_profile=_SERIAL
             ).one()
-        except _DRIVER_ERRORS as exc:
+        except DRIVER_ERRORS as exc:
             raise _read_error(self.place, exc) from exc
         return row
 
@@ -88,7 +95,7 @@ class CqlSession:
             if _may_be_tombstones(exc):
                 raise TombstonesError(str(exc)) from exc
             raise _read_error(self.place, exc) from exc
-        except _DRIVER_ERRORS as exc:
+        except DRIVER_ERRORS as exc:
             raise _read_error(self.place, exc) from exc
         return list(reply.current_rows), bool(reply.has_more_pages)
 
@@ -103,7 +110,7 @@ class CqlSession:
         try:
             reply = self.session.execute(request)
             return [dict(zip(reply.column_names, each, strict=True)) for each in reply]
-        except _DRIVER_ERRORS as exc:
+        except DRIVER_ERRORS as exc:
             raise _write_error(self.place, exc) from exc
 
     def close(self) -> None:
@@ -129,7 +136,7 @@ def open_session(place: CqlPlace, create: bool) -> CqlSession:
         ensure_table(place, cluster, session, create)
         statements = {name: session.prepare(text) for name, text in statements_of(place).items()}
         ready = True
-    except _DRIVER_ERRORS as exc:
+    except DRIVER_ERRORS as exc:
         raise _datacenter_error(place, cluster) or _read_error(place, exc) from exc
     finally:
         if not ready:
@@ -185,7 +192,7 @@ def _datacenter_error(place: CqlPlace, cluster: Any) -> InvalidError | None:
 def _read_error(place: CqlPlace, exc: Exception) -> TidelogError:
     return _lasting_error(place, exc) or UnavailableError(
         f"catalog table `{place.label}`: {','.join(place.hosts)} port {place.port} cannot be "
-        f"reached or cannot answer: {_reason(exc)}: see that the servers are up, then try again",
+        f"reached or cannot answer: {reason_of(exc)}: see that the servers are up, then try again",
         table=place.label,
     )
 
@@ -207,15 +214,15 @@ def _never_began(exc: Exception) -> bool:
 
 def _lasting_error(place: CqlPlace, exc: Exception) -> TidelogError | None:
     """The error that repeating will not mend, or None for one that may pass."""
-    if any(isinstance(cause, cassandra.AuthenticationFailed) for cause in _causes(exc).values()):
+    if any(isinstance(cause, cassandra.AuthenticationFailed) for cause in causes_of(exc).values()):
         return InvalidError(
-            f"catalog table `{place.label}`: the server refuses the login: {_reason(exc)}: "
+            f"catalog table `{place.label}`: the server refuses the login: {reason_of(exc)}: "
             "set TIDELOG_CQL_USERNAME and TIDELOG_CQL_PASSWORD to one that it knows",
             table=place.label,
         )
     if isinstance(exc, cassandra.Unauthorized):
         return InvalidError(
-            f"catalog table `{place.label}`: this login may not do that: {_reason(exc)}: "
+            f"catalog table `{place.label}`: this login may not do that: {reason_of(exc)}: "
             "grant it SELECT and MODIFY on the table, and CREATE to make it",
             table=place.label,
         )
@@ -225,7 +232,7 @@ def _lasting_error(place: CqlPlace, exc: Exception) -> TidelogError | None:
     if re.search(r"does not exist|unconfigured table", str(exc)):
         return missing_error(place)
     return InvalidError(
-        f"catalog table `{place.label}`: the server refuses the request: {_reason(exc)}",
+        f"catalog table `{place.label}`: the server refuses the request: {reason_of(exc)}",
         table=place.label,
     )
 
@@ -235,13 +242,14 @@ def _may_be_tombstones(exc: Any) -> bool:
     return exc.error_code_map is None or _TOO_MANY_TOMBSTONES in exc.error_code_map.values()
 
 
-def _causes(exc: Exception) -> dict[str, object]:
+def causes_of(exc: Exception) -> dict[str, object]:
     """What went wrong, by host; the driver gives a list of hosts when it asked none of them."""
     if isinstance(exc, NoHostAvailable) and isinstance(exc.errors, dict):
         return {str(host): error for host, error in exc.errors.items()} or {"": "no connection"}
     return {"": exc}
 
 
-def _reason(exc: Exception) -> str:
-    causes = [f"{host} {cause}".strip() for host, cause in _causes(exc).items()]
+def reason_of(exc: Exception) -> str:
+    """Why a request failed, in one line."""
+    causes = [f"{host} {cause}".strip() for host, cause in causes_of(exc).items()]
     return " ".join("; ".join(causes).split())

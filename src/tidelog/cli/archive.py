@@ -7,6 +7,8 @@ from typing import Any, Literal
 import click
 
 from tidelog.cli.archive_generations import backfill, drop, flush, promote
+from tidelog.cli.archive_look import cat, dead, find, verify
+from tidelog.cli.archive_restore import restore
 from tidelog.cli.driving import Watch, open_workers, worker_options
 from tidelog.cli.making import making_of, making_options
 from tidelog.cli.output import Output, json_option
@@ -250,5 +252,5 @@ def _describe(archive: Archive) -> dict[str, Any]:
     }
 
 
-for _command in (backfill, drop, flush, promote):
+for _command in (backfill, cat, dead, drop, find, flush, promote, restore, verify):
     archive.add_command(_command)

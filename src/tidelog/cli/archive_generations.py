@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Any
 
@@ -19,6 +20,7 @@ from tidelog.pipeline.generations import begin_backfill, drop_generation
 from tidelog.pipeline.generations import promote as promote_newest
 from tidelog.pipeline.places import source_at
 from tidelog.pipeline.policy import Policy
+from tidelog.sources.base import waits
 
 __all__ = ["backfill", "drop", "flush", "promote"]
 
@@ -125,7 +127,8 @@ def flush(home_text: str | None, output: Output, /, name: str, timeout: float) -
         bounds = source.bounds(source.partitions())
         ends = {each.text: held.end for each, held in bounds.items() if held.first != held.end}
         request_flush(home.log, found.pipeline())
-        behind = wait_until_done(home.log, found.pipeline(), ends, source.before, timeout)
+        left = functools.partial(waits, source)
+        behind = wait_until_done(home.log, found.pipeline(), ends, left, timeout)
         output.record({"archive": name, "flushed": not behind, "behind": len(behind)})
         if behind:
             output.say(

@@ -13,8 +13,13 @@ from tidelog.cli.consume import consume
 from tidelog.cli.demo import demo
 from tidelog.cli.exit_codes import FAILED, INTERRUPTED, exit_code
 from tidelog.cli.home import home, init
+from tidelog.cli.load import load
 from tidelog.cli.output import print_error
+from tidelog.cli.playback import playback
 from tidelog.cli.produce import produce
+from tidelog.cli.pump import pump
+from tidelog.cli.serve import serve
+from tidelog.cli.token import token
 from tidelog.cli.topic import topic
 from tidelog.cli.upkeep import lag, sweep, trim, verify
 from tidelog.errors import TidelogError
@@ -47,7 +52,10 @@ def cli(context: click.Context, home_text: str | None) -> None:
     context.obj = home_text
 
 
-for command in (init, home, topic, produce, consume, lag, trim, sweep, verify, archive, demo):
+for command in (
+    *(init, home, topic, produce, consume, playback, pump),
+    *(lag, trim, sweep, verify, archive, serve, token, load, demo),
+):
     cli.add_command(command)
 
 

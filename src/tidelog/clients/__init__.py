@@ -5,5 +5,5 @@ secrets from the environment, and translates the library's errors into ours. It 
 setting which would break a promise of ours is refused with its reason. It must not know what is
 read or written with it, nor anything of a home.
 
-``kafka`` serves the Kafka source and the Kafka sink.
+``kafka`` serves the Kafka source and the Kafka sink, ``kinesis`` those of Kinesis.
 """

@@ -1,4 +1,4 @@
-"""Clients of Kinesis: how an address becomes one, its calls with their repeats, and what errors mean.
+"""Clients of Kinesis: what an address says, calls that are repeated, and what errors mean.
 
 Region, endpoint and stream stand in the address; credentials come from the environment or from
 whatever the SDK's own chain finds. The SDK repeats nothing on its own: what is throttled, or not
@@ -28,6 +28,9 @@ from tidelog.model.backoff import Backoff
 from tidelog.model.event import check_timestamp
 
 __all__ = [
+    "HASH_KEY",
+    "SEQUENCE",
+    "SUB_SEQUENCE",
     "Kinesis",
     "KinesisPlace",
     "Shard",
@@ -36,6 +39,11 @@ __all__ = [
     "parse_place",
     "shard_id",
 ]
+
+# Headers of events that came from Kinesis, as texts.
+SEQUENCE = "kinesis.sequence"
+SUB_SEQUENCE = "kinesis.sub-sequence"
+HASH_KEY = "kinesis.hash-key"
 
 _CONNECT_TIMEOUT_S = 3
 _READ_TIMEOUT_S = 20  # an answer may have 10 MB
@@ -80,7 +88,7 @@ class KinesisPlace:
     stream: str
     region: str | None
     endpoint: str | None
-    keys: dict[str, str] = field(repr=False)  # as the SDK names them; empty: its own chain's
+    keys: dict[str, Any] = field(repr=False)  # as the SDK names them; empty: its own chain's
     role: str = "source"  # what messages call it
 
     @property
@@ -122,7 +130,7 @@ class Shard:
 def parse_place(
     address: Address, environ: Mapping[str, str], role: str, more: tuple[str, ...] = ()
 ) -> KinesisPlace:
-    """Take ``kinesis://STREAM?region=…&endpoint_url=…`` apart; ``more`` are the caller's options."""
+    """Take ``kinesis://STREAM?region=…&endpoint_url=…`` apart; ``more`` are further options."""
     options = address.take_options((*_OPTIONS, *more))
     if not _STREAM_NAME.fullmatch(address.host) or address.path or address.port:
         raise InvalidError(

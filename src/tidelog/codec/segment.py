@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from tidelog.codec.events import STORED_SCHEMA, batch_bytes
 from tidelog.errors import CorruptError, InternalError
 from tidelog.model.limits import BATCH_EVENTS_MAX
+from tidelog.model.run import Piece
 
 __all__ = ["Piece", "Segment", "encode_segment", "read_piece"]
 
@@ -23,20 +24,6 @@ _MAGIC_BYTES = 8  # "ARROW1" and padding, before the schema
 _SCHEMA = STORED_SCHEMA.serialize().to_pybytes()
 _FIRST_BATCH = _MAGIC_BYTES + len(_SCHEMA)
 _OPTIONS = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1))
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """One partition's part of a segment."""
-
-    partition: int
-    count: int
-    byte_start: int
-    byte_end: int
-    crc: int
-    first_ms: int
-    last_ms: int
-    raw_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

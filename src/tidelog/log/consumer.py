@@ -178,9 +178,9 @@ class Consumer:
     ) -> int:
         """Poll, handle, commit, again and again; how many events were handled.
 
-        ``how`` are the fields of :class:`Handling`: ``on_error``, ``retries``, ``batch``,
-        ``workers``, ``until_caught_up``, ``stop``, … With ``on_error="dead-letter"`` events that a
-        handler could not take go to the topic ``dead_letter``, with the reason.
+        ``how`` are the fields of :class:`Handling`: ``on_error``, ``retries``, ``batch``, ``types``,
+        ``lag_ms``, ``until_caught_up``, … With ``on_error="dead-letter"`` events that a handler
+        could not take go to the topic ``dead_letter``, with the reason.
         """
         if dead_letter is not None:
             how["dead_letter"] = functools.partial(self._bury, dead_letter)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
 
 from tidelog.errors import FencedError, InvalidError
+from tidelog.log.choosing import Share, until_young
 from tidelog.model.backoff import Backoff
 from tidelog.model.event import Event
 
@@ -42,6 +43,9 @@ class Handling:
     max_events: int = 500  # in one poll, and so in one list
     workers: int = 1  # partitions handled side by side
     until_caught_up: bool = False  # end when all that is there was handled
+    types: Collection[str] | None = None  # only events of these; the others are passed over
+    share: Share | None = None  # only events that fall to it
+    lag_ms: int = 0  # an event is not handed over before it is so old
     dead_letter: Callable[[list[Event], BaseException], object] | None = None
     stop: threading.Event = field(default_factory=threading.Event)
 
@@ -52,6 +56,13 @@ class Handling:
             raise InvalidError("on_error dead-letter and dead_letter belong together: give both")
         if self.workers < 1 or self.retries < 0:
             raise InvalidError("workers must be 1 or more, and retries 0 or more")
+        if isinstance(self.types, str) or self.lag_ms < 0:
+            raise InvalidError("types must be a list of types, and lag_ms 0 or more")
+
+    def wants(self, event: Event) -> bool:
+        """Whether the handler gets an event."""
+        of_type = self.types is None or event.type in self.types
+        return of_type and (self.share is None or self.share.has(event))
 
 
 def run(consumer: Consumer, handler: Callable[[Any], object], how: Handling) -> int:
@@ -64,6 +75,10 @@ def run(consumer: Consumer, handler: Callable[[Any], object], how: Handling) -> 
                 if how.until_caught_up and consumer.caught_up():
                     break
                 continue
+            if how.lag_ms:
+                old_ms = consumer.log.clock.now_ms() - how.lag_ms
+                events, wait_s = until_young(events, old_ms, consumer.rewind)
+                how.stop.wait(wait_s)
             groups = [list(each) for _, each in groupby(events, lambda event: event.partition)]
             work = [pool.submit(_handle, consumer, handler, how, group) for group in groups]
             done = [each.result() for each in work]
@@ -92,6 +107,9 @@ def _handle(
     consumer: Consumer, handler: Callable[[Any], object], how: Handling, events: list[Event]
 ) -> tuple[int, BaseException | None]:
     """One partition's events, in order; how many went well, and what stopped it."""
+    events = [event for event in events if how.wants(event)]
+    if not events:
+        return 0, None
     units = [events] if how.batch else [[event] for event in events]
     for number, unit in enumerate(units):
         consumer.touch()

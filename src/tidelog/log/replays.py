@@ -131,10 +131,18 @@ def counting_files(log: Log, pipeline: str, partition: str) -> Iterator[tuple[Ma
     yield from replays.counting()
 
 
-def dead_files(log: Log, pipeline: str, partition: str) -> list[FileEntry]:
-    """The files of dead letters that count, by their offsets, which do not overlap."""
+def dead_files(log: Log, pipeline: str, partition: str) -> list[list[FileEntry]]:
+    """The files of dead letters that count, by their offsets; those that overlap are together."""
     found = [file for file, counts in Replays(log, pipeline, partition).dead() if counts]
-    return sorted(found, key=lambda file: file.first_offset)
+    groups: list[list[FileEntry]] = []
+    end = 0
+    for file in sorted(found, key=lambda file: file.first_offset):
+        if groups and file.first_offset < end:
+            groups[-1].append(file)
+        else:
+            groups.append([file])
+        end = max(end, file.last_offset + 1)
+    return groups
 
 
 def replay_effect(log: Log, pipeline: str, partition: str) -> Effect:

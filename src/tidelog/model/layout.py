@@ -114,8 +114,12 @@ OBJECTS = (
         "says that a date folder has all its events: watermark, files, events",
     ),
     Kind(
-        "archives/<name>/g<generation>/<topic>/_delta_log/…",
-        "the files as a Delta table; written by the deltalake library",
+        "archives/<name>/g<generation>/_delta_log/<version>.json",
+        "the files as a Delta table; the deltalake library writes it",
+    ),
+    Kind(
+        "archives/<name>/_iceberg/<table>/metadata/<id>.avro",
+        "the files as an Iceberg table; the pyiceberg library writes it",
     ),
     Kind(
         "dead/<archive>/<topic>/<generation>_<partition>_<offset>.parquet",

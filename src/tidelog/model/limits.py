@@ -26,6 +26,7 @@ __all__ = [
     "PRODUCER_NAME_MAX",
     "PRODUCER_RECENT",
     "PRODUCER_ROW_BYTES",
+    "RANGE_FOLDERS_MAX",
     "ROW_BYTES_MAX",
     "SEGMENT_EVENTS_MAX",
     "SETTLE_ATTEMPTS",
@@ -70,3 +71,4 @@ COMMIT_ATTEMPTS = 200  # of one commit against other writers; each waits 0.2 s a
 CONSUMER_NAME_MAX = 200  # characters
 PIPELINE_NAME_MAX = 250  # characters; it may hold an archive's name
 PLAYBACK_NAME_MAX = 150  # characters; a producer's name holds it
+RANGE_FOLDERS_MAX = 10_000  # of one range of an archive; events of others are dead letters

@@ -134,6 +134,7 @@ class Manifest(msgspec.Struct, frozen=True):
     dead: int = 0  # that no parser took
     files: tuple[FileEntry, ...] = ()
     lost: tuple[Gap, ...] = ()
+    note: bytes = b""  # what the source wants to find again
 
 
 class Committed(msgspec.Struct, frozen=True):

@@ -48,7 +48,9 @@ def create_archive(home: Home, wanted: Archive) -> Archive:
     """Make an archive. ``AlreadyExistsError``, ``InvalidError`` for a folder that is not empty."""
     check_archive_name(wanted.name)
     open_sink(wanted)  # an unknown parser, format or setting is refused before anything is made
-    source_at(home, wanted.source).partitions()
+    source = source_at(home, wanted.source)
+    source.partitions()
+    wanted = msgspec.structs.replace(wanted, source=source.url)  # where `newest` is a time
     log, name = home.log, layout.archive_row(wanted.name)
     row = log.catalog.get(layout.REGISTRY, name)
     if row is None:

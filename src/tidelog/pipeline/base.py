@@ -21,6 +21,7 @@ class Produced:
     end: str  # the end that was reached
     read: int
     staged: Written
+    note: bytes = b""  # what the source wants to find again
 
 
 @dataclass(frozen=True)
@@ -40,13 +41,14 @@ class Task:
     def run(self) -> Produced:
         """Read the range, and stage what comes of it. Nothing of it is visible yet."""
         writer = self.sink.writer(self.range.partition.text, self.staging)
-        end, read = self.range.start, 0
+        end, read, notes = self.range.start, 0, []
         for chunk in self.chunks():
+            notes.append(chunk.note)
             if chunk.batch.num_rows:
                 writer.write(chunk.batch)
                 read += chunk.batch.num_rows
             end = chunk.position
-        return Produced(end, read, writer.close())
+        return Produced(end, read, writer.close(), b"".join(notes))
 
     def chunks(self, clock: Clock | None = None) -> Iterator[Chunk]:
         """The range, not faster than it may be read."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -105,12 +105,11 @@ class Wanted:
 def archived_rows(home: Home, archive: Archive, wanted: Wanted) -> Iterator[pa.RecordBatch]:
     """What stands in an archive, file by file. ``NotFoundError`` for a file that is none of it."""
     reader = ArchiveFiles(store_at(home, archive.store), archive.making(wanted.generation))
-    names = {name: name.removeprefix(f"{archive.store}/").lstrip("/") for name in wanted.files}
-    left = set(names)
+    left = set(wanted.files)
     for manifest, file in _candidates(home, archive, wanted):
-        named = {name for name, end in names.items() if f"/{file.target}".endswith(f"/{end}")}
+        named = {name for name in wanted.files if _is_named(file, name)}
         left -= named
-        if named or (not names and file.kind == "data"):
+        if named or (not wanted.files and file.kind == "data"):
             for batch in reader.batches(manifest, file):
                 yield wanted.cut(batch, reader.offsets(batch, file))
     for name in sorted(left):
@@ -118,6 +117,13 @@ def archived_rows(home: Home, archive: Archive, wanted: Wanted) -> Iterator[pa.R
             f"archive `{archive.name}`: has no file `{name}` that counts: "
             f"`tidelog archive manifest {archive.name}` lists those that do"
         )
+
+
+def _is_named(file: FileEntry, name: str) -> bool:
+    """Whether a name is the file's: its URL, its key, or the end of its key."""
+    path = urlsplit(name).path if "://" in name else name
+    given, own = f"/{path.strip('/')}", f"/{file.target}"
+    return own.endswith(given) or given.endswith(own)
 
 
 def _candidates(

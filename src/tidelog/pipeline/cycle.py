@@ -8,6 +8,8 @@ Each source partition goes through these steps; every write expects its ``head``
 2. finish an ``intent`` that is there: with a manifest go to step 6, without one to step 4
 3. intend: put an ``intent`` with start and limit         → dead: the next driver does that range
 4. do: a task reads the range and stages its files        → dead: staged files that nothing names
+   (a range that is gone, or holds nothing and ends where
+   it began, is withdrawn instead: the ``intent`` goes)
 5. record: put a manifest object, and its key into the
    ``intent``: from here on the contents are decided      → dead: the next driver goes to step 6
 6. publish: copy each staged file to its final name       → dead: the next driver copies the rest
@@ -33,6 +35,7 @@ from tidelog.errors import (
     ConflictError,
     FencedError,
     InvalidError,
+    NotFoundError,
     TidelogError,
     UnavailableError,
     UnknownOutcomeError,
@@ -97,8 +100,8 @@ class Cycle:
 
     def adopt(
         self, partition: SourcePartition, start: Callable[[], str], incarnation: str = ""
-    ) -> None:
-        """Steps 0 and 1. ``start`` gives the position of a partition that is new to the pipeline.
+    ) -> bool:
+        """Steps 0 and 1; whether it was new. ``start`` gives the position of one that is.
 
         ``incarnation`` is the source partition's, which is kept unless one is known already: what
         was made anew is another sequence of events, and no range of it is read.
@@ -126,7 +129,7 @@ class Cycle:
                 self._read_intent(track)
                 self._tracks[partition] = track
                 self._stale.discard(partition)
-                return
+                return row is None
 
     def adopted(self, partition: SourcePartition) -> bool:
         """Whether this driver has it, and knows its rows."""
@@ -157,9 +160,13 @@ class Cycle:
         for outcome in self._outcomes(tasks):
             track = self._tracks[outcome.partition]
             with self._kept(track, report):
+                if isinstance(outcome.error, NotFoundError):
+                    self._withdraw(track)
                 if outcome.error is not None:
                     raise outcome.error
-                if outcome.produced is not None:
+                if outcome.produced is not None and self._is_idle(track, outcome.produced):
+                    self._withdraw(track)
+                elif outcome.produced is not None:
                     manifest = self._record(track, outcome.produced)
                     self._finish(track, manifest, report)
         return report
@@ -220,7 +227,12 @@ class Cycle:
         """Step 4, as a task."""
         start = intent.lost[-1].end if intent.lost else intent.start
         staging = layout.staging(self._pipeline.id, self._epoch, self._log.ids.new())
-        reader = self._pipeline.source.reader(Range(track.partition, start, intent.limit))
+        wanted = Range(track.partition, start, intent.limit, track.head.ordinal)
+        try:
+            reader = self._pipeline.source.reader(wanted)
+        except NotFoundError:
+            self._withdraw(track)
+            raise
         return Task(reader, self._pipeline.sink, staging, self._pipeline.transform)
 
     def _outcomes(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
@@ -235,6 +247,21 @@ class Cycle:
         except UnavailableError as exc:
             for partition in sorted(left):
                 yield Outcome(partition, error=exc)
+
+    def _is_idle(self, track: _Track, produced: Produced) -> bool:
+        """Whether a range held nothing, and ended where it began: its source knows no ends."""
+        intent = track.intent
+        same = intent is not None and not intent.lost and produced.end == intent.start
+        return same and not produced.read
+
+    def _withdraw(self, track: _Track) -> None:
+        """Nothing was decided, so the next intent may be another one."""
+        self._write(
+            track,
+            Delete("intent", expect=track.intent_version),
+            Check("head", track.head_version),
+        )
+        track.intent, track.intent_version = None, ""
 
     def _record(self, track: _Track, produced: Produced) -> Manifest:
         """Step 5."""
@@ -253,6 +280,7 @@ class Cycle:
             dead=produced.staged.dead,
             files=produced.staged.files,
             lost=intent.lost,
+            note=produced.note,
         )
         key = layout.manifest(
             self._pipeline.id, self._epoch, track.partition.text, self._log.ids.new()

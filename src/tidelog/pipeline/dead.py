@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import crc32c
 import pyarrow as pa
@@ -22,7 +22,7 @@ from tidelog.model.pipeline import FileEntry
 from tidelog.pipeline.places import store_at
 from tidelog.store.base import Store
 
-__all__ = ["dead_letters", "read_dead_file", "remove_replaced"]
+__all__ = ["dead_letters", "read_dead_files", "remove_replaced"]
 
 _LOOKS = 5  # at the rows, when files of dead letters vanish under our eyes
 
@@ -39,39 +39,21 @@ def dead_letters(
         after, looks = -1, 0
         while looks < _LOOKS:
             looks += 1
-            for file in dead_files(home.log, pipeline, partition):
-                if file.last_offset <= after:
+            for files in dead_files(home.log, pipeline, partition):
+                last = max(file.last_offset for file in files)
+                if last <= after:
                     continue
                 try:
-                    batches = read_dead_file(store, file)
+                    batches = read_dead_files(store, files)
                 except NotFoundError:
                     if looks == _LOOKS:
                         raise
                     break  # replaced meanwhile
                 for batch in batches:
                     yield batch.filter(pc.greater(batch.column("offset"), after))
-                after = file.last_offset
+                after = last
             else:
                 break
-
-
-def read_dead_file(store: Store, file: FileEntry) -> list[pa.RecordBatch]:
-    """The dead letters of one file, by offset. ``NotFoundError``, ``CorruptError``."""
-    try:
-        data = store.get(file.target)
-    except NotFoundError as exc:
-        raise NotFoundError(
-            f"dead letters `{file.target}`: the file is gone: restore it from a copy"
-        ) from exc
-    what = f"dead letters `{file.target}`"
-    if len(data) != file.size or crc32c.crc32c(data) != file.crc:
-        raise CorruptError(
-            f"{what}: expected {file.size} bytes with crc32c {file.crc:08x}, found {len(data)} "
-            f"with {crc32c.crc32c(data):08x}: keep it, and restore it from a copy"
-        )
-    with decoding(what):
-        table = pq.read_table(pa.BufferReader(data)).cast(MISFIT_SCHEMA)
-    return list(table.combine_chunks().to_batches(max_chunksize=BATCH_EVENTS_MAX))
 
 
 def remove_replaced(log: Log, store: Store, archive: Archive, generation: int | None = None) -> int:
@@ -87,3 +69,28 @@ def remove_replaced(log: Log, store: Store, archive: Archive, generation: int | 
     there = [info.key for info in store.list(f"{archive.dead}/") if info.key in replaced]
     store.delete(there)
     return len(there)
+
+
+def read_dead_files(store: Store, files: Sequence[FileEntry]) -> list[pa.RecordBatch]:
+    """The dead letters of some files, by offset. ``NotFoundError``, ``CorruptError``."""
+    table = pa.concat_tables([_read_file(store, file) for file in files])
+    if len(files) > 1:
+        table = table.sort_by("offset")
+    return list(table.combine_chunks().to_batches(max_chunksize=BATCH_EVENTS_MAX))
+
+
+def _read_file(store: Store, file: FileEntry) -> pa.Table:
+    try:
+        data = store.get(file.target)
+    except NotFoundError as exc:
+        raise NotFoundError(
+            f"dead letters `{file.target}`: the file is gone: restore it from a copy"
+        ) from exc
+    what = f"dead letters `{file.target}`"
+    if len(data) != file.size or crc32c.crc32c(data) != file.crc:
+        raise CorruptError(
+            f"{what}: expected {file.size} bytes with crc32c {file.crc:08x}, found {len(data)} "
+            f"with {crc32c.crc32c(data):08x}: keep it, and restore it from a copy"
+        )
+    with decoding(what):
+        return pq.read_table(pa.BufferReader(data)).cast(MISFIT_SCHEMA)

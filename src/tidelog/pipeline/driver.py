@@ -11,14 +11,15 @@ from __future__ import annotations
 import contextlib
 import threading
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from tidelog.errors import FencedError, InvalidError, TidelogError, UnavailableError
 from tidelog.log.base import Log
 from tidelog.pipeline.base import Pipeline
-from tidelog.pipeline.cycle import Cycle, CycleReport
+from tidelog.pipeline.cycle import Cycle, CycleReport, LostError
 from tidelog.pipeline.flush import flush_version
+from tidelog.pipeline.lineage import Lineage
 from tidelog.pipeline.policy import Due, Policy
 from tidelog.pipeline.shard import Shard
 from tidelog.sources.base import Bounds, SourcePartition
@@ -61,6 +62,7 @@ class Driver:
         self._how = how
         self._due = Due(how.policy)
         self._failures: dict[SourcePartition, int] = {}
+        self._full: set[SourcePartition] = set()  # more may wait there, and nobody can count it
         self._flushed = flush_version(log, pipeline.id)  # requests up to here are not for us
 
     def run(self) -> int:
@@ -104,30 +106,54 @@ class Driver:
         self, cycle: Cycle, ends: dict[SourcePartition, Bounds] | None = None
     ) -> CycleReport:
         bounds = self._pipeline.source.bounds(self._partitions()) if ends is None else ends
-        partitions = list(bounds)
         everything = ends is not None or not self._how.follow or self._flush_wanted()
-        for partition in partitions:
-            if not cycle.adopted(partition):
-                first = bounds[partition]
-                begin = first.first if self._how.start == "earliest" else first.end
-                cycle.adopt(partition, lambda begin=begin: begin, first.incarnation)  # type: ignore[misc]
+        held_back = self._adopt(cycle, bounds)
+        bounds = {p: held for p, held in bounds.items() if p not in held_back}
         waiting = {p: self._waiting(cycle, p, b) for p, b in bounds.items()}
         self._how.on_look(sum(waiting.values()))
         now_s = self._log.clock.monotonic_s()
+        events_max = self._due.events_max()
         limits = {
             p: self._limit(cycle, p, bounds[p])
             for p, count in waiting.items()
-            if (count if everything else self._due.is_due(p, count, now_s))
+            if (count if everything else self._due.is_due(p, count, now_s) or p in self._full)
         }
         report = cycle.run(limits, bounds)
+        report.errors.update({p: error for p, error in held_back.items() if error is not None})
+        self._full -= limits.keys()
         for partition, manifest in report.committed.items():
             size = sum(file.size for file in manifest.files)
             self._due.done(partition, manifest.read, size)
             self._failures.pop(partition, None)
+            if manifest.read >= events_max and self._is_uncounted(manifest.end, bounds, partition):
+                self._full.add(partition)
         for partition in report.errors:
             self._failures[partition] = self._failures.get(partition, 0) + 1
         self._how.on_cycle(report)
         return report
+
+    def _adopt(
+        self, cycle: Cycle, bounds: Mapping[SourcePartition, Bounds]
+    ) -> dict[SourcePartition, LostError | None]:
+        """Adopt all that may be begun; those that may not, with the error if there is one."""
+        held_back: dict[SourcePartition, LostError | None] = {}
+        new = [partition for partition in bounds if not cycle.adopted(partition)]
+        lineage = Lineage(self._log, self._pipeline, cycle, new)
+        for partition in new:
+            try:
+                if not lineage.is_ready(partition, self._how.accept_loss):
+                    held_back[partition] = None
+                    continue
+            except LostError as exc:
+                held_back[partition] = exc
+                continue
+            held = bounds[partition]
+            latest = self._how.start == "latest" and not lineage.goes_on(partition)
+            source = self._pipeline.source
+            begin = source.cut(held.end, held.end, 0) if latest else held.first
+            if cycle.adopt(partition, lambda begin=begin: begin, held.incarnation):  # type: ignore[misc]
+                lineage.note_new(partition)
+        return held_back
 
     def _waiting(self, cycle: Cycle, partition: SourcePartition, bounds: Bounds) -> int:
         """About how many events wait; at least 1 where something does, or an end went back."""
@@ -135,6 +161,13 @@ class Driver:
         if position == bounds.end:
             return 0
         return max(1, self._pipeline.source.count(position, bounds.end) or 1)
+
+    def _is_uncounted(
+        self, position: str, bounds: Mapping[SourcePartition, Bounds], partition: SourcePartition
+    ) -> bool:
+        """Whether the source cannot tell how many events wait behind a position."""
+        held = bounds.get(partition)
+        return held is not None and self._pipeline.source.count(position, held.end) is None
 
     def _flush_wanted(self) -> bool:
         """Whether somebody has asked for it since the last look."""

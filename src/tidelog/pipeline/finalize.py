@@ -67,7 +67,7 @@ from tidelog.model.run import decode_row, encode_row
 from tidelog.pipeline.counting import Counting
 from tidelog.pipeline.folders import DateFolders
 from tidelog.pipeline.places import source_at, store_at
-from tidelog.sources.base import Source
+from tidelog.sources.base import Range, Source, waits
 from tidelog.store.base import Store
 
 __all__ = ["Finalized", "Finalizer", "Finalizing", "FolderNotice", "Listener", "finalize"]
@@ -106,7 +106,7 @@ class FolderNotice(msgspec.Struct, frozen=True):
     archive: str
     folder: str
     event: str  # final or reopened
-    watermark: str | None
+    watermark: str  # of the archive when the folder was last marked
     files: int
     events: int
 
@@ -180,7 +180,8 @@ class Finalizer:
         reached: list[int] = []
         for partition, held in bounds.items():
             head = read_progress(self._log, self._archive.pipeline(), partition.text)
-            if not self._source.before(head.position if head else held.first, held.end):
+            position = head.position if head else held.first
+            if not waits(self._source, Range(partition, position, held.end)):
                 reached.append(now_ms)
                 continue
             totals = head.totals if head else Totals()
@@ -239,10 +240,8 @@ class Finalizer:
             self._files.delete([self._marker(folder)])
         if folder.state not in ("marking", "reopening"):
             return True
-        watermark_ms = folder.watermark_ms
-        notice = self._notice(
-            folder, "final" if folder.state == "marking" else "reopened", watermark_ms
-        )
+        event = "final" if folder.state == "marking" else "reopened"
+        notice = self._notice(folder, event, folder.watermark_ms)
         try:
             if self._target is not None:
                 self._target.send(notice)

@@ -14,12 +14,13 @@ from tidelog.errors import ConflictError, UnknownOutcomeError
 from tidelog.log.archives import read_progress
 from tidelog.log.base import Log
 from tidelog.model import layout
+from tidelog.sources.base import Range, SourcePartition
 
 __all__ = ["flush_version", "request_flush", "wait_until_done"]
 
-_LOOK_S = 0.2
+_LOOK_S = 0.5
 
-Before = Callable[[str, str], bool]  # of two positions
+Waits = Callable[[Range], bool]  # whether anything is left to do in a range
 
 
 def request_flush(log: Log, pipeline: str) -> None:
@@ -38,15 +39,15 @@ def flush_version(log: Log, pipeline: str) -> str:
 
 
 def wait_until_done(
-    log: Log, pipeline: str, ends: Mapping[str, str], before: Before, timeout_s: float
+    log: Log, pipeline: str, ends: Mapping[str, str], waits: Waits, timeout_s: float
 ) -> list[str]:
     """Until every source partition is committed up to its end; those that are not in time."""
     deadline_s = log.clock.monotonic_s() + timeout_s
     while True:
         behind = []
         for partition, end in ends.items():
-            head = read_progress(log, pipeline, partition)
-            if head is None or before(head.position, end):
+            head, source = read_progress(log, pipeline, partition), SourcePartition.named(partition)
+            if head is None or waits(Range(source, head.position, end)):
                 behind.append(partition)
         if not behind or log.clock.monotonic_s() > deadline_s:
             return behind

@@ -24,6 +24,7 @@ import msgspec
 from tidelog.errors import InvalidError
 from tidelog.home import Home
 from tidelog.log.archives import change_archive, read_partitions, read_progress
+from tidelog.log.replays import replay_pipeline
 from tidelog.model.archive import Archive, Making
 from tidelog.pipeline.archive import find_archive, open_sink
 from tidelog.pipeline.places import source_at, store_at
@@ -138,11 +139,14 @@ def _check_as_far(home: Home, archive: Archive, building: int) -> None:
 def _remove(home: Home, archive: Archive, generation: int) -> Archive:
     """Steps 3 and 4 for one generation."""
     pipeline = archive.pipeline(generation)
-    close_heads(home.log, pipeline)
+    pipelines = (pipeline, replay_pipeline(pipeline))
+    for each in pipelines:
+        close_heads(home.log, each)
     files = store_at(home, archive.store)
     delete_below(files, f"{archive.folder(generation)}/")
     delete_below(files, f"{archive.dead}/", lambda key: _is_of(key, generation))
-    remove_work(home.log, pipeline, files)
+    for each in pipelines:
+        remove_work(home.log, each, files)
 
     def edit(found: Archive) -> Archive:
         makings = {number: each for number, each in found.makings.items() if number != generation}

@@ -44,7 +44,7 @@ def _of_archive(status: ArchiveStatus, limits: Limits) -> Iterator[str]:
             f"{name}: {status.silent} of its drivers died or cannot reach the catalog: "
             "look at its process, and start it again"
         )
-    waiting = sum(each.lag is None or each.lag > 0 for each in status.partitions)
+    waiting = sum(each.waits for each in status.partitions)
     if limits.driver and waiting and not status.drivers:
         yield (
             f"{name}: events wait in {waiting} source partitions, and nobody drives it: "

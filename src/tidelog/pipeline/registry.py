@@ -63,8 +63,9 @@ def create_pipeline(home: Home, name: str, source: str, sink: str) -> NamedPipel
     """
     check_pipeline_name(name)
     opened = sink_at(home, sink)
-    opened.check([each.text for each in source_at(home, source).partitions()])
-    made = _new(home, name, source, opened)
+    reads = source_at(home, source)
+    opened.check([each.text for each in reads.partitions()])
+    made = _new(home, name, reads.url, opened)
     found = ensure_pipeline(home, made)
     if found.incarnation != made.incarnation:
         raise AlreadyExistsError(f"pipeline `{name}`: exists already: choose another name")

@@ -33,12 +33,14 @@ def close_heads(log: Log, pipeline: str) -> None:
 
 
 def remove_work(log: Log, pipeline: str, staged_in: Store) -> None:
-    """Staged files, manifests, intents and commits of a pipeline whose heads are closed."""
+    """Staged files, manifests, and rows but the heads, of a pipeline whose heads are closed."""
     delete_below(staged_in, layout.staging_of(pipeline))
     delete_below(log.store, layout.manifests(pipeline))
     for partition in read_partitions(log, pipeline):
         for kind in ("commit", "intent"):
             _remove_rows(log, layout.pipeline_partition(pipeline, partition), kind)
+    for kind in ("counted", "folder", "unsettled"):
+        _remove_rows(log, layout.pipeline_shards(pipeline), kind)
 
 
 def delete_below(store: Store, prefix: str, wanted: Callable[[str], bool] = lambda _: True) -> None:

@@ -42,7 +42,7 @@ from tidelog.model.pipeline import FileEntry, Manifest
 from tidelog.pipeline.archive import files_settings
 from tidelog.pipeline.base import Pipeline, Workers
 from tidelog.pipeline.cycle import CycleReport
-from tidelog.pipeline.dead import read_dead_file, remove_replaced
+from tidelog.pipeline.dead import read_dead_files, remove_replaced
 from tidelog.pipeline.driver import Driver, Driving
 from tidelog.pipeline.places import store_at
 from tidelog.sinks.base import RangeWriter, Sink
@@ -139,15 +139,17 @@ class DeadSource:
     def reader(self, range: Range) -> DeadRange:
         """Whole files from the start on, as many as one stretch may have."""
         stretch = Stretch.between(range.start, range.limit)
-        waiting = [file for file in self._files(range.partition.text) if stretch.holds(file)]
-        taken: list[FileEntry] = []
-        for file in waiting:
-            events = sum(each.events for each in [*taken, file])
-            size = sum(each.size for each in [*taken, file])
+        taken: list[tuple[FileEntry, ...]] = []
+        events = size = 0
+        for files in self._files(range.partition.text):
+            if not stretch.holds(files[0]):
+                continue
+            events += sum(file.events for file in files)
+            size += sum(file.size for file in files)
             if taken and (events > _EVENTS_MAX or size > _BYTES_MAX):
-                end = Place(Place.parse(range.limit).number, file.first_offset)
+                end = Place(Place.parse(range.limit).number, files[0].first_offset)
                 return DeadRange(range, tuple(taken), end.text, self._archive.store)
-            taken.append(file)
+            taken.append(tuple(files))
         return DeadRange(range, tuple(taken), range.limit, self._archive.store)
 
     def cut(self, start: str, end: str, events: int) -> str:
@@ -160,7 +162,7 @@ class DeadSource:
     def count(self, start: str, end: str) -> int | None:
         return None
 
-    def _files(self, partition: str) -> list[FileEntry]:
+    def _files(self, partition: str) -> list[list[FileEntry]]:
         return dead_files(self._log, self._pipeline, partition)
 
     def _end(self, partition: SourcePartition) -> Place:
@@ -168,9 +170,8 @@ class DeadSource:
         progress = read_progress(self._log, replay_pipeline(self._pipeline), partition.text)
         place = Place.parse(progress.position) if progress else Place()
         if partition not in self._ends:
-            files = self._files(partition.text)
-            last = files[-1].last_offset if files else -1
-            self._ends[partition] = Place(place.number + 1, last + 1)
+            found = [file.last_offset for files in self._files(partition.text) for file in files]
+            self._ends[partition] = Place(place.number + 1, max(found, default=-1) + 1)
         return max(self._ends[partition], place)
 
 
@@ -179,15 +180,15 @@ class DeadRange:
     """Some files of dead letters, to be read anywhere; pickles."""
 
     range: Range
-    files: tuple[FileEntry, ...]
+    files: tuple[tuple[FileEntry, ...], ...]  # those that overlap are together
     end: str
     store: str  # URL
 
     def read(self) -> Iterator[Chunk]:
         store = open_store_here(self.store)
-        for file in self.files:
+        for files in self.files:
             try:
-                batches = read_dead_file(store, file)
+                batches = read_dead_files(store, files)
             except NotFoundError as exc:
                 raise UnavailableError(
                     f"{exc}; or another replay has replaced it: then this one stops"

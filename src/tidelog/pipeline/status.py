@@ -26,7 +26,7 @@ from tidelog.model.pipeline import Intent, Progress, Totals
 from tidelog.model.run import decode_row
 from tidelog.pipeline.places import source_at
 from tidelog.pipeline.shard import ShardLease
-from tidelog.sources.base import Bounds, Range, Source, SourcePartition
+from tidelog.sources.base import Bounds, Range, Source, SourcePartition, waits
 
 __all__ = ["ArchiveStatus", "PartitionStatus", "Waiting", "archive_status", "read_status"]
 
@@ -51,6 +51,11 @@ class PartitionStatus:
     totals: Totals  # of commits, without replays
     intent_ms: int | None  # since when a range is under way
     lost_to: str  # the source holds nothing before this, and we had not come so far
+
+    @property
+    def waits(self) -> bool:
+        """Whether events wait, as far as the source tells; offsets without events do not."""
+        return self.end is not None and self.lag != 0 and self.lag_s != 0
 
     @property
     def stuck(self) -> bool:
@@ -172,7 +177,7 @@ class _Look:
         )
 
     def _lag_s(self, partition: SourcePartition, head: Progress, held: Bounds) -> float | None:
-        if not self.source.before(head.position, held.end):
+        if not self._waits(Range(partition, head.position, held.end)):
             self.waiting.forget(self.pipeline, partition.text)
             return 0.0
         since_ms = head.totals.event_ms
@@ -183,6 +188,12 @@ class _Look:
             next_ms = self.waiting.time_ms(self.pipeline, self.source, rest)
             since_ms = since_ms if next_ms is None else next_ms
         return max(0, self.now_ms - since_ms) / 1000 if since_ms >= 0 else None
+
+    def _waits(self, range: Range) -> bool:
+        try:
+            return waits(self.source, range)
+        except TidelogError:
+            return True  # as far as is known
 
 
 def _ends(source: Source) -> tuple[dict[SourcePartition, Bounds], str]:

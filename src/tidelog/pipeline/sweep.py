@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from tidelog.home import Home
 from tidelog.log.archives import read_commits, read_partitions, read_progress
+from tidelog.log.replays import replay_pipeline
 from tidelog.model import layout
 from tidelog.model.pipeline import Intent, read_manifest
 from tidelog.model.run import decode_row
@@ -49,7 +50,9 @@ def sweep_archives(home: Home, grace_ms: int) -> PipelineSweep:
         store = store_at(home, archive.store)
         for generation in sorted(archive.makings):
             if generation >= archive.generation:
-                sweep_pipeline(home, archive.pipeline(generation), store, grace_ms, tally)
+                pipeline = archive.pipeline(generation)
+                for each in (pipeline, replay_pipeline(pipeline)):
+                    sweep_pipeline(home, each, store, grace_ms, tally)
         remove_strays(home, remove_retired(home, archive))
     return tally
 

@@ -153,6 +153,7 @@ class _Look:
     def partition(self, pipeline: str, partition: str) -> None:
         """All that belongs to one source partition."""
         self.tally.partitions += 1
+        again = self._rows(replay_pipeline(pipeline), partition)  # of dead letters that came before
         rows = self._rows(pipeline, partition)
         dead: list[FileEntry] = []
         for manifest in self._manifests(partition, rows):
@@ -168,13 +169,12 @@ class _Look:
         if self._source is not None:
             self.tally.add(*self._source.ends(partition, rows.head))
         made = list(dead)
-        again = self._rows(replay_pipeline(pipeline), partition)
         for manifest in self._manifests(partition, again, is_replay=True):
             made += [file for file in manifest.files if file.kind == "dead"]
             stretch = Stretch.between(manifest.start, manifest.end)
             dead, problems = check_replay(manifest, stretch, dead)
             self.tally.add(*problems)
-        self._check_dead(pipeline, partition, dead, made)
+        self._check_dead(partition, dead, made)
 
     def strays(self, topics: set[str]) -> None:
         """Files that no manifest names; names that begin with ``_`` are no data."""
@@ -254,9 +254,7 @@ class _Look:
 
     # Files.
 
-    def _check_dead(
-        self, pipeline: str, partition: str, dead: list[FileEntry], made: list[FileEntry]
-    ) -> None:
+    def _check_dead(self, partition: str, dead: list[FileEntry], made: list[FileEntry]) -> None:
         """Of all files of dead letters that were ever made, those that count."""
         live = {file.target for file in dead}
         left = [f for f in made if f.target not in live and f.target in self._sizes]
@@ -264,16 +262,12 @@ class _Look:
             what = f"{len(left)} files of dead letters that a replay has replaced are still there"
             do = f"nothing: the next `tidelog archive dead {self._archive.name} --replay` does it"
             self.tally.note("replaced", partition, what, do)
-        if any(file.target not in self._sizes for file in dead):  # or replaced since
-            replays = Replays(self.log, pipeline, partition)
-            now = {file.target for file, counts in replays.dead() if counts}
-            dead = [file for file in dead if file.target in now]
         self.tally.dead += sum(file.events for file in dead)
         nothing = Manifest("", partition, "", "", 0, 0, 0)  # dead letters need none
         self._check_files(nothing, dead)
 
     def _check_files(self, manifest: Manifest, files: list[FileEntry]) -> None:
-        there = [file for file in files if self._is_there(file) and file.kind != "sidecar"]
+        there = [f for f in files if self._is_there(manifest, f) and f.kind != "sidecar"]
         if self._how.deep and there:
             with ThreadPoolExecutor(_AT_ONCE) as pool:
                 found = list(pool.map(lambda file: self._read(manifest, file), there))
@@ -289,14 +283,15 @@ class _Look:
             self.tally.bytes += file.size
             self._how.progress(file.size)
 
-    def _is_there(self, file: FileEntry) -> bool:
+    def _is_there(self, manifest: Manifest, file: FileEntry) -> bool:
         size = self._sizes.get(file.target)
         if size is None:  # committed after the listing, or gone
             try:
                 size = self._store.head(file.target).size
             except NotFoundError:
-                what = f"is not there; it held {file.events} events"
-                self.tally.add(Problem("missing", file.target, what, _RESTORE))
+                if not self._is_replaced(manifest, file):
+                    what = f"is not there; it held {file.events} events"
+                    self.tally.add(Problem("missing", file.target, what, _RESTORE))
                 return False
         if size != file.size:
             what = f"has {size} bytes, its manifest says {file.size}"
@@ -311,6 +306,8 @@ class _Look:
                 for batch in self._contents.batches(manifest, file)
             ]
         except (CorruptError, NotFoundError, InvalidError) as exc:
+            if self._is_replaced(manifest, file):
+                return _NONE
             return Problem("contents", file.target, str(exc), _RESTORE)
         offsets: Offsets = np.concatenate([*parts, _NONE])
         ends = (int(offsets[0]), int(offsets[-1])) if len(offsets) else (-1, -1)
@@ -319,3 +316,11 @@ class _Look:
             what = f"holds (events, first and last offset) {found}, its manifest says {expected}"
             return Problem("contents", file.target, what, _RESTORE)
         return offsets
+
+    def _is_replaced(self, manifest: Manifest, file: FileEntry) -> bool:
+        """Whether a replay has replaced these dead letters since its rows were read."""
+        if file.kind != "dead":
+            return False
+        pipeline = self._archive.pipeline(self.tally.generation)
+        replays = Replays(self.log, pipeline, manifest.partition)
+        return any(f.target == file.target and not counts for f, counts in replays.dead())

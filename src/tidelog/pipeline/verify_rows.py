@@ -150,8 +150,8 @@ def _check_range(manifest: Manifest, where: str, stretch: Stretch | None) -> Ite
 
 
 def _check_overlaps(manifest: Manifest, where: str) -> Iterator[Problem]:
-    """Files of one folder follow one another; those of different folders may interleave."""
-    data = [file for file in manifest.files if file.kind in ("data", "dead")]
+    """Files of one folder follow one another; those of others, and dead letters, may interleave."""
+    data = [file for file in manifest.files if file.kind == "data"]
     placed = sorted((file.target.rpartition("/")[0], file.first_offset, file) for file in data)
     for (folder, _, one), (other_folder, first, other) in pairwise(placed):
         if folder == other_folder and first <= one.last_offset:

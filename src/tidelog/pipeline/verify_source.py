@@ -1,4 +1,4 @@
-"""An archive against its source: whether all is there that the source had, as far as it can tell."""
+"""An archive against its source: whether all is there that it had, as far as it can tell."""
 
 from __future__ import annotations
 

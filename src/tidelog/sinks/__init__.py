@@ -1,11 +1,11 @@
-"""Where pipelines write: files of an archive, topics, Kafka.
+"""Where pipelines write: files of an archive, topics, Kafka, Kinesis.
 
 A sink stages what a range produces and publishes it when the pipeline has recorded a manifest. It
-promises that publishing twice, or by two drivers at once, publishes once, and that nothing that is
-only staged can be seen. It must not know sources or pipelines.
+promises that publishing twice, or by two drivers at once, publishes once, where its target can know
+that, and that nothing that is only staged can be seen. It must not know sources or pipelines.
 
 ``base`` has the interface. ``files`` lays down archives, by ``publish``, which copies staged files
-to their final names; ``topic`` and ``kafka`` bring events into a log, by ``segments``.
+to their final names; ``topic``, ``kafka`` and ``kinesis`` bring events into a log, by ``segments``.
 Other packages may add one by the entry point group ``tidelog.sinks``.
 """
 
@@ -21,7 +21,7 @@ from tidelog.sinks.base import RangeWriter, Sink, TargetSink, Written
 
 __all__ = ["SINK_SCHEMES", "RangeWriter", "Sink", "TargetSink", "Written", "open_sink"]
 
-SINK_SCHEMES = ("kafka", "topic")
+SINK_SCHEMES = ("kafka", "kinesis", "topic")
 
 
 def open_sink(url: str, *, environ: Mapping[str, str], open_log: OpenLog) -> TargetSink:
@@ -46,6 +46,15 @@ def open_sink(url: str, *, environ: Mapping[str, str], open_log: OpenLog) -> Tar
                 raise InvalidError(text) from exc
             raise
         return open_kafka(address, environ=environ, store=store)
+    if address.scheme == "kinesis":
+        try:
+            from tidelog.sinks.kinesis import open_kinesis
+        except ModuleNotFoundError as exc:
+            if exc.name and exc.name.startswith("boto"):
+                text = "kinesis sink is not installed: pip install 'tidelog[aws]'"
+                raise InvalidError(text) from exc
+            raise
+        return open_kinesis(address, environ=environ, store=store)
     for entry in entry_points(group="tidelog.sinks", name=address.scheme):
         sink: TargetSink = entry.load()(address, environ=environ, store=store)
         return sink

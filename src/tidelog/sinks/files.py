@@ -1,44 +1,48 @@
 """The files of an archive: events laid out by partition names, in any format.
 
 A writer takes one range of a source partition. Without a parser (a *backup*) all its events go into
-one folder in source order; with one, each goes into the folder that the parser says. A file ends
-when it is large enough; when too many are open, the largest ends and a further file of the same
-range begins later. What no parser or schema takes goes to the dead letters with its reason; more of
-them than the set share stops the range.
+one folder in source order; with one, each goes into the folder that the parser says. What no parser
+or schema takes goes to the dead letters with its reason; more of them than the set share stops the
+range.
+
+Memory is bounded, whatever the folders are. Events wait, folder by folder, until enough of one
+folder are there for a part of a file, and all are written when too many wait. A file ends when it
+is large enough; when too many are open, or those hold too much, the largest ends and a further file
+of the same range begins later. Events of more folders than a range may have are dead letters: a
+path that follows from data may be anything, and a million folders serve nobody.
 
 Names are Secor's: ``<root>/g<generation>/<topic>/<names>/<generation>_<partition>_<offset>.<ext>``,
-where the offset is that of the file's own first event. So names and contents follow from the range
-alone, and no two files of an archive can have one name.
+where the offset is that of the file's own first event. So no two files of an archive have one name.
 """
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import IO
 
-import crc32c
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from tidelog.clock import RandomIds
-from tidelog.codec.formats import FileWriter, Format, FormatSettings, open_format
-from tidelog.codec.formats.base import MISFIT_SCHEMA
+from tidelog.codec.formats import FormatSettings, open_format
 from tidelog.codec.parsers import LayoutSettings, Parser, open_parser
 from tidelog.errors import InternalError, InvalidError
-from tidelog.model.pipeline import FileEntry, Manifest
+from tidelog.model.limits import RANGE_FOLDERS_MAX
+from tidelog.model.pipeline import Manifest
 from tidelog.sinks.base import RangeWriter, Sink, Written
+from tidelog.sinks.dead_letters import DeadLetters
+from tidelog.sinks.open_file import OpenFile
+from tidelog.sinks.portions import Share, portion_of, shares_of
 from tidelog.sinks.publish import discard_files, publish_files
+from tidelog.sinks.uploads import Uploads
 from tidelog.store.base import Store
 from tidelog.store.here import open_store_here
 
 __all__ = ["FilesSettings", "FilesSink"]
 
-_SPOOL_BYTES = 16 << 20  # of a file in memory; the rest goes to disk
-_DEAD_LEAST = 100  # dead letters that never stop a range, whatever their share
+_PUBLISH_AT_ONCE = 8
+_PART_ROWS = 131_072  # of one folder that wait; then they are written
+_PART_BYTES = 64 << 20
+_SPOOL_BYTES = 64 << 20  # of all open files together in memory; the rest is on disk
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,8 @@ class FilesSettings:
     format_settings: FormatSettings = field(default_factory=FormatSettings)
     file_bytes_max: int = 200_000_000
     open_files_max: int = 50
+    held_bytes_max: int = 128 << 20  # of events that wait, and as much again in open files
+    folders_max: int = RANGE_FOLDERS_MAX
     dead_share_max: float = 0.1
 
 
@@ -74,7 +80,7 @@ class FilesSink:
         return FilesWriter(self._settings, self._store(), partition, staging)
 
     def publish(self, manifest: Manifest) -> None:
-        publish_files(self._store(), manifest.files)
+        publish_files(self._store(), manifest.files, at_once=_PUBLISH_AT_ONCE)
 
     def discard(self, manifest: Manifest) -> None:
         discard_files(self._store(), manifest.files)
@@ -83,24 +89,25 @@ class FilesSink:
         return open_store_here(self._settings.store)
 
 
-class _OpenFile:
-    """A file that is being written, and what is known of it."""
+class _Folder:
+    """What waits for a folder."""
 
-    def __init__(self, form: Format, first_offset: int) -> None:
-        self.first_offset = first_offset
-        self.last_offset = first_offset
-        self.first_ms = self.last_ms = self.path_ms = -1
-        self.data = _spool()
-        self.sidecar = _spool() if form.sidecar_name("x") else None
-        self.writer: FileWriter = form.writer(self.data, self.sidecar)
+    __slots__ = ("bytes", "path", "rows", "waiting")
 
-    def write(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
-        misfits = self.writer.write(batch)
-        times = pc.min_max(batch.column("timestamp").cast(pa.int64())).as_py()
-        self.first_ms = times["min"] if self.first_ms < 0 else min(self.first_ms, times["min"])
-        self.last_ms = max(self.last_ms, times["max"])
-        self.last_offset = batch.column("offset")[-1].as_py()
-        return misfits
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.waiting: list[Share] = []
+        self.rows = self.bytes = 0
+
+    def add(self, share: Share) -> None:
+        self.waiting.append(share)
+        self.rows += share.rows
+        self.bytes += share.bytes
+
+    def take(self) -> list[Share]:
+        taken = self.waiting
+        self.waiting, self.rows, self.bytes = [], 0, 0
+        return taken
 
 
 class FilesWriter:
@@ -108,151 +115,150 @@ class FilesWriter:
 
     def __init__(self, settings: FilesSettings, store: Store, partition: str, staging: str) -> None:
         self._settings = settings
-        self._store = store
+        self._partition = partition
         self._topic, _, self._name = partition.rpartition("/")
-        self._staging = f"{staging}/{RandomIds().new()}"  # a repeated task has names of its own
         self._format = open_format(settings.format, settings.codec, settings.format_settings)
         self._parser: Parser | None = None
         if settings.parser is not None:
             self._parser = open_parser(settings.parser, settings.layout)
-        self._open: dict[str, _OpenFile] = {}
-        self._dead: list[pa.RecordBatch] = []
-        self._files: list[FileEntry] = []
+        self._uploads = Uploads(store, staging)
+        self._dead = DeadLetters(self._uploads, self._dead_target)
+        self._folders: dict[str, _Folder] = {}  # all that the range has
+        self._open: dict[str, OpenFile] = {}  # by path
+        self._held = 0  # bytes of portions that are not wholly written
         self._last_offset = -1
         self._read = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
         self._check_order(batch)
         self._read += batch.num_rows
+        shares = self._laid_out(batch)
+        if shares:
+            self._held += shares[0][1].portion.bytes
+        refused = []
+        for path, share in shares:
+            folder = self._folder(path)
+            if folder is None:
+                refused.append(share)
+                continue
+            folder.add(share)
+            if folder.rows >= _PART_ROWS or folder.bytes >= self._part_bytes:
+                self._write_folder(folder)
+        if refused:
+            self._bury(refused)
+        if self._held > self._settings.held_bytes_max:
+            for folder in self._folders.values():
+                if folder.waiting:
+                    self._write_folder(folder)
+
+    def close(self) -> Written:
+        for path in [*self._open, *self._folders]:
+            self._write_shares(self._folders[path])
+            self._finish(path)
+        self._dead.close(self._partition, self._read, self._settings.dead_share_max)
+        files = self._uploads.close()
+        written = sum(file.events for file in files if file.kind == "data")
+        return Written(files, written, self._dead.count)
+
+    def _laid_out(self, batch: pa.RecordBatch) -> list[tuple[str, Share]]:
         if self._parser is None:
-            self._add("", batch)
-            return
+            return [("", portion_of(batch))]
         layout = self._parser.lay_out(batch)
         if layout.errors.null_count < batch.num_rows:
             bad = pc.is_valid(layout.errors)
-            self._bury(batch.filter(bad), layout.errors.filter(bad))
-        codes = layout.paths.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-        names = layout.paths.dictionary.to_pylist()
-        for code, rows in _groups(codes):
-            if code >= 0:
-                whole = len(rows) == batch.num_rows
-                placed = batch if whole else batch.take(pa.array(rows))
-                self._add(names[code], placed, layout.times[int(rows[-1])].as_py())
+            self._dead.bury(batch.filter(bad), layout.errors.filter(bad))
+        return list(shares_of(batch, layout))
 
-    def close(self) -> Written:
-        for path in list(self._open):
-            self._finish(path)
-        dead = sum(batch.num_rows for batch in self._dead)
-        if dead >= _DEAD_LEAST and dead > self._settings.dead_share_max * self._read:
-            raise InvalidError(
-                f"source partition `{self._topic}/{self._name}`: {dead} of {self._read} events are "
-                f"dead letters, the allowed share is {self._settings.dead_share_max}; the first: "
-                f"{self._dead[0].column('error')[0].as_py()}: mend the parser, or allow more"
-            )
-        if dead:
-            self._stage_dead()
-        written = sum(file.events for file in self._files if file.kind == "data")
-        return Written(tuple(self._files), written, dead)
+    def _folder(self, path: str) -> _Folder | None:
+        """The folder of a path; None for one too many."""
+        found = self._folders.get(path)
+        if found is None and len(self._folders) < self._settings.folders_max:
+            found = self._folders[path] = _Folder(path)
+        return found
 
-    def _add(self, path: str, batch: pa.RecordBatch, path_ms: int | None = None) -> None:
-        if path not in self._open:
-            if len(self._open) >= self._settings.open_files_max:
-                sizes = {name: file.writer.bytes_written for name, file in self._open.items()}
-                self._finish(max(sizes, key=lambda name: sizes[name]))
-            self._open[path] = _OpenFile(self._format, batch.column("offset")[0].as_py())
-        file = self._open[path]
-        file.path_ms = -1 if path_ms is None else path_ms
-        misfits = file.write(batch)
-        if misfits is not None:
-            self._dead.append(misfits)
+    @property
+    def _part_bytes(self) -> int:
+        return min(_PART_BYTES, self._settings.file_bytes_max)
+
+    def _write_folder(self, folder: _Folder) -> None:
+        """Write what waits for a folder as one part of its file, and keep to all limits."""
+        if folder.path not in self._open:
+            self._relieve(self._settings.open_files_max - 1)
+        self._write_shares(folder)
+        file = self._open[folder.path]
+        file.writer.flush()
         if file.writer.bytes_written >= self._settings.file_bytes_max:
-            self._finish(path)
+            self._finish(folder.path)
+        self._relieve(self._settings.open_files_max)
+
+    def _write_shares(self, folder: _Folder) -> None:
+        for share in folder.take():
+            if folder.path not in self._open:
+                self._open[folder.path] = OpenFile(self._format)
+            misfits = self._open[folder.path].write(share)
+            if misfits is not None:
+                self._dead.add(misfits)
+            self._release(share)
+
+    def _relieve(self, files_max: int) -> None:
+        """End the largest files while too many are open, or they hold too much."""
+        held = {path: file.writer.bytes_held for path, file in self._open.items()}
+        while len(held) > files_max or sum(held.values()) > self._settings.held_bytes_max:
+            largest = max(
+                held, key=lambda path: (held[path], self._open[path].writer.bytes_written)
+            )
+            self._finish(largest)
+            del held[largest]
+        spooled = {path: file.spooled_bytes for path, file in self._open.items()}
+        while sum(spooled.values()) > _SPOOL_BYTES:
+            largest = max(spooled, key=lambda path: spooled[path])
+            self._open[largest].to_disk()
+            del spooled[largest]
 
     def _finish(self, path: str) -> None:
-        file = self._open.pop(path)
+        file = self._open.pop(path, None)
+        if file is None:
+            return
         file.writer.close()
         if file.writer.rows == 0:
             return
         settings = self._settings
-        name = f"{settings.generation}_{self._name}_{file.first_offset:020}{self._format.extension}"
+        name = self._file_name(file.first_offset, self._format.extension)
         parts = [settings.root, f"g{settings.generation}", self._topic, path]
         folder = "/".join(part for part in parts if part)
-        self._stage(file.data, f"{folder}/{name}", file, "data")
+        self._uploads.add(file.data.take(), file.entry(f"{folder}/{name}", "data"))
         beside = self._format.sidecar_name(name)
         if beside is not None and file.sidecar is not None:
-            self._stage(file.sidecar, f"{folder}/{beside}", file, "sidecar")
+            entry = file.entry(f"{folder}/{beside}", "sidecar")
+            self._uploads.add(file.sidecar.take(), entry)
 
-    def _stage(self, data: IO[bytes], target: str, file: _OpenFile, kind: str) -> None:
-        data.seek(0)
-        content = data.read()
-        data.close()
-        staged = f"{self._staging}/{len(self._files)}"
-        self._store.put(staged, content)
-        self._files.append(
-            FileEntry(
-                staged=staged,
-                target=target,
-                size=len(content),
-                crc=crc32c.crc32c(content),
-                events=file.writer.rows if kind == "data" else 0,
-                first_offset=file.first_offset,
-                last_offset=file.last_offset,
-                first_ms=file.first_ms,
-                last_ms=file.last_ms,
-                kind=kind,
-                path_ms=file.path_ms,
-            )
-        )
+    def _bury(self, shares: list[Share]) -> None:
+        """Rows of one portion for which there is no folder; copied, so that it can be freed."""
+        rows = np.concatenate([np.arange(share.start, share.end) for share in shares])
+        reason = pa.scalar(f"its range has more than {self._settings.folders_max} folders")
+        self._dead.bury(shares[0].portion.batch.take(pa.array(rows)), pa.repeat(reason, len(rows)))
+        for share in shares:
+            self._release(share)
 
-    def _bury(self, rows: pa.RecordBatch, errors: pa.Array) -> None:
-        columns = [*rows.columns, errors]
-        self._dead.append(pa.record_batch(columns, schema=MISFIT_SCHEMA))
+    def _release(self, share: Share) -> None:
+        share.portion.left -= 1
+        if share.portion.left == 0:
+            self._held -= share.portion.bytes
 
-    def _stage_dead(self) -> None:
-        table = pa.Table.from_batches(self._dead, MISFIT_SCHEMA).sort_by("offset")
-        sink = pa.BufferOutputStream()
-        pq.write_table(table, sink, compression="zstd")
-        content = sink.getvalue().to_pybytes()
-        first = table.column("offset")[0].as_py()
-        name = f"{self._settings.generation}_{self._name}_{first:020}.parquet"
-        times = pc.min_max(table.column("timestamp").cast(pa.int64())).as_py()
-        staged = f"{self._staging}/{len(self._files)}"
-        self._store.put(staged, content)
-        self._files.append(
-            FileEntry(
-                staged=staged,
-                target=f"{self._settings.dead}/{self._topic}/{name}",
-                size=len(content),
-                crc=crc32c.crc32c(content),
-                events=table.num_rows,
-                first_offset=first,
-                last_offset=table.column("offset")[-1].as_py(),
-                first_ms=times["min"],
-                last_ms=times["max"],
-                kind="dead",
-            )
-        )
+    def _dead_target(self, offset: int) -> str:
+        return f"{self._settings.dead}/{self._topic}/{self._file_name(offset, '.parquet')}"
+
+    def _file_name(self, offset: int, extension: str) -> str:
+        return f"{self._settings.generation}_{self._name}_{offset:020}{extension}"
 
     def _check_order(self, batch: pa.RecordBatch) -> None:
         offsets = batch.column("offset").to_numpy()
         if int(offsets[0]) <= self._last_offset or bool((np.diff(offsets) <= 0).any()):
             raise InternalError(
-                f"source partition `{self._topic}/{self._name}`: offsets fall after "
+                f"source partition `{self._partition}`: offsets fall after "
                 f"{self._last_offset}: a source must give them in order"
             )
         self._last_offset = int(offsets[-1])
-
-
-def _groups(codes: np.ndarray) -> list[tuple[int, np.ndarray]]:
-    """Each code with the rows that have it, in their order."""
-    order = np.argsort(codes, kind="stable")
-    ordered = codes[order]
-    cuts = [0, *(np.flatnonzero(np.diff(ordered)) + 1).tolist(), len(order)]
-    return [(int(ordered[start]), order[start:end]) for start, end in pairwise(cuts) if end > start]
-
-
-def _spool() -> IO[bytes]:
-    return tempfile.SpooledTemporaryFile(max_size=_SPOOL_BYTES)
 
 
 _: type[Sink] = FilesSink

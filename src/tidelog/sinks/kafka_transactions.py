@@ -132,6 +132,12 @@ class Transactions:
             if found.error is not None:
                 raise KafkaException(found.error)
         except KafkaException as exc:
+            if exc.args[0].code() == KafkaError._TIMED_OUT:  # the brokers have answered before
+                raise UnavailableError(
+                    f"kafka topic `{self._place.topic}`: its brokers do not tell the offset of "
+                    f"group `{self._name}`: try again; if that lasts, a transaction hangs: see "
+                    "`kafka-transactions.sh find-hanging`"
+                ) from exc
             raise self._failed(exc) from exc
         return found.offset if found.offset >= 0 else None
 

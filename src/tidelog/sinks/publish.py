@@ -8,6 +8,7 @@ be; if neither is there, something was deleted that must not be.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import crc32c
 
@@ -18,19 +19,31 @@ from tidelog.store.base import Store
 __all__ = ["discard_files", "publish_files"]
 
 
-def publish_files(store: Store, files: Sequence[FileEntry]) -> None:
-    """Make staged files visible; idempotent. ``CorruptError`` when that cannot be."""
-    for file in files:
-        try:
-            store.copy(file.staged, file.target)
-        except (AlreadyExistsError, NotFoundError):
-            _check_published(store, file)
+def publish_files(store: Store, files: Sequence[FileEntry], at_once: int = 1) -> None:
+    """Make staged files visible; idempotent. ``CorruptError`` when that cannot be.
+
+    With ``at_once`` above 1 so many copies go side by side: each is some round trips.
+    """
+    if at_once == 1 or len(files) < 2:
+        for file in files:
+            _publish(store, file)
+        return
+    with ThreadPoolExecutor(at_once, "tidelog-publish") as pool:
+        for done in [pool.submit(_publish, store, file) for file in files]:
+            done.result()
 
 
 def discard_files(store: Store, files: Sequence[FileEntry]) -> None:
     """Remove staged files. Idempotent."""
     if files:
         store.delete([file.staged for file in files])
+
+
+def _publish(store: Store, file: FileEntry) -> None:
+    try:
+        store.copy(file.staged, file.target)
+    except (AlreadyExistsError, NotFoundError):
+        _check_published(store, file)
 
 
 def _check_published(store: Store, file: FileEntry) -> None:

@@ -1,12 +1,12 @@
-"""What can be read by position: Kafka, topics of a home, files.
+"""What can be read by position: Kafka, Kinesis, Scylla's change logs, topics of a home, files.
 
 Every source is one ``read(range)`` that gives Arrow batches in event columns and runs anywhere, on
 a driver or in a Spark task; a source holds plain settings, pickles, and opens its connections
 where it is used. It promises order within a source partition and that nothing is passed over in
 silence. It must not know pipelines, sinks or the catalog of whoever reads it.
 
-``base`` has the interface; ``kafka`` with its client and its reading, ``topic``, ``archive`` and
-``files`` (to copy from) are sources. ``merge`` brings several files back into one order.
+``base`` has the interface; ``kafka``, ``kinesis``, ``scylla``, ``topic``, ``archive`` and ``files``
+(to copy from) are sources, with modules of their own. ``merge`` brings files into one order.
 Other packages may add one by the entry point group ``tidelog.sources``.
 """
 
@@ -43,7 +43,7 @@ __all__ = [
     "open_source",
 ]
 
-SOURCE_SCHEMES = ("kafka", "topic", "archive", "file")
+SOURCE_SCHEMES = ("kafka", "kinesis", "scylla", "topic", "archive", "file")
 
 
 def open_source(url: str, *, environ: Mapping[str, str], open_log: OpenLog | None = None) -> Source:
@@ -62,15 +62,27 @@ def open_source(url: str, *, environ: Mapping[str, str], open_log: OpenLog | Non
                 raise InvalidError(text) from exc
             raise
         return open_kafka(address, environ=environ)
+    if address.scheme == "kinesis":
+        try:
+            from tidelog.sources.kinesis import open_kinesis
+        except ModuleNotFoundError as exc:
+            if exc.name and exc.name.startswith("boto"):
+                text = "kinesis source is not installed: pip install 'tidelog[aws]'"
+                raise InvalidError(text) from exc
+            raise
+        return open_kinesis(address, environ=environ)
+    if address.scheme == "scylla":
+        from tidelog.sources.scylla import open_scylla
+
+        return open_scylla(address, environ=environ, open_log=open_log)
     if address.scheme in ("topic", "archive"):
         from tidelog.sources.archive import open_archive
         from tidelog.sources.topic import open_topic
 
         if open_log is None:
             raise InvalidError(f"source `{url}`: is in a home, and none is open: name the home")
-        if address.scheme == "topic":
-            return open_topic(address, open_log)
-        return open_archive(address, open_log)
+        opening = open_topic if address.scheme == "topic" else open_archive
+        return opening(address, open_log)
     if address.scheme == "file":
         from tidelog.sources.files import open_files
 

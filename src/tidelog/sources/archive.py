@@ -17,6 +17,7 @@ from typing import Any
 from tidelog.errors import CorruptError, InvalidError, NotFoundError
 from tidelog.log.archives import read_archive, read_commits, read_partitions, read_progress
 from tidelog.log.base import Log, OpenLog
+from tidelog.log.replays import Replays
 from tidelog.model.address import Address
 from tidelog.model.archive import Archive, check_archive_name
 from tidelog.model.pipeline import Committed, Manifest, Progress, read_manifest
@@ -106,7 +107,9 @@ class ArchiveSource:
             with ThreadPoolExecutor(_AT_ONCE) as pool:
                 commits = _commits_in(history, range)
                 manifests = list(pool.map(lambda each: _manifest(log, each), commits))
-        return plan_commits(range, manifests, archive.making(self._generation), archive.store)
+            replays = Replays(log, history.pipeline, range.partition.text)
+            making = archive.making(self._generation)
+            return plan_commits(range, manifests, making, archive.store, replays)
 
     def cut(self, start: str, end: str, events: int) -> str:
         """The end of a commit: of the last one that fits, or of the first if none does."""

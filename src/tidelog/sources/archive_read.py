@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
 from tidelog.codec.formats import Format, open_format, settings_of
 from tidelog.errors import CorruptError, InvalidError
+from tidelog.log.replays import Replays
 from tidelog.model.archive import Making
 from tidelog.model.pipeline import FileEntry, Gap, Manifest
 from tidelog.sources.base import Chunk, Range, RangeReader
@@ -28,16 +29,27 @@ _KINDS = ("data", "dead")  # of files that hold events
 
 
 def plan_commits(
-    range: Range, manifests: Sequence[Manifest], making: Making, store: str
+    range: Range,
+    manifests: Sequence[Manifest],
+    making: Making,
+    store: str,
+    replays: Replays | None = None,
 ) -> PlannedCommits:
     """What to read of the commits that a range touches.
 
     ``InvalidError`` when it cuts one whose positions are no offsets.
     """
     form = _format(making)
-    commits = tuple(_planned(manifest, form, range) for manifest in manifests)
+    again = list(replays.counting()) if replays is not None else []
+    commits = []
+    for manifest in manifests:
+        files = _with_sidecars(manifest, form)
+        gone = [f for f in files if replays is not None and replays.replaces(f.data)]
+        kept = [f for f in files if f not in gone]
+        instead = _replayed(again, form, [f.data for f in gone]) if gone else []
+        commits.append(_planned(manifest, [*kept, *instead], range))
     lost = tuple(gap for manifest in manifests for gap in manifest.lost)
-    return PlannedCommits(range, commits, making, store, lost)
+    return PlannedCommits(range, tuple(commits), making, store, lost)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +58,7 @@ class _PlannedFile:
 
     data: FileEntry
     sidecar: FileEntry | None
+    rows: tuple[int, int] | None = None  # the offsets that are meant; None: all
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,16 +99,15 @@ def _format(making: Making) -> Format:
     return open_format(making.format, making.codec or None, settings_of(making.format_settings))
 
 
-def _planned(manifest: Manifest, form: Format, range: Range) -> _PlannedCommit:
+def _planned(manifest: Manifest, files: list[_PlannedFile], range: Range) -> _PlannedCommit:
     """What to read of a commit, all of it or the offsets that lie in the range."""
-    named = {file.target: file for file in manifest.files}
-    files = [_with_sidecar(file, form, named) for file in manifest.files if file.kind in _KINDS]
     positions = (manifest.start, manifest.end, range.start, range.limit)
     if not all(map(is_number, positions)):
         return _PlannedCommit(manifest.start, tuple(files), None)
     first, last, start, end = map(int, positions)
     # Other numbers than offsets are told by the files: sequence numbers are far larger.
-    if all(first <= f.data.first_offset <= f.data.last_offset < last for f in files):
+    own = [file for file in manifest.files if file.kind in _KINDS]
+    if all(first <= file.first_offset <= file.last_offset < last for file in own):
         start, end = max(first, start), min(last, end)
         wanted = [f for f in files if f.data.first_offset < end and f.data.last_offset >= start]
         return _PlannedCommit(manifest.start, tuple(wanted), (start, end))
@@ -106,6 +118,28 @@ def _planned(manifest: Manifest, form: Format, range: Range) -> _PlannedCommit:
             "source to cut a range"
         )
     return _PlannedCommit(manifest.start, tuple(files), None)
+
+
+def _with_sidecars(manifest: Manifest, form: Format) -> list[_PlannedFile]:
+    named = {file.target: file for file in manifest.files}
+    return [_with_sidecar(file, form, named) for file in manifest.files if file.kind in _KINDS]
+
+
+def _replayed(
+    again: Sequence[tuple[Manifest, FileEntry]], form: Format, gone: Sequence[FileEntry]
+) -> list[_PlannedFile]:
+    """What holds the events of dead letters now that replays have replaced them.
+
+    Files of replays hold nothing but what were dead letters, perhaps of other commits too.
+    """
+    start = min(file.first_offset for file in gone)
+    end = max(file.last_offset for file in gone) + 1
+    found = []
+    for manifest, file in again:
+        if file.kind in _KINDS and file.first_offset < end and file.last_offset >= start:
+            named = {each.target: each for each in manifest.files}
+            found.append(replace(_with_sidecar(file, form, named), rows=(start, end)))
+    return found
 
 
 def _with_sidecar(file: FileEntry, form: Format, named: dict[str, FileEntry]) -> _PlannedFile:
@@ -124,9 +158,11 @@ def _stream(store: Store, form: Format, file: _PlannedFile) -> Stream:
         with ExitStack() as stack:
             data = stack.enter_context(fetched(store, file.data))
             beside = stack.enter_context(fetched(store, file.sidecar)) if file.sidecar else None
-            yield from form.read(data, beside)
+            for batch in form.read(data, beside):
+                yield within(batch, *file.rows) if file.rows else batch
 
-    return Stream(f"archive file `{file.data.target}`", file.data.first_offset, batches)
+    first = max(file.data.first_offset, file.rows[0] if file.rows else 0)
+    return Stream(f"archive file `{file.data.target}`", first, batches)
 
 
 def is_number(position: str) -> bool:

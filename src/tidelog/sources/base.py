@@ -9,18 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import pyarrow as pa
 
 __all__ = [
     "Bounds",
+    "Branching",
     "Chunk",
     "DirectReader",
+    "Parent",
     "Range",
     "RangeReader",
     "Source",
     "SourcePartition",
+    "Telling",
+    "parents_of",
+    "waits",
 ]
 
 
@@ -59,6 +64,7 @@ class Range:
     partition: SourcePartition
     start: str
     limit: str
+    ordinal: int = 0  # how many events came before it; numbers those of sources without offsets
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +76,7 @@ class Chunk:
 
     batch: pa.RecordBatch
     position: str
+    note: bytes = b""  # what the source wants to find again in the range's manifest
 
 
 class RangeReader(Protocol):
@@ -124,6 +131,47 @@ class Source(Protocol):
     def count(self, start: str, end: str) -> int | None:
         """About how many events lie between two positions, where the source can tell."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Parent:
+    """A partition whose events all come before those of another."""
+
+    partition: SourcePartition
+    end: str  # the position at which it is done
+    held: bool  # whether the source still has it
+
+
+@runtime_checkable
+class Branching(Protocol):
+    """What a source also is whose partitions end and are followed by others."""
+
+    def parents(self, partitions: Sequence[SourcePartition]) -> dict[SourcePartition, list[Parent]]:
+        """Which partitions each of them follows, also those that are no longer held."""
+        ...
+
+
+@runtime_checkable
+class Telling(Protocol):
+    """What a source also is whose ends are times: by looking it tells whether anything is there."""
+
+    def waits(self, range: Range) -> bool:
+        """Whether the range holds an event now. Errors as for ``Source.read``."""
+        ...
+
+
+def parents_of(
+    source: Source, partitions: Sequence[SourcePartition]
+) -> dict[SourcePartition, list[Parent]]:
+    """Which partitions each of them follows: none, in most sources."""
+    return source.parents(partitions) if partitions and isinstance(source, Branching) else {}
+
+
+def waits(source: Source, range: Range) -> bool:
+    """Whether anything lies between the start and the limit of a range."""
+    if not source.before(range.start, range.limit):
+        return False
+    return source.waits(range) if isinstance(source, Telling) else True
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,26 +3,39 @@
 A range is over when an offset at or after its limit was seen, be it of a message or of the
 partition's end: the offsets before it may hold no events, and then nothing else would tell. While
 messages that a reader must not see are passed over, librdkafka's statistics show that it goes on.
+
+The work for each message is the cost of all reading, so messages are taken apart by method objects
+and ``map``, a few hundred at a time: more of them would keep Python's garbage collector busy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import repeat
+from operator import itemgetter
+from typing import Any
 
+import numpy as np
+import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from tidelog.clock import Clock
-from tidelog.errors import NotFoundError, UnavailableError
+from tidelog.codec.events import EVENT_SCHEMA, STORED_SCHEMA, with_position
+from tidelog.errors import InternalError, NotFoundError, UnavailableError
+from tidelog.model import limits
 from tidelog.sources.base import Chunk, SourcePartition
 from tidelog.sources.kafka_client import Watch, is_lasting, translated
-from tidelog.sources.kafka_columns import Columns
 
 __all__ = ["Columns", "Reading"]
 
-_ASK_MESSAGES = 500  # more would keep Python's garbage collector busy
+_ASK_MESSAGES = 500
 _ASK_BYTES = 4 << 20  # of messages that are taken at once, by the size of the last ones
 _ASK_S = 0.05  # taking waits this long for all that was asked for
 _GUESS_BYTES = _ASK_BYTES  # a message's size before the first was seen: so that one comes alone
+_CHUNK_MESSAGES = 20_000
+_CHUNK_BYTES = 32 << 20
+_HEADERS = STORED_SCHEMA.field("headers").type
+_second = itemgetter(1)
 
 
 class Reading:
@@ -140,6 +153,99 @@ class Reading:
 
     def _place(self, offset: int) -> TopicPartition:
         return TopicPartition(self._partition.topic, int(self._partition.name), offset)
+
+
+class Columns:
+    """Messages that wait to become a batch, column by column."""
+
+    def __init__(self, partition: SourcePartition) -> None:
+        self._partition = partition
+        self._clear()
+
+    def _clear(self) -> None:
+        self._values: list[bytes | None] = []
+        self._keys: list[bytes | None] = []
+        self._times: list[int] = []
+        self._offsets: list[Any] = []
+        self._header_counts: list[int] = []
+        self._header_names: list[str] = []
+        self._header_values: list[bytes] = []
+        self._bytes = 0
+
+    @property
+    def end(self) -> int:
+        """The offset after the last message."""
+        last: int = self._offsets[-1]
+        return last + 1
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a batch is worth making."""
+        return len(self._offsets) >= _CHUNK_MESSAGES or self._bytes >= _CHUNK_BYTES
+
+    def add(self, messages: Sequence[Message], at: int) -> int:
+        """Take messages, the first of which stands at ``at`` or later; the size of their values."""
+        first = _offset(messages[0])
+        if first < at:
+            raise InternalError(
+                f"kafka partition `{self._partition.text}`: offset {first} came after {at - 1}"
+            )
+        size = sum(map(len, messages))
+        self._values += map(Message.value, messages)
+        self._keys += map(Message.key, messages)
+        self._times += map(_second, map(Message.timestamp, messages))
+        self._offsets += map(Message.offset, messages)
+        self._add_headers(list(map(Message.headers, messages)))
+        self._bytes += size
+        return size
+
+    def _add_headers(self, rows: list[Any]) -> None:
+        """Their names and values side by side; null is an empty value."""
+        if not any(rows):
+            self._header_counts += repeat(0, len(rows))
+            return
+        pairs = [pair for row in rows if row for pair in row]
+        self._header_counts += [len(row) if row else 0 for row in rows]
+        self._header_names += [name for name, _ in pairs]
+        self._header_values += [value or b"" for _, value in pairs]
+
+    def take(self) -> pa.RecordBatch:
+        """All that waits, in event columns."""
+        rows = len(self._offsets)
+        offsets = np.array(self._offsets, np.int64)
+        if rows and (np.diff(offsets) <= 0).any():
+            raise InternalError(
+                f"kafka partition `{self._partition.text}`: offsets do not rise "
+                f"between {offsets[0]} and {offsets[-1]}"
+            )
+        times = np.array(self._times, np.int64)
+        times[(times < 0) | (times >= limits.TIMESTAMP_MS_END)] = 0
+        columns = {
+            "timestamp": pa.array(times).cast(STORED_SCHEMA.field("timestamp").type),
+            "key": pa.array(self._keys, pa.binary()),
+            "value": pa.array(self._values, pa.binary()),
+            "headers": self._headers(),
+        }
+        self._clear()
+        stored = pa.record_batch(
+            [columns.get(each.name, pa.nulls(rows, each.type)) for each in STORED_SCHEMA],
+            schema=STORED_SCHEMA,
+        )
+        batch = with_position(stored, self._partition.topic, int(self._partition.name), 0)
+        place = EVENT_SCHEMA.get_field_index("offset")
+        return batch.set_column(place, EVENT_SCHEMA.field(place), pa.array(offsets))
+
+    def _headers(self) -> pa.Array:
+        """The headers of each message; null for one without."""
+        if not self._header_names:
+            return pa.nulls(len(self._header_counts), _HEADERS)
+        counts = np.array(self._header_counts, np.int32)
+        ends = np.concatenate([np.zeros(1, np.int32), np.cumsum(counts, dtype=np.int32)])
+        names = pa.array(self._header_names, pa.string())
+        values = pa.array(self._header_values, pa.binary())
+        pairs = pa.StructArray.from_arrays([names, values], fields=list(_HEADERS.value_type))
+        without = pa.array(counts == 0)
+        return pa.ListArray.from_arrays(pa.array(ends), pairs, type=_HEADERS, mask=without)
 
 
 def _offset(message: Message) -> int:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import pyarrow as pa
 
@@ -25,6 +26,7 @@ from tidelog.model.address import Address
 from tidelog.model.run import Head, Run
 from tidelog.model.topic import Topic, check_topic_name
 from tidelog.sources.base import Bounds, Chunk, Range, Source, SourcePartition
+from tidelog.store.ahead import fetched_ahead
 from tidelog.store.base import Store
 from tidelog.store.here import open_store_here
 
@@ -125,24 +127,28 @@ class PlannedRange:
     def _stretches(self, store: Store) -> Iterator[Stretch]:
         start, limit = _offsets(self.range)
         partition = self.range.partition
-        for run in self.runs:
-            what = (
-                f"object `{run.object}`, bytes {run.byte_start} to {run.byte_end}, partition "
-                f"`{partition.text}`, offsets {run.base} to {run.end}"
-            )
-            try:
-                data = store.get(run.object, run.byte_start, run.byte_end)
-            except NotFoundError as exc:
-                raise UnavailableError(
-                    f"{what}: is gone: plan the range again; if it is gone then too, restore it "
-                    "from a copy, and run `tidelog verify`",
-                    lost_from=max(run.base, start),
-                ) from exc
+        for run, data in fetched_ahead(self.runs, partial(self._fetch, store)):
             base = run.base
-            for batch in read_piece(data, run.crc, run.count, what):
+            for batch in read_piece(data, run.crc, run.count, self._what(run)):
                 stretch = Stretch(partition.topic, int(partition.name), base, batch)
                 base = stretch.end
                 yield stretch.slice(start, limit)
+
+    def _fetch(self, store: Store, run: Run) -> bytes:
+        try:
+            return store.get(run.object, run.byte_start, run.byte_end)
+        except NotFoundError as exc:
+            raise UnavailableError(
+                f"{self._what(run)}: is gone: plan the range again; if it is gone then too, "
+                "restore it from a copy, and run `tidelog verify`",
+                lost_from=max(run.base, _offsets(self.range)[0]),
+            ) from exc
+
+    def _what(self, run: Run) -> str:
+        return (
+            f"object `{run.object}`, bytes {run.byte_start} to {run.byte_end}, partition "
+            f"`{self.range.partition.text}`, offsets {run.base} to {run.end}"
+        )
 
 
 def _head(log: Log, topic: Topic, partition: SourcePartition) -> Head:

@@ -26,16 +26,13 @@ therefore go as soon as its batch is done.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
-from typing import Any
 
 import msgspec
 
 from tidelog.catalog.base import ABSENT, Change, Check, Put
-from tidelog.codec.segment import Piece
 from tidelog.errors import (
-    AlreadyExistsError,
     ConflictError,
     CorruptError,
     InvalidError,
@@ -43,15 +40,15 @@ from tidelog.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from tidelog.log.append import Appender, Stored
+from tidelog.log.append import Appender
 from tidelog.log.base import Log
+from tidelog.log.staged import Staged, append_staged
 from tidelog.log.topics import read_head
 from tidelog.model import layout, limits
 from tidelog.model.run import decode_row, encode_row
 from tidelog.model.topic import Topic
-from tidelog.spark.stage import Staged
 
-__all__ = ["Manifest", "Sink", "SinkState", "append_staged"]
+__all__ = ["Manifest", "Sink", "SinkState"]
 
 _ORDINAL = 1 << 32  # sequences of one batch in one partition
 
@@ -188,47 +185,6 @@ class Sink:
     @property
     def _what(self) -> str:
         return f"sink `{self._name}` of topic `{self._topic.name}`"
-
-
-def append_staged(
-    producer: Appender,
-    segments: Sequence[Staged],
-    first_sequence: int = 0,
-    pool: Executor | None = None,
-) -> None:
-    """Step 4: copy segments and commit their pieces, partition by partition, each piece once."""
-    todo = _pieces(producer, segments, first_sequence)
-    named = {staged.key: staged for pieces in todo.values() for _, _, staged in pieces}
-
-    def copy(staged: Staged) -> Stored:
-        return producer.adopt(staged.key, staged.pieces)
-
-    def commit(partition: int) -> None:
-        copies = dict(stored)
-        for first, piece, staged in todo[partition]:
-            sequences = range(first, first + piece.count)
-            with contextlib.suppress(AlreadyExistsError):  # by another driver, meanwhile
-                _, copies[staged.key] = producer.commit(copies[staged.key], piece, sequences)
-
-    each: Callable[..., Iterable[Any]] = map if pool is None else pool.map
-    stored = dict(zip(named, each(copy, named.values()), strict=True))
-    for _ in each(commit, todo):
-        pass
-
-
-def _pieces(
-    producer: Appender, segments: Sequence[Staged], first_sequence: int
-) -> dict[int, list[tuple[int, Piece, Staged]]]:
-    """What is not committed yet: for each partition its pieces in order, with their sequences."""
-    counted: dict[int, int] = {}
-    todo: dict[int, list[tuple[int, Piece, Staged]]] = {}
-    for staged in segments:
-        for piece in staged.pieces:
-            first = counted.get(piece.partition, first_sequence)
-            counted[piece.partition] = first + piece.count
-            if first > producer.last_sequence(piece.partition):
-                todo.setdefault(piece.partition, []).append((first, piece, staged))
-    return todo
 
 
 def _check_count(segments: Sequence[Staged]) -> None:

@@ -10,35 +10,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import WriterCommitMessage
 
-from tidelog.codec.events import batch_bytes, check_sizes
-from tidelog.codec.segment import Piece, encode_segment
+from tidelog.codec.events import check_sizes
+from tidelog.codec.segment import encode_segment
 from tidelog.errors import InvalidError
 from tidelog.log.partitioner import partitions_for, split
+from tidelog.log.staged import Collector, Located, Staged
 from tidelog.model import layout
-from tidelog.model.limits import SEGMENT_EVENTS_MAX
 from tidelog.model.topic import Topic
 from tidelog.settings import Settings
 from tidelog.spark.columns import stored
 from tidelog.spark.task import Workshop, open_workshop
 
-__all__ = ["Staged", "StagedMessage", "Staging", "stage"]
-
-# Larger than a producer's: nobody waits for its linger, and fewer segments are fewer commits.
-_SEGMENT_BYTES = 32 << 20
-
-
-class Staged(msgspec.Struct, frozen=True):
-    """A staged segment, and what is where in it."""
-
-    key: str
-    pieces: tuple[Piece, ...]
+__all__ = ["StagedMessage", "Staging", "stage"]
 
 
 @dataclass(frozen=True)
@@ -65,25 +54,23 @@ def stage(
 ) -> tuple[Staged, ...]:
     """Stage all rows of a task as segments of a batch."""
     workshop = open_workshop(staging.settings)
-    tables = _tables(staging, workshop, rows)
     return tuple(
         _put(staging, workshop, batch, _parts(staging, table, places, task_index + number))
-        for number, (table, places) in enumerate(_collected(tables))
+        for number, (table, places) in enumerate(_collected(staging, workshop, rows))
     )
 
 
-_Located = tuple[pa.Table, npt.NDArray[np.int32] | None]  # events, and partitions if they are given
-
-
-def _tables(
+def _collected(
     staging: Staging, workshop: Workshop, rows: Iterable[pa.RecordBatch]
-) -> Iterator[_Located]:
-    for given in rows:
-        for first in range(0, given.num_rows, SEGMENT_EVENTS_MAX):
-            batch = given.slice(first, SEGMENT_EVENTS_MAX)
-            table = stored(batch, workshop.clock.now_ms())
-            check_sizes(table, staging.settings.event_bytes_max)
-            yield table, _given_places(staging.topic, batch) if staging.use_partition else None
+) -> Iterator[Located]:
+    """As much as one segment holds, again and again."""
+    collector = Collector()
+    for batch in (each for each in rows if each.num_rows):
+        table = stored(batch, workshop.clock.now_ms())
+        check_sizes(table, staging.settings.event_bytes_max)
+        places = _given_places(staging.topic, batch) if staging.use_partition else None
+        yield from collector.add(table, places)
+    yield from collector.rest()
 
 
 def _given_places(topic: Topic, batch: pa.RecordBatch) -> npt.NDArray[np.int32]:
@@ -97,30 +84,6 @@ def _given_places(topic: Topic, batch: pa.RecordBatch) -> npt.NDArray[np.int32]:
         )
     places: npt.NDArray[np.int32] = column.to_numpy().astype(np.int32)
     return places
-
-
-def _collected(tables: Iterator[_Located]) -> Iterator[_Located]:
-    """As much as one segment holds."""
-    waiting: list[_Located] = []
-    size = events = 0
-    for table, places in tables:
-        if waiting and events + table.num_rows > SEGMENT_EVENTS_MAX:
-            yield _joined(waiting)
-            waiting, size, events = [], 0, 0
-        waiting.append((table, places))
-        size += batch_bytes(table)
-        events += table.num_rows
-        if size >= _SEGMENT_BYTES:
-            yield _joined(waiting)
-            waiting, size, events = [], 0, 0
-    if waiting:
-        yield _joined(waiting)
-
-
-def _joined(tables: list[_Located]) -> _Located:
-    table = pa.concat_tables([table for table, _ in tables]).combine_chunks()
-    given = [places for _, places in tables if places is not None]
-    return table, np.concatenate(given) if given else None
 
 
 def _parts(

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import functools
 import gc
-from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,11 +23,11 @@ from tidelog.settings import Settings
 from tidelog.spark.columns import Place, shown
 from tidelog.spark.plan import Slice, Task, Times
 from tidelog.store import Store
+from tidelog.store.ahead import fetched_ahead
 from tidelog.store.here import open_store_here
 
 __all__ = ["Workshop", "open_workshop", "read_task"]
 
-_AHEAD = 3  # objects fetched while one is decoded
 _ROWS_MIN = 4_000  # of a batch for Spark; the batches of small runs are joined
 
 
@@ -62,7 +61,7 @@ def _keep_modules() -> None:
 def _batches(store: Store, task: Task, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
     # Times are always decoded: they count the rows, and a filter may need them.
     columns = [name for name in STORED_SCHEMA.names if name in ("timestamp", *wanted.names)]
-    for piece, data in _fetched(store, task):
+    for piece, data in fetched_ahead(task.slices, partial(_read, store, task)):
         run, at = piece.run, piece.run.base
         for batch in read_piece(data, run.crc, run.count, _what(task, piece), columns):
             start, end = max(piece.start, at), min(piece.end, at + batch.num_rows)
@@ -73,19 +72,6 @@ def _batches(store: Store, task: Task, wanted: pa.Schema) -> Iterator[pa.RecordB
                 yield rows if mask is None else rows.filter(mask)
             at += batch.num_rows
     _keep_modules()
-
-
-def _fetched(store: Store, task: Task) -> Iterator[tuple[Slice, bytes]]:
-    """Each slice with the bytes of its run; some are fetched ahead."""
-    todo = deque(task.slices)
-    waiting: deque[tuple[Slice, Future[bytes]]] = deque()
-    with ThreadPoolExecutor(_AHEAD, "tidelog-fetch") as pool:
-        while todo or waiting:
-            while todo and len(waiting) <= _AHEAD:
-                piece = todo.popleft()
-                waiting.append((piece, pool.submit(_read, store, task, piece)))
-            piece, coming = waiting.popleft()
-            yield piece, coming.result()
 
 
 def _read(store: Store, task: Task, piece: Slice) -> bytes:

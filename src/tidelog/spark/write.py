@@ -18,13 +18,14 @@ from pyspark.sql.types import StructType
 from tidelog.errors import InternalError, NotFoundError, TidelogError, UnknownOutcomeError
 from tidelog.home import Home
 from tidelog.log.append import Appender
+from tidelog.log.staged import Staged, append_staged
 from tidelog.model import layout
 from tidelog.model.topic import Topic
 from tidelog.spark.columns import check_writable
-from tidelog.spark.commit import Sink, append_staged
+from tidelog.spark.commit import Sink
 from tidelog.spark.options import WriteOptions
 from tidelog.spark.plan import open_shared
-from tidelog.spark.stage import Staged, StagedMessage, Staging, stage
+from tidelog.spark.stage import StagedMessage, Staging, stage
 
 __all__ = ["TidelogStreamWriter", "TidelogWriter"]
 

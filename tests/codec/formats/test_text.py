@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.codec.formats.files import BYTES, batch, opened, read, table, write
 from tidelog import Event
-from tidelog.cli.events import event_lines
+from tidelog.codec.event_json import event_lines
 from tidelog.codec.formats import open_format
 from tidelog.codec.formats.jsonlines import json_records
 

@@ -129,15 +129,19 @@ class _Blocks:
         """What has been written, and the little that waits."""
         return self._sink.count + self._pending.bytes
 
+    @property
+    def bytes_held(self) -> int:
+        return self._pending.bytes
+
     def append(self, batch: pa.RecordBatch) -> None:
         if self._pending.add(batch):
-            self._flush()
+            self.flush()
 
     def finish(self) -> None:
-        self._flush()
+        self.flush()
         self._begin(None)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
         for batch in self._pending.take().combine_chunks().to_batches():
             for piece in slices(batch, BLOCK_BYTES):
                 self._begin(piece)

@@ -58,6 +58,11 @@ class FileWriter(Protocol):
         ...
 
     @property
+    def bytes_held(self) -> int:
+        """About how many bytes of events are in memory, since the sinks do not have them yet."""
+        ...
+
+    @property
     def rows(self) -> int:
         """How many events the file holds."""
         ...
@@ -67,6 +72,13 @@ class FileWriter(Protocol):
 
         Gives back the rows that the file's schema does not take, in event columns and ``error``, or
         None when all were taken. They are not in the file.
+        """
+        ...
+
+    def flush(self) -> None:
+        """Give the sinks what can be given by now; it may be worse compressed than a larger part.
+
+        The events are as they would be without it. ``bytes_held`` tells what is left.
         """
         ...
 

@@ -81,7 +81,12 @@ class Encoder(Protocol):
     @property
     def bytes_written(self) -> int: ...
 
+    @property
+    def bytes_held(self) -> int: ...
+
     def append(self, batch: pa.RecordBatch) -> None: ...
+
+    def flush(self) -> None: ...
 
     def finish(self) -> None: ...
 
@@ -100,6 +105,11 @@ class ColumnWriter:
         """About the file's size by now."""
         return self._encoder.bytes_written
 
+    @property
+    def bytes_held(self) -> int:
+        """What the encoder has collected."""
+        return self._encoder.bytes_held
+
     def write(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
         """Add what fits; the misfits come back."""
         check_batch(batch)
@@ -108,6 +118,10 @@ class ColumnWriter:
             self._encoder.append(fitted)
             self.rows += fitted.num_rows
         return misfits
+
+    def flush(self) -> None:
+        """Write what is collected."""
+        self._encoder.flush()
 
     def close(self) -> None:
         """Finish the file."""
@@ -133,9 +147,9 @@ class Pending:
         self._batches: list[pa.RecordBatch] = []
         self.bytes = self.rows = 0
 
-    def has_room(self, batch: pa.RecordBatch) -> bool:
-        """Whether the limit holds with this batch too; what is empty has room for any."""
-        return not self.rows or self.bytes + batch.nbytes <= self._bytes_max
+    def has_room(self, size: int) -> bool:
+        """Whether the limit holds with so many bytes more; what is empty has room for any."""
+        return not self.rows or self.bytes + size <= self._bytes_max
 
     def add(self, batch: pa.RecordBatch, held_bytes: int | None = None) -> bool:
         """Whether it is time to take them; ``held_bytes`` stay in memory with this batch."""

@@ -65,6 +65,11 @@ class LineWriter:
         """What the compressor has given out."""
         return self._counted.count
 
+    @property
+    def bytes_held(self) -> int:
+        """What the sidecar has collected."""
+        return self._sidecar.bytes_held
+
     def write(self, batch: pa.RecordBatch) -> None:
         """Every value has a record: nothing is a misfit."""
         check_batch(batch)
@@ -76,6 +81,10 @@ class LineWriter:
             lengths = pc.binary_length(shaped.records)
             self._sidecar.append(piece, data, lengths.to_numpy(), shaped.kept)
             self.rows += piece.num_rows
+
+    def flush(self) -> None:
+        """Write what the sidecar has collected."""
+        self._sidecar.flush()
 
     def close(self) -> None:
         """Finish both files."""

@@ -117,8 +117,12 @@ class _Stripes:
     @property
     def bytes_written(self) -> int:
         """What is written, and what ORC collects at the rate of what was written so far."""
-        pending = self._given_bytes - self._flushed_bytes
-        return estimate(self._sink.count, self._flushed_bytes, pending, self._codec)
+        return estimate(self._sink.count, self._flushed_bytes, self.bytes_held, self._codec)
+
+    @property
+    def bytes_held(self) -> int:
+        """What ORC collects into a stripe, which it alone decides to end."""
+        return self._given_bytes - self._flushed_bytes
 
     def append(self, batch: pa.RecordBatch) -> None:
         before = self._sink.count
@@ -131,6 +135,8 @@ class _Stripes:
         self._rows += batch.num_rows
         if self._sink.count > before + _HEADER_BYTES:
             self._flushed_bytes = self._given_bytes
+
+    def flush(self) -> None: ...
 
     def finish(self) -> None:
         if not self._rows:  # a file without rows must know its columns all the same

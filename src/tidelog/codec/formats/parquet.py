@@ -102,22 +102,30 @@ class RowGroups:
         """What is written, and what is pending at the rate of what was written so far."""
         return estimate(self._sink.count, self._flushed_bytes, self._pending.bytes, self._codec)
 
+    @property
+    def bytes_held(self) -> int:
+        """What the next row group has by now."""
+        return self._pending.bytes
+
     def append(self, batch: pa.RecordBatch, held_bytes: int | None = None) -> None:
         """Add a batch; ``held_bytes`` says what stays in memory with it, if more than itself."""
-        for piece in slices(batch, ROW_GROUP_BYTES):
-            if not self._pending.has_room(piece):
-                self._flush()
-            if self._pending.add(piece, held_bytes):
-                self._flush()
+        whole = batch.nbytes  # takes a while to tell
+        for piece in [batch] if whole <= ROW_GROUP_BYTES else slices(batch, ROW_GROUP_BYTES):
+            size = whole if piece is batch else piece.nbytes
+            if not self._pending.has_room(size):
+                self.flush()
+            if self._pending.add(piece, size if held_bytes is None else held_bytes):
+                self.flush()
 
     def finish(self, metadata: Mapping[str, str] | None = None) -> None:
         """Write what is left and the footer, with words of one's own in it."""
-        self._flush()
+        self.flush()
         if metadata:
             self._writer.add_key_value_metadata(dict(metadata))
         self._writer.close()
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """End the row group."""
         if self._pending.rows:
             self._flushed_bytes += self._pending.bytes
             rows = self._pending.rows

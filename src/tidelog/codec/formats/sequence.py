@@ -157,22 +157,32 @@ class _Writer:
         """What has been written, and the little that waits."""
         return self._counted.count + self._pending.bytes
 
+    @property
+    def bytes_held(self) -> int:
+        """The little that waits, and what the sidecar has collected."""
+        return self._pending.bytes + self._sidecar.bytes_held
+
     def write(self, batch: pa.RecordBatch) -> None:
         """Every event has a record: nothing is a misfit."""
         check_batch(batch)
         self.rows += batch.num_rows
         if self._pending.add(batch):
-            self._flush()
+            self._write_pending()
+
+    def flush(self) -> None:
+        """Write both."""
+        self._write_pending()
+        self._sidecar.flush()
 
     def close(self) -> None:
         """Finish both files."""
         if not self._closed:
             self._closed = True
-            self._flush()
+            self._write_pending()
             self._begun(None)
             self._sidecar.finish()
 
-    def _flush(self) -> None:
+    def _write_pending(self) -> None:
         for batch in self._pending.take().combine_chunks().to_batches():
             for piece in slices(batch, PIECE_BYTES):
                 writer = self._begun(piece)

@@ -61,6 +61,11 @@ class SidecarWriter:
         self._groups = RowGroups(sink, SIDECAR_SCHEMA, _CODEC, names)
         self._checksum = 0
 
+    @property
+    def bytes_held(self) -> int:
+        """Rows that wait, and the records that they keep in memory."""
+        return self._groups.bytes_held
+
     def append(
         self, batch: pa.RecordBatch, records: Any, lengths: Any, kept: pa.Array | None = None
     ) -> None:
@@ -75,6 +80,10 @@ class SidecarWriter:
         ]
         rows = pa.record_batch(columns, schema=SIDECAR_SCHEMA)
         self._groups.append(rows, held_bytes=batch.nbytes + rows.nbytes)
+
+    def flush(self) -> None:
+        """Write what has been collected."""
+        self._groups.flush()
 
     def finish(self) -> None:
         """Write the rest, and the checksum over all records."""

@@ -5,6 +5,8 @@ It reads no files, loads no extension and asks no network. The column is named `
 
 from __future__ import annotations
 
+import functools
+
 import duckdb
 import pyarrow as pa
 
@@ -27,11 +29,17 @@ _ARGUMENT_ERRORS = (
 )
 
 
+@functools.cache
+def _database() -> duckdb.DuckDBPyConnection:
+    """One for each process: opening one takes longer than parsing many events."""
+    return duckdb.connect(":memory:", config=_SETTINGS)
+
+
 class Engine:
     """Belongs to one thread, as a connection of DuckDB does."""
 
     def __init__(self) -> None:
-        self._connection = duckdb.connect(":memory:", config=_SETTINGS)
+        self._connection = _database().cursor()
         self._connection.execute("SET TimeZone = 'UTC'")  # what a time without a zone means
 
     def column(self, expression: str, texts: pa.Array) -> pa.Array:

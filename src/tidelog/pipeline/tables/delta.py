@@ -16,8 +16,8 @@ import pyarrow as pa
 from tidelog.clock import Clock
 from tidelog.errors import ConflictError, InvalidError, UnavailableError
 from tidelog.model.event import to_iso
-from tidelog.pipeline.table_places import delta_options, object_url
-from tidelog.pipeline.tables import Lot, Plan, Table, TableFile
+from tidelog.pipeline.tables.base import Lot, Plan, Table, TableFile
+from tidelog.pipeline.tables.places import delta_options, object_url
 
 try:
     from deltalake import DeltaTable, Schema
@@ -35,7 +35,6 @@ class DeltaLog:
     def __init__(self, plan: Plan, environ: Mapping[str, str], clock: Clock) -> None:
         store = plan.archive.store
         self.where = object_url(store, plan.archive.folder())
-        self.whole = False
         self._plan = plan
         self._clock = clock
         self._options = delta_options(store, environ)
@@ -64,21 +63,26 @@ class DeltaLog:
 
     def _read(self) -> DeltaTable | None:
         try:
-            return DeltaTable(self.where, storage_options=self._options, without_files=True)
+            return DeltaTable(self.where, storage_options=self._options)
         except TableNotFoundError:
             return None
 
     def _create(self, files: list[TableFile]) -> DeltaTable:
         more = self._plan.partition_fields(files)
         fields = [_in_microseconds(each) for each in [*self._plan.columns, *more]]
-        return DeltaTable.create(
-            self.where,
-            Schema.from_arrow(pa.schema(fields)),
-            mode="error",
-            partition_by=[each.name for each in more],
-            name=self._plan.archive.name,
-            storage_options=self._options,
-        )
+        try:
+            return DeltaTable.create(
+                self.where,
+                Schema.from_arrow(pa.schema(fields)),
+                mode="error",
+                partition_by=[each.name for each in more],
+                name=self._plan.archive.name,
+                storage_options=self._options,
+            )
+        except DeltaError as exc:
+            if self._read() is None:
+                raise
+            raise ConflictError(f"delta table `{self.where}`: another made it first") from exc
 
     def _action(self, file: TableFile, columns: list[str]) -> AddAction:
         return AddAction(

@@ -1,0 +1,219 @@
+"""The archive beside the ten-line PySpark job, from one Kafka topic on the same machine.
+
+2 M JSON messages of about 200 bytes that hardly repeat, in 4 partitions, over 30 dates. Each side
+runs on ``local[2]`` in a process of its own: warm, in alternating rounds, and cold, from the start
+of a process to a committed archive. Ours is fsynced, and goes the way that users go. Memory is that
+of a side's whole process tree.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from bench import ten_lines
+from bench.apart import Apart, peak_of, timed
+from bench.connector import jars
+from bench.cycles import Cycles
+from bench.messages import EVENTS, TOPIC, fill
+from bench.rates import Rate, against, contest
+from tests.servers import kafka
+from tidelog.home import Home, create_home, open_home
+from tidelog.model.archive import Archive, Making
+from tidelog.pipeline.archive import create_archive, open_pipeline
+from tidelog.pipeline.driver import Driver, Driving
+from tidelog.pipeline.spark import SparkWorkers, open_spark
+from tidelog.settings import Settings
+
+MAKINGS = {
+    "verbatim": Making(),
+    "dated": Making(parser="json:timestamp"),
+    "transformed": Making(transform="bench.transforms:kept"),
+}
+COLD_ROUNDS = 2
+PARTITIONS = (1, 100, 1_000)
+CYCLE_S_MAX = 2.0
+
+
+def run() -> list[Rate]:
+    """All cases."""
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder, kafka.running() as broker:
+        settings = Settings(f"{folder}/objects", f"{folder}/catalog.sqlite")
+        with create_home(settings)[0] as home:
+            fill(broker.bootstrap, home)
+            config = home.config
+        servers = broker.bootstrap
+        ours, peer = Apart(Ours, config), Apart(Peer, jars(), servers, folder)
+        with ours, peer:
+            rates = warm(ours, peer, f"kafka://{servers}/{TOPIC}")
+            rates += cycles(ours, servers)
+        return rates + cold(config, servers, folder)
+
+
+class Ours:
+    """A home with a Spark session, in the process that makes it."""
+
+    def __init__(self, config: str) -> None:
+        self._home = open_home(config)
+        self._workers = SparkWorkers(open_spark("local[2]", "bench"))
+
+    def run(self, source: str, shape: str) -> float:
+        """Events a second of one archive, from the driver's start to its last commit."""
+        archive = new_archive(self._home, source, MAKINGS[shape])
+        pipeline = open_pipeline(self._home, archive, self._workers)
+        began = time.perf_counter()
+        events = Driver(self._home.log, pipeline, Driving()).run()
+        seconds = time.perf_counter() - began
+        if events != EVENTS:
+            raise RuntimeError(f"{events} events were archived, not {EVENTS}")
+        shutil.rmtree(folder_of(self._home, archive))
+        return events / seconds
+
+    def cycles(self, kind: str, servers: str, partitions: int) -> list[float]:
+        """Seconds of single cycles over a topic with so many partitions."""
+        topic = Cycles(self._home, kind, servers, partitions)
+        archive = new_archive(self._home, topic.source, MAKINGS["verbatim"])
+        return topic.run(open_pipeline(self._home, archive, self._workers))
+
+    def close(self) -> None:
+        self._home.close()
+
+
+class Peer:
+    """The ten-line job with its session."""
+
+    def __init__(self, jars: str, servers: str, folder: str) -> None:
+        self._spark = ten_lines.open_session(jars)
+        self._servers = servers
+        self._folder = folder
+
+    def run(self, shape: str) -> float:
+        """Events a second of one run, into a folder of its own."""
+        folder = f"{self._folder}/{uuid.uuid4().hex}"
+        run = partial(ten_lines.archive, self._spark, self._servers, TOPIC, folder, shape)
+        rate = EVENTS / timed(run)
+        shutil.rmtree(folder)
+        return rate
+
+    def close(self) -> None:
+        self._spark.stop()
+
+
+def new_archive(home: Home, source: str, making: Making) -> Archive:
+    name = uuid.uuid4().hex
+    return create_archive(
+        home,
+        Archive(
+            name=name,
+            incarnation=home.log.ids.new(),
+            source=source,
+            kind="partition" if making.parser else "backup",
+            store=home.store.url,
+            root=f"archives/{name}",
+            created_ms=0,
+            makings={1: making},
+        ),
+    )
+
+
+def folder_of(home: Home, archive: Archive) -> str:
+    return f"{home.store.url.removeprefix('file://')}/{archive.root}"
+
+
+def warm(ours: Apart, peer: Apart, source: str) -> list[Rate]:
+    memory: dict[str, list[float]] = {}
+
+    def watched(name: str, side: Apart, *arguments: str) -> Callable[[], float]:
+        def once() -> float:
+            with peak_of(side.pid) as peak:
+                rate: float = side("run", *arguments)
+                memory.setdefault(name, []).append(peak())
+            return rate
+
+        return once
+
+    runs: dict[str, tuple[Apart, tuple[str, ...]]] = {
+        "ten lines, verbatim, warm": (peer, ("verbatim",)),
+        "archive, verbatim, warm": (ours, (source, "verbatim")),
+        "archive from a topic, verbatim, warm": (ours, (f"topic:{TOPIC}", "verbatim")),
+        "archive with a transform, warm": (ours, (source, "transformed")),
+        "ten lines, by JSON date, warm": (peer, ("dated",)),
+        "archive, by JSON date, warm": (ours, (source, "dated")),
+    }
+    rates = contest(
+        {name: watched(name, side, *arguments) for name, (side, arguments) in runs.items()}
+    )
+    lines, plain, topic, transformed, lines_dated, dated = rates.values()
+    against(plain, lines, 1.5)
+    against(topic, plain, 1.5)
+    against(transformed, plain, 0.6)
+    against(dated, lines_dated, 1.8)
+    peaks = {name: Rate(f"memory: {name}", found[1:], "MiB") for name, found in memory.items()}
+    below(peaks[plain.what], peaks[lines.what])
+    below(peaks[dated.what], peaks[lines_dated.what])
+    return [*rates.values(), *peaks.values()]
+
+
+def below(rate: Rate, peer: Rate) -> None:
+    """Note how many times less than the peer it is."""
+    rate.peer, rate.goal = peer.what, 1.0
+    rate.ratio = peer.median / rate.median
+    rate.note = "peer / ours"
+
+
+def cycles(ours: Apart, servers: str) -> list[Rate]:
+    rates = []
+    for kind in ("kafka", "topic"):
+        for partitions in PARTITIONS:
+            found = ours("cycles", kind, servers, partitions)
+            rate = Rate(f"a cycle over {partitions:,} partitions, {kind}", found, "s")
+            if partitions == PARTITIONS[-1]:
+                rate.peer, rate.goal = f"{CYCLE_S_MAX:g} s", 1.0
+                rate.ratio = CYCLE_S_MAX / statistics.median(found)
+            rates.append(rate)
+    return rates
+
+
+def cold(config: str, servers: str, folder: str) -> list[Rate]:
+    """From the start of a process to its end, each time a new one."""
+    lines, ours = Rate("ten lines, verbatim, cold"), Rate("archive, verbatim, cold")
+    lines_memory = Rate("memory: ten lines, verbatim, cold", unit="MiB")
+    ours_memory = Rate("memory: archive, verbatim, cold", unit="MiB")
+    for _ in range(COLD_ROUNDS):
+        target = f"{folder}/{uuid.uuid4().hex}"
+        job = [sys.executable, "-m", "bench.ten_lines", jars(), servers, TOPIC, target, "verbatim"]
+        process_rate(job, lines, lines_memory)
+        shutil.rmtree(target)
+        with open_home(config) as home:
+            archive = new_archive(home, f"kafka://{servers}/{TOPIC}", MAKINGS["verbatim"])
+            command = ["--home", config, "archive", "run", archive.name, "--master", "local[2]"]
+            tidelog = str(Path(sys.executable).with_name("tidelog"))
+            process_rate([tidelog, *command], ours, ours_memory)
+            shutil.rmtree(folder_of(home, archive))
+    against(ours, lines, 1.2)
+    below(ours_memory, lines_memory)
+    return [lines, ours, lines_memory, ours_memory]
+
+
+def process_rate(command: list[str], rate: Rate, memory: Rate) -> None:
+    began = time.perf_counter()
+    with tempfile.TemporaryFile() as said:
+        process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT)
+        with peak_of(process.pid) as peak:
+            process.wait()
+            rate.rounds.append(EVENTS / (time.perf_counter() - began))
+            memory.rounds.append(peak())
+        if process.returncode:
+            said.seek(0)
+            text = said.read().decode(errors="replace")
+            raise RuntimeError(f"{command}: exit code {process.returncode}\n{text[-2_000:]}")

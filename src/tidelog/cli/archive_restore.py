@@ -1,0 +1,49 @@
+"""``tidelog archive restore``: events of an archive go back into a topic or into Kafka."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from tidelog.cli.driving import Watch, open_workers, worker_options
+from tidelog.cli.output import Output, json_option
+from tidelog.home import open_home
+from tidelog.pipeline.driver import Driver, Driving
+from tidelog.pipeline.restore import Restoring, open_restore
+
+__all__ = ["restore"]
+
+
+@click.command()
+@click.argument("name")
+@click.option("--to", required=True, metavar="URL", help="topic:NAME, kafka://host:9092/topic.")
+@click.option(
+    "--generation", type=int, metavar="N", help="Whose files to read. Default: the promoted one."
+)
+@click.option(
+    "--partition",
+    type=click.Choice(["same", "key"]),
+    help="Keep each event's partition (default), or choose it by key.",
+)
+@worker_options
+@json_option
+@click.pass_obj
+def restore(home_text: str | None, output: Output, /, name: str, to: str, **given: Any) -> None:
+    """Bring the events of an archive into a topic or into Kafka, each of them once.
+
+    The target must be there. Safe to kill, to repeat, and to run twice at once: a restore goes on
+    where it was, and brings what the archive has got since.
+
+    \b
+    Examples:
+      tidelog archive restore daily --to topic:orders-again
+      tidelog archive restore daily --to topic:wide --partition key
+      tidelog archive restore raw --to kafka://127.0.0.1:9092/clicks --no-spark
+    """
+    wanted = Restoring(name, to, given["generation"], given["partition"])
+    with open_home(home_text) as home, Watch(output, f"restore {name}") as watch:
+        pipeline = open_restore(home, wanted, open_workers(name, given), given["rate"])
+        how = Driving(stop=watch.stop, on_look=watch.look, on_cycle=watch.cycle)
+        events = Driver(home.log, pipeline, how).run()
+        output.record({"archive": name, "to": to, "events": events})

@@ -1,0 +1,275 @@
+"""``tidelog archive``: status, finalize and register: what makes an archive known to others."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+import msgspec
+
+from tidelog.cli.exit_codes import FAILED
+from tidelog.cli.output import Output, json_option, write_out
+from tidelog.errors import InvalidError
+from tidelog.home import Home, open_home
+from tidelog.model.archive import Archive
+from tidelog.model.event import to_iso
+from tidelog.model.times import duration_ms
+from tidelog.pipeline.archive import find_archive, list_archives
+from tidelog.pipeline.finalize import Finalizing
+from tidelog.pipeline.finalize import finalize as finalize_archive
+from tidelog.pipeline.health import Limits, troubles
+from tidelog.pipeline.metrics import metrics_text
+from tidelog.pipeline.status import ArchiveStatus, read_status
+from tidelog.pipeline.tables import change_tables, register_table
+
+__all__ = ["finalize", "register", "status"]
+
+_SECONDS = click.FloatRange(min=0)
+
+
+@click.command()
+@click.argument("name", required=False)
+@click.option("--all", "every", is_flag=True, help="All archives.")
+@click.option("--generation", type=int, metavar="N", help="Default: the promoted one.")
+@click.option("--check", is_flag=True, help="Say only what is wrong; exit code 1 if anything is.")
+@click.option("--max-lag", type=click.IntRange(min=0), metavar="N", help="Events that may wait.")
+@click.option(
+    "--max-lag-seconds",
+    type=_SECONDS,
+    metavar="S",
+    help="How long one may wait. Default: twice the archive's max age, and five minutes.",
+)
+@click.option("--max-intent-age", type=_SECONDS, default=900, show_default=True, metavar="S")
+@click.option("--max-dead", type=click.IntRange(min=0), default=0, show_default=True, metavar="N")
+@click.option(
+    "--since",
+    default="1d",
+    show_default=True,
+    metavar="DURATION",
+    help="Dead letters and losses older than this are no trouble any more.",
+)
+@click.option(
+    "--driver/--no-driver",
+    default=True,
+    help="Whether a driver must run while events wait. --no-driver where a schedule runs it.",
+)
+@click.option("--prometheus", is_flag=True, help="Print the metrics that docs/alerts.yml is for.")
+@json_option
+@click.pass_obj
+def status(home_text: str | None, output: Output, /, name: str | None, **given: Any) -> None:
+    """Show how an archive does: how far it is, what waits, and what is wrong.
+
+    \b
+    Examples:
+      tidelog archive status daily
+      tidelog archive status daily --check
+      tidelog archive status --all --check --max-lag-seconds 7200
+      tidelog archive status --all --prometheus
+    """
+    if given["check"] and given["prometheus"]:
+        raise InvalidError("status: --check and --prometheus: give one of them")
+    with open_home(home_text) as home:
+        archives = _chosen(home, name, given["every"])
+        if given["prometheus"]:
+            write_out(metrics_text(home, archives).encode())
+            return
+        found = [read_status(home, each, given["generation"]) for each in archives]
+    if given["check"]:
+        _check(output, found, _limits(given))
+        return
+    for each in found:
+        _show(output, each)
+
+
+@click.command()
+@click.argument("name")
+@click.option(
+    "--delay",
+    default="1h",
+    show_default=True,
+    metavar="DURATION",
+    help="How late events may be; also how long a reopened folder must stay quiet.",
+)
+@click.option(
+    "--look-back",
+    type=click.IntRange(min=1),
+    default=10,
+    show_default=True,
+    metavar="N",
+    help="Mark folders that ended at most N of their own lengths ago.",
+)
+@click.option("--notify", metavar="URL", default="", help="Tell https://host/path of each folder.")
+@click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+@json_option
+@click.pass_obj
+def finalize(home_text: str | None, output: Output, /, name: str, **given: Any) -> None:
+    """Put _SUCCESS into the date folders that have all their events, and move the watermark.
+
+    Files that come later reopen their folder: its _SUCCESS goes, and is put again after another
+    delay. Safe to kill, to repeat, and to run twice at once. Run it every few minutes.
+
+    \b
+    Examples:
+      tidelog archive finalize daily
+      tidelog archive finalize daily --delay 15m --notify https://example.com/folders
+      tidelog archive finalize daily --dry-run
+    """
+    how = Finalizing(
+        delay_ms=duration_ms(given["delay"]),
+        look_back=given["look_back"],
+        notify=given["notify"],
+        dry_run=given["dry_run"],
+    )
+    with open_home(home_text) as home:
+        done = finalize_archive(home, find_archive(home, name), how)
+    rows = [msgspec.structs.asdict(notice) for notice in done.notices]
+    if rows:
+        output.records(("event", "folder", "files", "events"), rows)
+    watermark = None if done.watermark_ms is None else to_iso(done.watermark_ms)
+    output.record({"archive": name, "watermark": watermark})
+    for error in done.errors:
+        click.echo(f"not told: {error}", err=True)
+    if done.errors:
+        sys.exit(FAILED)
+
+
+@click.command()
+@click.argument("name")
+@click.option("--as", "kind", type=click.Choice(["delta", "iceberg"]), help="Which kind of table.")
+@click.option(
+    "--catalog",
+    metavar="URI",
+    help="Of Iceberg: sqlite:///FILE, https://host, or a name that pyiceberg's settings know.",
+)
+@click.option("--table", metavar="NAMESPACE.NAME", help="Of Iceberg: the table in that catalog.")
+@click.option(
+    "--keep/--forget",
+    default=None,
+    help="Let `archive run` register after each cycle, or no longer.",
+)
+@json_option
+@click.pass_obj
+def register(home_text: str | None, output: Output, /, name: str, **given: Any) -> None:
+    """Make a Delta or Iceberg table of an archive's Parquet files, or bring it up to date.
+
+    Files are registered where they are, each once. Without --as, all tables that the archive keeps
+    are brought up to date.
+
+    \b
+    Examples:
+      tidelog archive register daily --as delta
+      tidelog archive register daily --as iceberg --catalog sqlite:///lake.db --table lake.daily
+      tidelog archive register daily --as delta --keep
+      tidelog archive register daily
+    """
+    with open_home(home_text) as home:
+        archive = find_archive(home, name)
+        tables = _tables(archive, given)
+        if given["keep"] is False:
+            change_tables(home, archive, tables[0], keep=False)
+            output.say(f"`{tables[0]}` is no longer brought up to date; it stays as it is.")
+            return
+        done = [register_table(home, archive, table) for table in tables]
+        if given["keep"]:
+            change_tables(home, archive, tables[0], keep=True)
+    rows = [
+        {
+            "archive": name,
+            "table": each.table,
+            "where": each.where,
+            "files": each.files,
+            "events": each.events,
+        }
+        for each in done
+    ]
+    output.records(("table", "where", "files", "events"), rows)
+
+
+def _chosen(home: Home, name: str | None, every: bool) -> list[Archive]:
+    if (name is None) != every:
+        raise InvalidError("status: give the name of an archive, or --all")
+    if name is not None:
+        return [find_archive(home, name)]
+    return [each for each in list_archives(home) if each.state == "ready"]
+
+
+def _limits(given: dict[str, Any]) -> Limits:
+    lag_s = given["max_lag_seconds"]
+    return Limits(
+        max_lag=given["max_lag"],
+        max_lag_ms=None if lag_s is None else int(lag_s * 1000),
+        max_intent_ms=int(given["max_intent_age"] * 1000),
+        max_dead=given["max_dead"],
+        since_ms=duration_ms(given["since"]),
+        driver=given["driver"],
+    )
+
+
+def _check(output: Output, found: list[ArchiveStatus], limits: Limits) -> None:
+    wrong = {each.archive.name: troubles(each, limits) for each in found}
+    for name, problems in wrong.items():
+        if output.as_json:
+            output.record({"archive": name, "healthy": not problems, "troubles": problems})
+            continue
+        for problem in problems or [f"archive `{name}`: is well"]:
+            output.say(" ".join(problem.split()))
+    if any(wrong.values()):
+        sys.exit(FAILED)
+
+
+def _show(output: Output, found: ArchiveStatus) -> None:
+    rows = [
+        {
+            "archive": found.archive.name,
+            "partition": each.partition,
+            "position": each.position,
+            "end": each.end,
+            "lag": each.lag,
+            "lag_s": each.lag_s,
+            "events": each.events,
+            "files": each.files,
+            "bytes": each.bytes,
+            "dead": each.dead,
+            "lost": each.totals.lost,
+            "last_commit": to_iso(each.last_commit_ms) if each.last_commit_ms else None,
+            "under_way_s": None
+            if each.intent_ms is None
+            else (found.read_ms - each.intent_ms) / 1000,
+            "generation": found.generation,
+            "watermark": _watermark(found),
+            "drivers": found.drivers,
+        }
+        for each in found.partitions
+    ]
+    names = ("partition", "position", "end", "lag", "lag_s", "events", "files", "bytes", "dead")
+    output.records((*names, "lost", "last_commit", "under_way_s"), rows)
+    events = sum(each.events for each in found.partitions)
+    files = sum(each.files for each in found.partitions)
+    behind = "an unknown number" if found.lag is None else f"{found.lag:,}"
+    driver = f"{found.drivers} at work" if found.drivers else "none at work"
+    output.say(
+        f"{found.archive.name}: generation {found.generation}, {events:,} events in {files:,} "
+        f"files, {behind} behind, watermark {_watermark(found) or '-'}, drivers: {driver}"
+    )
+    if found.source_error:
+        output.say(f"{found.archive.name}: its source cannot be asked: {found.source_error}")
+
+
+def _watermark(found: ArchiveStatus) -> str | None:
+    watermark_ms = found.archive.watermark_ms
+    return None if watermark_ms is None else to_iso(watermark_ms)
+
+
+def _tables(archive: Archive, given: dict[str, Any]) -> list[str]:
+    """The tables that are meant."""
+    kind, catalog, table = given["kind"], given["catalog"], given["table"]
+    if (kind == "iceberg") != bool(catalog and table) or bool(catalog) != bool(table):
+        raise InvalidError("register: --catalog and --table: give both with --as iceberg, and only")
+    if kind is not None:
+        return ["delta" if kind == "delta" else f"iceberg:{catalog}#{table}"]
+    if not archive.tables or given["keep"] is not None:
+        raise InvalidError(
+            f"archive `{archive.name}`: keeps {len(archive.tables)} tables: say which with --as"
+        )
+    return list(archive.tables)

@@ -1,0 +1,252 @@
+"""``tidelog playback``: any range of times of a topic, to another place."""
+
+from __future__ import annotations
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import click
+import msgspec
+
+from tidelog.cli.interruption import Interruption
+from tidelog.cli.output import Output, json_option
+from tidelog.errors import InvalidError
+from tidelog.home import Home, open_home
+from tidelog.model.address import parse_address
+from tidelog.model.event import to_iso
+from tidelog.model.playback import Pin, PlaybackState, check_playback_name
+from tidelog.model.topic import Topic
+from tidelog.playback.asked import Asked, pin_asked, pinned_playback
+from tidelog.playback.named import NamedPlayback
+from tidelog.playback.outlets import Outlet, Setting, check_outlet, open_outlet
+from tidelog.playback.pace import SlotCount, check_speed
+from tidelog.playback.run import How, Playback, Played, opened, run_named, run_playback
+from tidelog.playback.windows import READERS
+
+__all__ = ["playback"]
+
+
+@click.command()
+@click.argument("topic")
+@click.option("--start", metavar="T", help="From this time on: ISO 8601, or -2h.")
+@click.option("--end", metavar="T", help="Up to this time, which is not part of it; default: now.")
+@click.option(
+    "--to",
+    "sink",
+    required=True,
+    metavar="SINK",
+    help="topic:NAME, file:PATH (JSON lines, or .parquet), stdout:, http(s)://…, "
+    "kafka://host/TOPIC, kinesis://STREAM, null:.",
+)
+@click.option(
+    "--speed",
+    default="max",
+    show_default=True,
+    metavar="X",
+    help="max, 1 for as it happened, or another factor; pauses are kept.",
+)
+@click.option("--resume", "name", metavar="NAME", help="Begin it under a name, or go on with it.")
+@click.option("--as-of", metavar="T|P:O,…", help="The topic as it was at a time, or at offsets.")
+@click.option("--parallel", is_flag=True, help="By Spark, where order over slots does not matter.")
+@click.option(
+    "--master", metavar="URL", default="local[*]", show_default=True, help="Spark master."
+)
+@click.option("--empty-slots", is_flag=True, help="Tell of slots without events too.")
+@json_option
+@click.pass_obj
+def playback(home_text: str | None, output: Output, /, topic: str, **given: Any) -> None:
+    """Play the events of a range of times to another place, in the order of their times.
+
+    By default the last 15 minutes. What is appended after it began is not part of it. For each slot
+    a line tells its first event's time and how many there were. Under a name it can be stopped, or
+    die, and go on: nothing is skipped, and nothing comes twice into a topic.
+
+    \b
+    Examples:
+      tidelog playback orders --to topic:orders-again
+      tidelog playback orders --start -2h --end -1h --to stdout: --speed 10
+      tidelog playback orders --start 2026-11-01 --to kafka://host:9092/orders --resume november
+    """
+    options = _Options(**given)
+    how = _Told(output, options)
+    asked = Asked(topic, options.sink, options.start, options.end, options.as_of)
+    with open_home(home_text) as home, Interruption() as stop:
+        running = _Running(home, asked, options, how, stop)
+        played = running.parallel() if options.parallel else running.play()
+        if played is None:
+            return
+        how.summary(played, running.seconds())
+        if not played.finished:
+            how.say(running.how_to_go_on(played))
+            sys.exit(stop.exit_code)
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """What was asked for."""
+
+    sink: str
+    start: str | None
+    end: str | None
+    speed: str
+    name: str | None
+    as_of: str | None
+    parallel: bool
+    master: str
+    empty_slots: bool
+
+    def __post_init__(self) -> None:
+        check_speed(self.speed)
+        check_outlet(self.sink, named=self.name is not None)
+        if self.name is not None:
+            check_playback_name(self.name)
+        if self.parallel and (self.name is not None or self.speed != "max" or self.empty_slots):
+            raise InvalidError(
+                "playback: --parallel goes as fast as it can, and cannot be resumed: leave out "
+                "--resume, --speed and --empty-slots"
+            )
+
+
+class _Told:
+    """What is said on the way: beside the events where those go to standard output."""
+
+    def __init__(self, output: Output, options: _Options) -> None:
+        self._as_json = output.as_json
+        self._beside = options.sink.startswith("stdout:")
+
+    def say(self, text: str) -> None:
+        """A line for people."""
+        if not self._as_json:
+            click.echo(text, err=True)
+
+    def begins(self, topic: Topic, pin: Pin) -> None:
+        times = pin.range
+        self._line(
+            f"playback of {topic.name} from {to_iso(times.start_ms)} to {to_iso(times.end_ms)}",
+            None,
+        )
+
+    def finished(self, name: str, state: PlaybackState) -> None:
+        """A playback that has nothing left to do."""
+        at = to_iso(state.finished_ms)
+        self._line(
+            f"playback `{name}` was finished at {at}, with {state.number:,} events",
+            {"playback": name, "events": state.number, "finished": True, "finished_at": at},
+        )
+
+    def slot(self, slot: SlotCount) -> None:
+        """One slot, as it is done."""
+        first = None if slot.first_ms is None else to_iso(slot.first_ms)
+        text = to_iso(slot.slot_ms)
+        if first is not None:
+            text += f": {first} [{slot.events}]"
+        self._line(text, {"slot": to_iso(slot.slot_ms), "first": first, "events": slot.events})
+
+    def summary(self, played: Played, seconds: float) -> None:
+        """All of it."""
+        per_s = round(played.events / seconds) if seconds > 0 else 0
+        self._line(
+            f"{played.events:,} events in {played.slots:,} slots, {seconds:.1f} s, "
+            f"{per_s:,} events/s",
+            {
+                "events": played.events,
+                "slots": played.slots,
+                "seconds": round(seconds, 3),
+                "events_per_s": per_s,
+                "finished": played.finished,
+            },
+        )
+
+    def _line(self, text: str, record: dict[str, Any] | None) -> None:
+        if not self._as_json:
+            click.echo(text, err=self._beside)
+        elif record is not None:
+            click.echo(msgspec.json.encode(record), err=self._beside)
+
+
+class _Running:
+    """One run of the command."""
+
+    def __init__(
+        self, home: Home, asked: Asked, options: _Options, told: _Told, stop: Interruption
+    ) -> None:
+        self._home = home
+        self._asked = asked
+        self._options = options
+        self._told = told
+        self._stop = stop
+        self._began_s = home.log.clock.monotonic_s()
+
+    def seconds(self) -> float:
+        """Since it began."""
+        return self._home.log.clock.monotonic_s() - self._began_s
+
+    def play(self) -> Played | None:
+        """Play here; None when there was nothing to do."""
+        with ThreadPoolExecutor(READERS, "tidelog-playback") as pool:
+            if self._options.name is not None:
+                return self._resume(self._options.name, pool)
+            topic, pin = pin_asked(self._home.log, self._asked, pool)
+            self._told.begins(topic, pin)
+            log, environ = self._home.log, self._home.world.environ
+            setting = Setting.of(log, environ, log.ids.new())
+            with opened(lambda: self._open(setting)) as outlet:
+                return run_playback(self._playback(topic, pin, pool), outlet)
+
+    def parallel(self) -> Played:
+        """Play by Spark."""
+        from tidelog.pipeline.playback import play_parallel
+        from tidelog.pipeline.spark import open_spark
+
+        topic, pin = pin_asked(self._home.log, self._asked)
+        self._told.begins(topic, pin)
+        session = open_spark(self._options.master, f"playback {topic.name}")
+        how = How(on_slot=self._told.slot, stopped=self._stop.is_set)
+        return play_parallel(self._home, session, topic, pin, self._options.sink, how)
+
+    def how_to_go_on(self, played: Played) -> str:
+        """For who has stopped it."""
+        if self._options.name is not None:
+            asked = self._asked
+            command = f"tidelog playback {asked.topic} --to {asked.sink} --resume"
+            return f"stopped; it goes on with: {command} {self._options.name}"
+        if played.last is None:
+            return "stopped before the first event"
+        return (
+            f"stopped after {to_iso(played.last.time_ms)}, partition {played.last.partition}, "
+            f"offset {played.last.offset}; with --resume NAME it could go on from there"
+        )
+
+    def _resume(self, name: str, pool: ThreadPoolExecutor) -> Played | None:
+        log = self._home.log
+        topic, pinned = pinned_playback(log, name, self._asked, pool)
+        named = NamedPlayback(log, name)
+        if not named.try_take():
+            self._told.say(f"playback `{name}`: another process has it: waiting for its end")
+            if not named.take(self._stop.is_set):
+                return Played()
+        if named.state.finished_ms:
+            self._told.finished(name, named.state)
+            return None
+        self._told.begins(topic, pinned.pin)
+        playback_id = f"{topic.incarnation}-{name}"
+        setting = Setting.of(log, self._home.world.environ, playback_id, named)
+        playback = self._playback(topic, pinned.pin, pool)
+        return run_named(playback, named, lambda: self._open(setting))
+
+    def _open(self, setting: Setting) -> Outlet:
+        sink = self._options.sink
+        if sink.startswith("topic:"):
+            self._home.append(parse_address(sink).path, ())  # its targets are told from now on
+        return open_outlet(sink, setting)
+
+    def _playback(self, topic: Topic, pin: Pin, pool: ThreadPoolExecutor) -> Playback:
+        how = How(
+            speed=check_speed(self._options.speed),
+            empty_slots=self._options.empty_slots,
+            on_slot=self._told.slot,
+            stopped=self._stop.is_set,
+        )
+        return Playback(self._home.log, topic, pin, pool, how)

@@ -1,0 +1,197 @@
+"""Events as JSON, both ways: what ``consume --json`` prints, ``produce --format events`` takes.
+
+One event is one object on one line::
+
+    {"topic": "orders", "partition": 0, "offset": 41, "timestamp": "2026-11-15T10:00:00.000Z",
+     "id": null, "key": "customer-7", "value": "...", "type": null, "headers": [["name", "value"]]}
+
+Bytes (key, value, and the values of headers) are text where they are valid UTF-8, and else
+``{"base64": "..."}``. A value of null is a tombstone. Read back, only ``value`` must be there;
+``timestamp`` may also be whole milliseconds, and the position is ignored. A dead letter has its
+``error`` beside that. Rows of any other columns become objects with the same bytes and times.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from tidelog.codec.events import EVENT_SCHEMA
+from tidelog.errors import InvalidError
+from tidelog.model.event import Event, from_iso, to_iso
+
+__all__ = ["batch_lines", "batch_of_lines", "event_lines", "event_of_line", "row_lines"]
+
+
+class _Base64(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    base64: bytes
+
+
+_Text = str | _Base64
+
+
+class _Printed(msgspec.Struct, gc=False):
+    topic: str | None
+    partition: int | None
+    offset: int | None
+    timestamp: str
+    id: str | None
+    key: _Text | None
+    value: _Text | None
+    type: str | None
+    headers: list[tuple[str, _Text | None]]
+
+
+class _Buried(_Printed, gc=False):
+    error: str
+
+
+class _Stored(_Printed, gc=False):
+    """A line of a file, which knows where its event stood."""
+
+    topic: str
+    partition: int
+    offset: int
+
+
+class _Given(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    value: _Text | None
+    key: _Text | None = None
+    id: str | None = None
+    timestamp: str | int | None = None
+    type: str | None = None
+    headers: list[tuple[str, _Text]] | None = None
+    topic: Any = None
+    partition: Any = None
+    offset: Any = None
+
+
+_encoder = msgspec.json.Encoder()
+_stored = msgspec.json.Decoder(_Stored)
+_given = msgspec.json.Decoder(_Given)
+
+
+def event_lines(events: Iterable[Event]) -> bytes:
+    """Each event as a JSON object on a line of its own."""
+    return _encoder.encode_lines(map(_printed, events))
+
+
+def batch_lines(batch: pa.RecordBatch) -> bytes:
+    """The same for a batch in event columns, with or without ``error``."""
+    columns = [batch.column(name) for name in EVENT_SCHEMA.names]
+    cells: list[Iterable[Any]] = [column.to_pylist() for column in columns[:3]]
+    cells += [map(_iso, columns[3].cast(pa.int64()).to_pylist()), columns[4].to_pylist()]
+    cells += [map(_text_of, column.to_pylist()) for column in columns[5:7]]
+    cells += [columns[7].to_pylist(), map(_pairs, columns[8].to_pylist())]
+    if "error" not in batch.schema.names:
+        return _encoder.encode_lines(map(_Printed, *cells))
+    return _encoder.encode_lines(map(_Buried, *cells, batch.column("error").to_pylist()))
+
+
+def row_lines(batch: pa.RecordBatch) -> bytes:
+    """Rows of whatever columns there are, a JSON object for each; events as events."""
+    names = set(batch.schema.names) - {"error"}
+    if names == set(EVENT_SCHEMA.names):
+        return batch_lines(batch)
+    return _encoder.encode_lines(map(_plain, batch.to_pylist()))
+
+
+def event_of_line(line: bytes) -> Event:
+    """The event that a line describes, without its position. ``InvalidError``."""
+    try:
+        given = _given.decode(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+        raise InvalidError(f"is no event as JSON: {exc}") from exc
+    time = given.timestamp
+    return Event(
+        value=_bytes_of(given.value),
+        key=_bytes_of(given.key),
+        id=given.id,
+        timestamp=from_iso(time) if isinstance(time, str) else time,
+        type=given.type,
+        headers=tuple((name, _bytes_of(value) or b"") for name, value in given.headers or ()),
+    )
+
+
+def batch_of_lines(data: bytes) -> pa.RecordBatch:
+    """The events of whole lines, with their positions. ``msgspec``'s errors for other text."""
+    lines = _stored.decode_lines(data)
+    columns: dict[str, list[Any]] = {
+        name: [getattr(line, name) for line in lines] for name in EVENT_SCHEMA.names
+    }
+    columns["timestamp"] = list(map(from_iso, columns["timestamp"]))
+    for name in ("key", "value"):
+        columns[name] = list(map(_bytes_of, columns[name]))
+    columns["headers"] = [
+        [{"name": name, "value": _bytes_of(value)} for name, value in each] or None
+        for each in columns["headers"]
+    ]
+    arrays = [pa.array(columns[field.name], field.type) for field in EVENT_SCHEMA]
+    return pa.record_batch(arrays, schema=EVENT_SCHEMA)
+
+
+def _printed(event: Event) -> _Printed:
+    return _Printed(
+        event.topic,
+        event.partition,
+        event.offset,
+        _iso(event.timestamp),
+        event.id,
+        _text_of(event.key),
+        _text_of(event.value),
+        event.type,
+        [(name, _text_of(value)) for name, value in event.headers],
+    )
+
+
+def _pairs(headers: list[dict[str, Any]] | None) -> list[tuple[str, _Text | None]]:
+    return [(each["name"], _text_of(each["value"])) for each in headers] if headers else []
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has a form for, with bytes and times as in events."""
+    if isinstance(value, bytes):
+        return _text_of(value)
+    if isinstance(value, dt.datetime):
+        aware = value if value.tzinfo is not None else value.replace(tzinfo=dt.UTC)
+        return aware.astimezone(dt.UTC).isoformat(timespec=_precision(aware)).replace("+00:00", "Z")
+    if isinstance(value, dict):
+        return {str(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value
+
+
+def _precision(moment: dt.datetime) -> str:
+    return "microseconds" if moment.microsecond % 1000 else "milliseconds"
+
+
+def _text_of(value: bytes | None) -> _Text | None:
+    if value is None:
+        return None
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return _Base64(value)
+
+
+def _bytes_of(text: _Text | None) -> bytes | None:
+    if isinstance(text, str):
+        return text.encode()
+    return None if text is None else text.base64
+
+
+def _iso(time_ms: Any) -> str:
+    seconds, rest_ms = divmod(int(time_ms), 1000)
+    return f"{_second(seconds)}{rest_ms:03}Z"
+
+
+@functools.lru_cache(maxsize=4096)
+def _second(seconds: int) -> str:
+    """The part of a time that many events share."""
+    return to_iso(seconds * 1000)[:-4]

@@ -1,0 +1,260 @@
+"""An archive's files as an Iceberg table, in a catalog that the user names.
+
+A catalog is ``sqlite:///FILE``, ``postgresql://…`` or ``http://…`` (REST), with ``?warehouse=…`` if
+it wants one, or a name that pyiceberg's own configuration knows. How far the table has come is a
+property of it, ``tidelog.through``, set by the commit that adds the files. That commit asserts the
+snapshot which it was made on, so of two at once one fails; it is never repeated on another
+snapshot, as pyiceberg by itself would. A property, not a snapshot's summary: snapshots expire.
+
+Data files keep no columns for folder names. A table has them nevertheless, as columns that it is
+partitioned by, whose values readers take from the metadata.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from datetime import date
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tidelog.errors import (
+    ConflictError,
+    CorruptError,
+    InvalidError,
+    TidelogError,
+    UnavailableError,
+)
+from tidelog.model.address import parse_address
+from tidelog.pipeline.tables.base import Lot, Plan, Table, TableFile
+from tidelog.pipeline.tables.places import iceberg_properties, object_url
+
+try:
+    from pyiceberg import exceptions as theirs
+    from pyiceberg.catalog import Catalog, load_catalog
+    from pyiceberg.expressions import AlwaysTrue
+    from pyiceberg.io.pyarrow import (
+        compute_statistics_plan,
+        data_file_statistics_from_parquet_metadata,
+        parquet_path_to_id_mapping,
+    )
+    from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+    from pyiceberg.table import Table as Snapshot
+    from pyiceberg.table import TableProperties
+    from pyiceberg.table.metadata import TableMetadata
+    from pyiceberg.typedef import Record
+except ImportError as exc:
+    raise InvalidError("iceberg tables are not installed: pip install 'tidelog[tables]'") from exc
+
+__all__ = ["IcebergTable"]
+
+_STATE = "tidelog.through"
+_FOOTERS_AT_ONCE = 8
+_EPOCH_DAY = date(1970, 1, 1)
+_LOST = (
+    theirs.CommitFailedException,
+    theirs.CommitStateUnknownException,
+    theirs.TableAlreadyExistsError,
+)
+
+
+class Through(msgspec.Struct, frozen=True):
+    """How far a table has come, as its property says."""
+
+    archive: str  # incarnation
+    generation: int
+    lanes: dict[str, int]
+
+
+class IcebergTable:
+    """One Iceberg table."""
+
+    def __init__(self, plan: Plan, name: str, environ: Mapping[str, str]) -> None:
+        self.where = name
+        uri, _, self._name = name.rpartition("#")
+        self._plan = plan
+        self._store = plan.archive.store
+        self._root = object_url(self._store, plan.archive.folder())
+        self._properties = {**_catalog_properties(uri), **iceberg_properties(self._store, environ)}
+        self._uri = uri
+        self._known: Catalog | None = None
+        self._table: Snapshot | None = None
+        self._through: Through | None = None
+
+    def through(self, lanes: list[str]) -> Mapping[str, int] | None:
+        with self._translated():
+            self._table = self._read()
+        self._through = self._state(self._table)
+        if self._through is None or self._through.generation != self._plan.archive.generation:
+            return None
+        return self._through.lanes
+
+    def add(self, lot: Lot) -> None:
+        with self._translated():
+            table = self._table or self._create(lot.files)
+            files = self._data_files(table, lot.files)
+            archive, known = self._plan.archive, self._through
+            same = known is not None and known.generation == archive.generation
+            lanes = {**(known.lanes if known and same else {}), **lot.through}
+            after = Through(archive.incarnation, archive.generation, lanes)
+            said = msgspec.json.encode(after).decode()
+            mapping = table.schema().name_mapping.model_dump_json()
+            with _once(table).transaction() as change:
+                if known is not None and not same:
+                    change.delete(AlwaysTrue())
+                change.set_properties({_STATE: said, TableProperties.DEFAULT_NAME_MAPPING: mapping})
+                with change.update_snapshot({_STATE: said}).fast_append() as append:
+                    for file in files:
+                        append.append_data_file(file)
+
+    def _state(self, table: Snapshot | None) -> Through | None:
+        if table is None:
+            return None
+        said = table.properties.get(_STATE)
+        if said is None and table.current_snapshot() is None:
+            return None
+        archive = self._plan.archive
+        try:
+            found = msgspec.json.decode(said or "{}", type=Through)
+        except msgspec.MsgspecError as exc:
+            raise InvalidError(
+                f"iceberg table `{self._name}`: was not made by `tidelog archive register`: "
+                "give the name of another one"
+            ) from exc
+        if found.archive != archive.incarnation or found.generation > archive.generation:
+            raise InvalidError(
+                f"iceberg table `{self._name}`: belongs to another archive than "
+                f"`{archive.name}`, or to a newer generation: give the name of another one"
+            )
+        return found
+
+    @property
+    def _catalog(self) -> Catalog:
+        if self._known is None:
+            name = "tidelog" if self._properties.get("uri") else self._uri
+            self._known = load_catalog(name, **self._properties)
+        return self._known
+
+    def _read(self) -> Snapshot | None:
+        try:
+            return self._catalog.load_table(self._name)
+        except (theirs.NoSuchTableError, theirs.NoSuchNamespaceError):
+            return None
+
+    def _create(self, files: list[TableFile]) -> Snapshot:
+        more = self._plan.partition_fields(files)
+        namespace = self._name.rpartition(".")[0]
+        self._catalog.create_namespace_if_not_exists(namespace)
+        root = object_url(self._store, f"{self._plan.archive.root}/_iceberg/{self._name}")
+        columns = pa.schema([*self._plan.columns, *more])
+        made = self._catalog.create_table_transaction(self._name, columns, location=_url(root))
+        with made, made.update_spec() as spec:
+            for column in more:
+                spec.add_identity(column.name)
+        return self._catalog.load_table(self._name)
+
+    def _data_files(self, table: Snapshot, files: list[TableFile]) -> list[DataFile]:
+        with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as pool:
+            return list(pool.map(lambda file: self._data_file(table, file), files))
+
+    def _data_file(self, table: Snapshot, file: TableFile) -> DataFile:
+        """A file as the table knows it, with the statistics of its footer."""
+        path, metadata = _url(f"{self._root}/{file.path}"), table.metadata
+        with table.io.new_input(path).open() as data:
+            footer = pq.read_metadata(data)
+        if footer.num_rows != file.entry.events:
+            raise CorruptError(
+                f"file `{file.entry.target}`: has {footer.num_rows} rows, its manifest says "
+                f"{file.entry.events}: keep it, and restore it from a copy"
+            )
+        statistics = data_file_statistics_from_parquet_metadata(
+            parquet_metadata=footer,
+            stats_columns=compute_statistics_plan(metadata.schema(), _measured(footer)),
+            parquet_column_mapping=parquet_path_to_id_mapping(metadata.schema()),
+        )
+        return DataFile.from_args(
+            content=DataFileContent.DATA,
+            file_path=path,
+            file_format=FileFormat.PARQUET,
+            partition=_partition(metadata, file),
+            file_size_in_bytes=file.entry.size,
+            spec_id=metadata.default_spec_id,
+            sort_order_id=None,
+            equality_ids=None,
+            key_metadata=None,
+            **statistics.to_serialized_dict(),
+        )
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except _LOST as exc:
+            raise ConflictError(f"iceberg table `{self._name}`: another commit came first") from exc
+        except theirs.NotInstalledError as exc:
+            raise InvalidError(
+                f"iceberg catalog `{self._uri}`: {_gist(exc)}: install that"
+            ) from exc
+        except TidelogError:
+            raise
+        except Exception as exc:  # a catalog may be anybody's code
+            raise UnavailableError(
+                f"iceberg table `{self._name}`: {_gist(exc)}: try again, "
+                f"and check the catalog `{self._uri}`"
+            ) from exc
+
+
+def _catalog_properties(uri: str) -> dict[str, str]:
+    """Properties for pyiceberg; none for a catalog that its own configuration knows."""
+    if ":" not in uri:
+        return {}
+    address = parse_address(uri)
+    options = address.take_options(("warehouse",))
+    return {"uri": uri.partition("?")[0], **options}
+
+
+def _measured(footer: pq.FileMetaData) -> dict[str, str]:
+    """Table properties that ask for statistics of those columns only that have some."""
+    groups = [footer.row_group(0)] if footer.num_row_groups else []
+    chunks = [group.column(index) for group in groups for index in range(group.num_columns)]
+    names = [chunk.path_in_schema for chunk in chunks if chunk.is_stats_set]
+    prefix = TableProperties.METRICS_MODE_COLUMN_CONF_PREFIX
+    modes = {
+        f"{prefix}.{name}": TableProperties.DEFAULT_WRITE_METRICS_MODE_DEFAULT for name in names
+    }
+    return {TableProperties.DEFAULT_WRITE_METRICS_MODE: "none", **modes}
+
+
+def _partition(metadata: TableMetadata, file: TableFile) -> Record:
+    """The values of the columns that the table is partitioned by."""
+    schema = metadata.schema()
+    values: list[str | int | None] = []
+    for field in metadata.spec().fields:
+        text = file.values.get(schema.find_column_name(field.source_id) or "")
+        kind = str(schema.find_type(field.source_id))
+        if text is not None and kind == "date":
+            values.append((date.fromisoformat(text) - _EPOCH_DAY).days)
+        else:
+            values.append(text)
+    return Record(*values)
+
+
+def _once(table: Snapshot) -> Snapshot:
+    """The table as it was read, whose commits are not repeated when another one came first."""
+    properties = {**table.metadata.properties, TableProperties.COMMIT_NUM_RETRIES: "0"}
+    table.metadata = table.metadata.model_copy(update={"properties": properties})
+    return table
+
+
+def _gist(exc: Exception) -> str:
+    return " ".join(str(exc).split())[:200] or type(exc).__name__
+
+
+def _url(path: str) -> str:
+    return f"file://{path}" if path.startswith("/") else path
+
+
+_: type[Table] = IcebergTable

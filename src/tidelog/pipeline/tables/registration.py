@@ -1,0 +1,148 @@
+"""Registration: a table brought up to the commits of an archive, each range once.
+
+A table is named by a text: ``delta`` for one whose log stands in the folder of the generation, or
+``iceberg:CATALOG#NAMESPACE.TABLE``. The table itself says how far it has come in every lane (a
+source partition of the archive, or of the replays of its dead letters):
+
+1. read how far the table is                              → dead: nothing has changed
+2. collect the files of the ranges after that             → the same
+3. add them and the new ends in one commit, which fails
+   if another has moved an end since step 1               → dead: whole ranges are in the table
+
+So the next register goes on wherever one died, and of two at once one fails at step 3 and looks
+again. Dead letters and sidecars are no part of a table. Names of folders such as
+``dt=2026-11-15`` become columns that it is partitioned by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from urllib.parse import unquote
+
+import msgspec
+
+from tidelog.codec.formats import open_format, settings_of
+from tidelog.codec.formats.parquet import ParquetFormat
+from tidelog.errors import ConflictError, InvalidError, UnavailableError
+from tidelog.home import Home
+from tidelog.log.archives import change_archive, read_manifests, read_partitions
+from tidelog.log.base import Log
+from tidelog.log.replays import replay_pipeline
+from tidelog.model.archive import Archive
+from tidelog.model.pipeline import FileEntry
+from tidelog.pipeline.tables.base import Lot, Plan, Registered, Table, TableFile
+
+__all__ = ["change_tables", "check_table", "open_table", "register", "register_table"]
+
+_FILES_AT_ONCE = 1_000  # in one commit of a table
+_ATTEMPTS = 50  # of a commit that others come before
+
+
+def check_table(archive: Archive, name: str) -> None:
+    """Refuse what no table can be made of, without asking anybody. ``InvalidError``."""
+    _plan(archive)
+    kind, _, rest = name.partition(":")
+    catalog, _, table = rest.rpartition("#")
+    namespace, _, last = table.rpartition(".")
+    if name != "delta" and not (kind == "iceberg" and catalog and namespace and last):
+        raise InvalidError(
+            f"archive `{archive.name}`: table `{name}`: give delta, or "
+            "iceberg:CATALOG#NAMESPACE.TABLE"
+        )
+
+
+def change_tables(home: Home, archive: Archive, name: str, *, keep: bool) -> Archive:
+    """Let ``register`` see to a table from now on, or no longer."""
+    check_table(archive, name)
+
+    def edit(found: Archive) -> Archive:
+        others = tuple(each for each in found.tables if each != name)
+        return msgspec.structs.replace(found, tables=(*others, name) if keep else others)
+
+    return change_archive(home.log, archive.name, edit)
+
+
+def register(home: Home, archive: Archive) -> list[Registered]:
+    """Bring all tables that an archive has up to its commits; for who has just made some."""
+    return [register_table(home, archive, name) for name in archive.tables]
+
+
+def register_table(home: Home, archive: Archive, name: str) -> Registered:
+    """Bring one table up to the commits of the promoted generation; it is made if need be.
+
+    Safe to kill, to repeat, and to run twice at once. ``InvalidError`` for an archive that is not
+    of Parquet, and for a table that holds something else.
+    """
+    table = open_table(home, archive, name)
+    files = events = conflicts = 0
+    while conflicts < _ATTEMPTS:
+        lot = _next_lot(home.log, archive, table)
+        if not lot.files:
+            return Registered(name, table.where, files, events)
+        try:
+            table.add(lot)
+        except ConflictError:
+            conflicts += 1
+            home.log.clock.sleep(home.log.random.random() * min(1.0, 0.05 * conflicts))
+            continue
+        files += len(lot.files)
+        events += sum(file.entry.events for file in lot.files)
+    raise UnavailableError(f"table `{name}`: others keep changing it: try again")
+
+
+def open_table(home: Home, archive: Archive, name: str) -> Table:
+    """The table of a name; nobody is asked yet."""
+    check_table(archive, name)
+    plan, environ = _plan(archive), home.world.environ
+    if name == "delta":
+        from tidelog.pipeline.tables.delta import DeltaLog  # noqa: PLC0415 - an extra
+
+        return DeltaLog(plan, environ, home.log.clock)
+    from tidelog.pipeline.tables.iceberg import IcebergTable  # noqa: PLC0415 - an extra
+
+    return IcebergTable(plan, name.removeprefix("iceberg:"), environ)
+
+
+def _plan(archive: Archive) -> Plan:
+    making = archive.making()
+    opened = open_format(making.format, making.codec or None, settings_of(making.format_settings))
+    if not isinstance(opened, ParquetFormat):
+        raise InvalidError(
+            f"archive `{archive.name}`: its files are {making.format}, and tables are made of "
+            "parquet: make a generation in that format"
+        )
+    columns = opened.columns.schema
+    kept = {event: name for event, name in opened.columns.names.items() if name in columns.names}
+    return Plan(archive, columns, kept)
+
+
+def _next_lot(log: Log, archive: Archive, table: Table) -> Lot:
+    """Steps 1 and 2."""
+    lanes = dict(_lanes(log, archive))
+    through = table.through(list(lanes))
+    lot = Lot()
+    for lane, (pipeline, partition) in lanes.items():
+        first = 0 if through is None else through.get(lane, 0)
+        for manifest in read_manifests(log, pipeline, partition, first):
+            files = [_table_file(archive, file) for file in manifest.files if file.kind == "data"]
+            if files:
+                lot.files.extend(files)
+                lot.through[lane] = manifest.ordinal + manifest.read
+            if through is not None and len(lot.files) >= _FILES_AT_ONCE:
+                return lot
+    return lot
+
+
+def _lanes(log: Log, archive: Archive) -> Iterator[tuple[str, tuple[str, str]]]:
+    """Each lane's name, and where its commits are."""
+    own = archive.pipeline()
+    for pipeline in (own, replay_pipeline(own)):
+        for partition in read_partitions(log, pipeline):
+            yield f"{pipeline}/{partition}", (pipeline, partition)
+
+
+def _table_file(archive: Archive, entry: FileEntry) -> TableFile:
+    path = entry.target.removeprefix(f"{archive.folder()}/")
+    named = [part.partition("=") for part in path.split("/")[:-1]]
+    values = {name: unquote(value) for name, equals, value in named if name and equals}
+    return TableFile(path, entry, values)

@@ -1,0 +1,7 @@
+"""Playback: any range of times of a topic, in the order of its events, to another place.
+
+It promises P6: every event of ``[start, end)`` once, by time, up to the ends that the topic had
+when it began; stopped and resumed by its name, it skips nothing, and repeats nothing into a topic.
+``slots`` finds runs by time, ``play`` gives their events out, ``outlets`` take them, and ``named``
+keeps how far a playback came. It must not know Spark, homes or commands.
+"""

@@ -1,0 +1,196 @@
+"""A run on its way through a playback: fetched, decoded, cut to what is wanted, sorted by time.
+
+It is read once, however many windows it takes part in, and held until its last event is out. One
+that waits long may be put aside into a file without a name, which goes with the process.
+"""
+
+from __future__ import annotations
+
+import mmap
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tidelog.codec.events import EVENT_SCHEMA, STORED_SCHEMA, batch_bytes
+from tidelog.codec.segment import read_piece
+from tidelog.model.playback import Cursor
+from tidelog.model.run import Run
+from tidelog.playback.ahead import Found
+from tidelog.store.base import Store
+
+__all__ = ["Held", "Rows", "Slice", "Wanted", "joined", "load_run"]
+
+_SCHEMA = STORED_SCHEMA.append(pa.field("offset", pa.int64(), nullable=False))
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which events of a partition are wanted: times, offsets, and those after a cursor."""
+
+    partition: int
+    start_ms: int
+    end_ms: int
+    start: int
+    end: int
+    after: Cursor | None = None
+
+    def mask(self, times: npt.NDArray[np.int64], base: int) -> npt.NDArray[np.bool_]:
+        """Which events of a run are wanted; they stand from ``base`` on."""
+        first = max(0, self.start - base)
+        last = max(first, min(len(times), self.end - base))
+        wanted = np.zeros(len(times), np.bool_)
+        wanted[first:last] = True
+        wanted &= (times >= self.start_ms) & (times < self.end_ms)
+        if self.after is not None and self.partition <= self.after.partition:
+            out = times == self.after.time_ms
+            if self.partition == self.after.partition:
+                out[max(0, self.after.offset + 1 - base) :] = False
+            wanted &= ~out
+        return wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Events of one run, by time; those of one time by offset."""
+
+    batch: pa.RecordBatch  # in stored columns, and with offsets
+    times: npt.NDArray[np.int64]
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Some events of a run that follow one another in time."""
+
+    partition: int
+    base: int  # of the run
+    batch: pa.RecordBatch
+    times: npt.NDArray[np.int64]
+
+
+class Held:
+    """One run; ``load`` gets its events. With a pool it can be fetched before it is needed."""
+
+    def __init__(self, found: Found, load: Callable[[], Rows]) -> None:
+        self.found = found
+        self._load = load
+        self._coming: Future[Rows] | None = None
+        self._rows: Rows | None = None
+        self._at = 0
+        self._aside = False
+        self.is_done = False  # all its events are out
+
+    def fetch(self, pool: Executor | None) -> None:
+        """Begin to fetch it, unless that was done before."""
+        if pool is not None and self._coming is None and self._rows is None:
+            self._coming = pool.submit(self._load)
+
+    def cancel(self) -> None:
+        """Nobody needs it any more."""
+        if self._coming is not None:
+            self._coming.cancel()
+
+    @property
+    def next_ms(self) -> int:
+        """The time of its next event; before it is loaded, one before which there is none."""
+        return self.found.first_ms if self._rows is None else int(self._rows.times[self._at])
+
+    @property
+    def bytes(self) -> int:
+        """What it holds in memory now."""
+        return 0 if self._rows is None or self._aside else self._rows.bytes
+
+    def bytes_before(self, time_ms: int) -> int:
+        """About how many bytes its next events have that are older."""
+        rows = self._loaded()
+        return rows.bytes * self._before(time_ms) // max(1, len(rows.times))
+
+    def take(self, time_ms: int) -> Slice | None:
+        """Its next events that are older, which then count as taken."""
+        rows, first = self._loaded(), self._at
+        self._at += self._before(time_ms)
+        if self._at == len(rows.times):
+            self.is_done, self._rows = True, None
+        if self._at == first:
+            return None
+        part, times = rows.batch.slice(first, self._at - first), rows.times[first : self._at]
+        return Slice(self.found.partition, self.found.base, part, times)
+
+    def put_aside(self) -> None:
+        """Move what is left into a file; it is read from there as it is needed."""
+        left = self._loaded().batch.slice(self._at)
+        with tempfile.TemporaryFile(prefix="tidelog-playback-") as file:
+            with pa.ipc.new_file(file, _SCHEMA) as writer:
+                writer.write_batch(left)
+            file.flush()
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        batch = pa.ipc.open_file(pa.py_buffer(mapped)).get_batch(0)
+        self._rows, self._at, self._aside = Rows(batch, _times(batch), batch_bytes(left)), 0, True
+
+    def _before(self, time_ms: int) -> int:
+        return int(np.searchsorted(self._loaded().times, time_ms)) - self._at
+
+    def _loaded(self) -> Rows:
+        if self._rows is None:
+            self._rows = self._load() if self._coming is None else self._coming.result()
+            self._coming = None
+        return self._rows
+
+
+def load_run(store: Store, topic: str, run: Run, wanted: Wanted) -> Rows:
+    """The events of a run that are wanted. ``NotFoundError`` when its object is gone."""
+    what = (
+        f"object `{run.object}`, bytes {run.byte_start} to {run.byte_end}, partition "
+        f"`{topic}/{wanted.partition}`, offsets {run.base} to {run.end}"
+    )
+    data = store.get(run.object, run.byte_start, run.byte_end)
+    batches = list(read_piece(data, run.crc, run.count, what))
+    table = pa.Table.from_batches(batches, STORED_SCHEMA)
+    offsets = pa.array(np.arange(run.base, run.end, dtype=np.int64))
+    batch = _one_batch(table.append_column(_SCHEMA.field("offset"), offsets))
+    times = _times(batch)
+    mask = wanted.mask(times, run.base)
+    if not mask.all():
+        batch, times = batch.filter(pa.array(mask)), times[mask]
+    if not _is_sorted(times):
+        order = np.argsort(times, kind="stable")
+        batch, times = batch.take(pa.array(order)), times[order]
+    return Rows(batch, times, batch_bytes(batch))
+
+
+def joined(topic: str, slices: list[Slice]) -> pa.RecordBatch:
+    """All events of some slices in event columns, by time; ties by partition and offset."""
+    ordered = sorted(slices, key=lambda each: (each.partition, each.base))
+    batch = _one_batch(pa.Table.from_batches([each.batch for each in ordered], _SCHEMA))
+    places = np.repeat(
+        np.array([each.partition for each in ordered], np.int32),
+        [each.batch.num_rows for each in ordered],
+    )
+    times = np.concatenate([each.times for each in ordered])
+    if not _is_sorted(times):
+        order = np.argsort(times, kind="stable")  # runs come by partition and offset, so ties do
+        batch, places = batch.take(pa.array(order)), places[order]
+    name = pa.DictionaryArray.from_arrays(
+        pa.array(np.zeros(batch.num_rows, np.int8)), pa.array([topic])
+    ).dictionary_decode()
+    front = [name, pa.array(places), batch.column("offset")]
+    return pa.record_batch([*front, *batch.columns[:-1]], schema=EVENT_SCHEMA)
+
+
+def _is_sorted(times: npt.NDArray[np.int64]) -> bool:
+    return not bool((times[1:] < times[:-1]).any())
+
+
+def _one_batch(table: pa.Table) -> pa.RecordBatch:
+    batches = table.combine_chunks().to_batches()
+    return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=_SCHEMA)
+
+
+def _times(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
+    times: npt.NDArray[np.int64] = batch.column("timestamp").cast(pa.int64()).to_numpy()
+    return times

@@ -1,0 +1,209 @@
+"""A playback with a name: it can be stopped, or die, and be resumed by any process.
+
+1. pin: the rows ``pin`` and ``state``, where there are none
+2. take: owner and epoch + 1 in ``state``, by the version that was read, if nobody living has it
+3. intend: ``state`` with the last event of the next lot, by our own version; the lot before, if
+   there was one, counts as out from here on
+4. put the lot into the sink; back to step 3
+5. finish: ``state`` says that all is out
+
+| dies after | what is there                         | who goes on                                |
+|------------|---------------------------------------|--------------------------------------------|
+| 1          | a playback that nobody drives         | the next who resumes it                    |
+| 2          | an owner that is silent               | the next, when it is seen to be dead       |
+| 3          | a lot that is not, or partly, out     | the next puts this lot, from its first     |
+|            |                                       | event to its last, and goes on             |
+| 4          | a lot that is out, and not known to be| the same; a topic shows it has it already  |
+| 5          | a finished playback                   | nobody needs to; who resumes it is told so |
+
+What a lot holds follows from ``pin`` and from the cursors around it, whoever puts it. Into a topic
+a lot goes by one commit for each partition, under the producer ``playback:<name>`` and with numbers
+that follow from ``state``: what its row there shows is stored. Who takes the playback over opens
+that producer anew, so that an older process can put nothing any more; into other sinks that one may
+put the lot it has begun, and no other, as each lot is intended first. Rows stay for good.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from tidelog.catalog.base import ABSENT, Put
+from tidelog.errors import (
+    ConflictError,
+    FencedError,
+    InvalidError,
+    TidelogError,
+    UnavailableError,
+    UnknownOutcomeError,
+)
+from tidelog.log.base import Log
+from tidelog.model import layout
+from tidelog.model.playback import Cursor, Pinned, PlaybackState, check_playback_name
+from tidelog.model.run import decode_row, encode_row
+
+__all__ = ["NamedPlayback", "find_playback", "start_playback"]
+
+_ATTEMPTS = 20  # of one write whose replies get lost
+_LOOK_S = 0.2  # between looks at a playback that another process has
+
+
+def find_playback(log: Log, name: str) -> Pinned | None:
+    """What a playback of this name was told, or None where there is none."""
+    check_playback_name(name)
+    row = log.catalog.get(layout.playback_partition(name), layout.PLAYBACK_PIN)
+    return decode_row(row.value, Pinned, f"playback `{name}`") if row else None
+
+
+def start_playback(log: Log, name: str, wanted: Pinned) -> Pinned:
+    """Step 1; of two at once, what the first one was told."""
+    check_playback_name(name)
+    changes = (
+        Put(layout.PLAYBACK_PIN, encode_row(wanted), ABSENT),
+        Put(layout.PLAYBACK_STATE, encode_row(PlaybackState()), ABSENT),
+    )
+    write_id = log.ids.new()
+    for attempt in range(_ATTEMPTS):
+        with contextlib.suppress(ConflictError, UnknownOutcomeError):
+            log.catalog.write(layout.playback_partition(name), *changes, write_id=write_id)
+        found = find_playback(log, name)
+        if found is not None:
+            return found
+        log.clock.sleep(0.01 * attempt)
+    raise UnavailableError(f"playback `{name}`: replies keep getting lost: try again")
+
+
+class NamedPlayback:
+    """One process's hold on a playback that was started."""
+
+    def __init__(self, log: Log, name: str) -> None:
+        self.name = name
+        self.state = PlaybackState()
+        self._log = log
+        self._id = log.ids.new()
+        self._where = layout.playback_partition(name)
+        self._version = ""
+        self._seen: tuple[str, float] = ("", 0.0)
+        self._lock = threading.Lock()  # of a process's own beats and intents
+
+    def try_take(self) -> bool:
+        """Step 2, if nobody living has it; also one that is finished. Call it again to wait."""
+        row = self._log.catalog.get(self._where, layout.PLAYBACK_STATE)
+        if row is None:
+            raise InvalidError(f"playback `{self.name}`: was never started: start it first")
+        found = decode_row(row.value, PlaybackState, f"playback `{self.name}`")
+        if found.finished_ms:
+            self.state = found
+            return True
+        if found.owner and not self._is_over(found, row.version):
+            return False
+        taken = msgspec.structs.replace(
+            found, owner=self._id, epoch=found.epoch + 1, mark=self._log.processes.mark()
+        )
+        return self._put(taken, row.version)
+
+    def take(self, stopped: Callable[[], bool] = lambda: False) -> bool:
+        """Wait until it can be taken; False when ``stopped`` said so before."""
+        while not self.try_take():
+            if stopped():
+                return False
+            self._log.clock.sleep(_LOOK_S)
+        return True
+
+    def beat(self) -> None:
+        """Say that we are alive, and see that it is ours. ``FencedError`` when it is not."""
+        with self._lock:
+            self._change(self.state, beat=self.state.beat + 1)
+
+    def intend(self, until: Cursor, number: int, reached: int = 0) -> None:
+        """Step 3: the lot up to this event is next, and after it comes that number.
+
+        ``reached`` is how long a file was before it. ``FencedError`` as for :meth:`beat`.
+        """
+        with self._lock:
+            self._change(self._moved(), until=until, until_number=number, reached=reached)
+
+    def finish(self, reached: int = 0) -> None:
+        """Step 5, when the lot under way was the last."""
+        finished_ms = max(1, self._log.clock.now_ms())
+        with self._lock:
+            self._change(self._moved(), owner="", mark="", reached=reached, finished_ms=finished_ms)
+
+    def release(self, lot_is_out: bool, reached: int = 0) -> None:
+        """Let it go, with what is known of the lot under way. One that was lost needs none."""
+        with self._lock, contextlib.suppress(FencedError, UnavailableError):
+            if lot_is_out:
+                self._change(self._moved(), owner="", mark="", reached=reached)
+            else:
+                self._change(self.state, owner="", mark="")
+
+    @contextlib.contextmanager
+    def beating(self) -> Iterator[threading.Event]:
+        """Heartbeats while the body runs; the event is set when the playback was lost."""
+        lost, ended = threading.Event(), threading.Event()
+
+        def beat() -> None:
+            while not ended.wait(self._log.settings.lease_ttl_ms / 3000):
+                try:
+                    self.beat()
+                except FencedError:
+                    lost.set()
+                    return
+                except TidelogError:
+                    continue  # the next beat may come through; the next intent is fenced if not
+
+        thread = threading.Thread(target=beat, daemon=True)
+        thread.start()
+        try:
+            yield lost
+        finally:
+            ended.set()
+            thread.join()
+
+    def _moved(self) -> PlaybackState:
+        """The state with the lot under way counted as out."""
+        state = self.state
+        if state.until is None:
+            return state
+        return msgspec.structs.replace(
+            state, cursor=state.until, number=state.until_number, until=None
+        )
+
+    def _change(self, state: PlaybackState, **fields: object) -> None:
+        """With the lock held: write our state anew, by our own version."""
+        if not self._put(msgspec.structs.replace(state, **fields), self._version):
+            raise FencedError(
+                f"playback `{self.name}`: another process has taken it, ours was epoch "
+                f"{self.state.epoch}: stop this one"
+            )
+
+    def _put(self, state: PlaybackState, version: str) -> bool:
+        """Write by the version that we know; False when somebody else was first."""
+        write_id = self._log.ids.new()
+        change = Put(layout.PLAYBACK_STATE, encode_row(state), expect=version)
+        for attempt in range(_ATTEMPTS):
+            try:
+                self._log.catalog.write(self._where, change, write_id=write_id)
+            except ConflictError:
+                return False
+            except UnknownOutcomeError:
+                row = self._log.catalog.get(self._where, layout.PLAYBACK_STATE)
+                if row is None or row.version not in (version, write_id):
+                    return False
+                if row.version != write_id:
+                    self._log.clock.sleep(0.01 * attempt)
+                    continue
+            self.state, self._version = state, write_id
+            return True
+        raise UnavailableError(f"playback `{self.name}`: replies keep getting lost: try again")
+
+    def _is_over(self, state: PlaybackState, version: str) -> bool:
+        if state.owner == self._id or self._log.processes.is_dead(state.mark):
+            return True
+        now_s = self._log.clock.monotonic_s()
+        if self._seen[0] != version:
+            self._seen = (version, now_s)
+        return now_s - self._seen[1] > self._log.settings.lease_ttl_ms / 1000

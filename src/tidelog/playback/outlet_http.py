@@ -1,0 +1,112 @@
+"""Events by HTTP: each lot in some POSTs of JSON lines, one after another.
+
+Any 2xx means that a piece has arrived. No answer, 408, 425, 429 and 5xx are tried again, after the
+time that the server asks for where it does; anything else ends the playback. Each POST bears an
+``Idempotency-Key`` made of the playback and the number of its first event, so a server that knows
+such keys stores nothing twice, also when the playback is resumed. A token for the server comes from
+``TIDELOG_HTTP_TOKEN``. Redirects are not followed, and proxies not used.
+"""
+
+from __future__ import annotations
+
+import http.client
+import re
+import ssl
+from urllib.parse import urlsplit
+
+from tidelog.codec.event_json import batch_lines
+from tidelog.errors import InvalidError, UnavailableError
+from tidelog.model.address import Address
+from tidelog.playback.outlets import Lot, Outlet, Setting, lot_pieces
+
+__all__ = ["HttpOutlet", "check_http", "open_http"]
+
+TOKEN = "TIDELOG_HTTP_TOKEN"  # noqa: S105 - the name of a variable
+_TIMEOUT_S = 30.0
+_PASSING_STATUS = {408, 425, 429}  # beside 5xx
+_WAIT_MAX_S = 60.0  # what a server may ask for
+
+
+def check_http(address: Address) -> None:
+    """Refuse what cannot be a request's address."""
+    if not address.host:
+        raise InvalidError(f"sink `{address.text}`: names no host: give https://host/path")
+    if not address.text.isascii() or re.search(r"[\s\x00-\x1f\x7f]", address.text):
+        raise InvalidError(
+            f"sink `{address.text}`: has characters that a URL cannot hold: quote them"
+        )
+
+
+def open_http(address: Address, setting: Setting) -> HttpOutlet:
+    """The outlet at ``http(s)://host/path``; it connects with the first lot."""
+    return HttpOutlet(address, setting)
+
+
+class HttpOutlet:
+    """One address. Messages name its host alone, as a path may be a secret."""
+
+    lot_events = 5_000
+
+    def __init__(self, address: Address, setting: Setting, timeout_s: float = _TIMEOUT_S) -> None:
+        parts = urlsplit(address.text)
+        self._name = f"`{parts.scheme}://{parts.netloc}`"
+        self._path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        self._setting = setting
+        self._headers = {"Content-Type": "application/x-ndjson", "User-Agent": "tidelog"}
+        if token := setting.environ.get(TOKEN):
+            self._headers["Authorization"] = f"Bearer {token}"
+        self._connection = http.client.HTTPConnection(parts.netloc, timeout=timeout_s)
+        if parts.scheme == "https":
+            context = ssl.create_default_context()
+            self._connection = http.client.HTTPSConnection(
+                parts.netloc, timeout=timeout_s, context=context
+            )
+
+    def put(self, lot: Lot) -> None:
+        number = lot.number
+        for piece in lot_pieces(lot.batch):
+            self._post(batch_lines(piece), f"{self._setting.id}-{number}")
+            number += piece.num_rows
+
+    def reached(self) -> int:
+        return 0
+
+    def close(self, failed: bool = False) -> None:
+        self._connection.close()
+
+    def _post(self, body: bytes, key: str) -> None:
+        """Until it has arrived. ``UnavailableError`` when that takes too many tries."""
+        delays = self._setting.backoff.delays_s(self._setting.random)
+        while True:
+            refused, wait_s = self._try(body, key)
+            if refused is None:
+                return
+            delay_s = next(delays, None)
+            if delay_s is None:
+                raise UnavailableError(f"sink at {self._name}: {refused}: resume when it answers")
+            self._setting.clock.sleep(max(delay_s, wait_s))
+
+    def _try(self, body: bytes, key: str) -> tuple[str | None, float]:
+        """Why it has not arrived, if so, and how long the server wants us to wait."""
+        headers = {**self._headers, "Idempotency-Key": key}
+        try:
+            self._connection.request("POST", self._path, body, headers)
+            answer = self._connection.getresponse()
+            answer.read()
+        except (OSError, http.client.HTTPException) as exc:
+            self._connection.close()  # the next try connects anew
+            return f"no answer ({' '.join(str(exc).split()) or type(exc).__name__})", 0.0
+        if 200 <= answer.status < 300:
+            return None, 0.0
+        said = f"answered {answer.status} {answer.reason}"
+        if answer.status not in _PASSING_STATUS and answer.status < 500:
+            hint = "give the address it leads to" if 300 <= answer.status < 400 else "mend it"
+            raise InvalidError(f"sink at {self._name}: {said}: {hint}", status=answer.status)
+        return said, _seconds(answer.headers.get("Retry-After", ""))
+
+
+def _seconds(text: str) -> float:
+    return min(float(text), _WAIT_MAX_S) if text.isdecimal() else 0.0
+
+
+_: type[Outlet] = HttpOutlet

@@ -1,0 +1,79 @@
+"""Events into a topic of Kafka, in order, by transactions that also say how far they came.
+
+A playback with a name is resumed after the last transaction, so what is committed comes once. How
+events look in Kafka is told in ``sinks.kafka``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pyarrow as pa
+
+from tidelog.clients.kafka import parse_place
+from tidelog.codec.events import STORED_SCHEMA
+from tidelog.log.partitioner import split
+from tidelog.model.address import Address
+from tidelog.model.limits import BATCH_EVENTS_MAX
+from tidelog.playback.outlets import Lot, Outlet, Setting
+from tidelog.sinks.kafka_transactions import OURS, Transactions, check_properties
+from tidelog.sinks.segments import keeps_partition
+
+__all__ = ["KafkaOutlet", "open_kafka"]
+
+_TIMEOUT_S = 15.0  # without any answer
+
+
+def open_kafka(address: Address, setting: Setting) -> KafkaOutlet:
+    """The outlet at ``kafka://host1,host2:9092/TOPIC?partition=key|same&property=value``."""
+    keep_partition = keeps_partition(address)
+    place = parse_place(address, setting.environ, "sink", OURS)
+    properties = {name: text for name, text in place.properties.items() if name != "partition"}
+    place = replace(place, properties=properties)
+    check_properties(place)
+    name = f"tidelog-playback-{setting.id}"
+    return KafkaOutlet(Transactions(place, name, _TIMEOUT_S, setting.clock), keep_partition)
+
+
+class KafkaOutlet:
+    """One topic of Kafka."""
+
+    lot_events = BATCH_EVENTS_MAX
+
+    def __init__(self, transactions: Transactions, keep_partition: bool) -> None:
+        self._transactions = transactions
+        self._keep_partition = keep_partition
+        self._reached = transactions.reached() or 0
+        self._is_closed = False
+
+    def put(self, lot: Lot) -> None:
+        if self._reached >= lot.end:
+            return
+        number = lot.number
+        for partition, part in self._parts(lot.batch):
+            known = min(part.num_rows, max(0, self._reached - number))
+            number += known
+            if known < part.num_rows:
+                self._transactions.send(part.slice(known), partition, number)
+                number += part.num_rows - known
+        self._transactions.finish(lot.end)
+        self._reached = lot.end
+
+    def reached(self) -> int:
+        return 0
+
+    def close(self, failed: bool = False) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self._transactions.close()
+
+    def _parts(self, batch: pa.RecordBatch) -> list[tuple[int | None, pa.RecordBatch]]:
+        stored = batch.select(STORED_SCHEMA.names)
+        if not self._keep_partition:
+            return [(None, stored)]
+        table = pa.Table.from_batches([stored])
+        parts = split(table, batch.column("partition").to_numpy())
+        return [(partition, part.combine_chunks().to_batches()[0]) for partition, part, _ in parts]
+
+
+_: type[Outlet] = KafkaOutlet

@@ -1,0 +1,123 @@
+"""Events into a topic of the same home, each of them once.
+
+A lot goes by one segment and one commit for each partition. A playback with a name appends under
+the producer ``playback:<name>``, and its events have numbers: in each partition those of a lot are
+counted from the lot's own, and the next lot's is beyond them. So a partition whose producer row has
+come to a lot's number has its part of that lot, whole, and gets it no second time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tidelog.codec.events import STORED_SCHEMA, check_sizes
+from tidelog.codec.segment import Piece, encode_segment
+from tidelog.errors import AlreadyExistsError, InternalError, InvalidError
+from tidelog.log.append import Appender, Stored
+from tidelog.log.base import Log
+from tidelog.log.partitioner import partitions_for, split
+from tidelog.log.topics import find_topic
+from tidelog.model.address import Address
+from tidelog.model.limits import BATCH_EVENTS_MAX
+from tidelog.model.topic import Topic
+from tidelog.playback.outlets import Lot, Outlet, Setting
+from tidelog.sinks.segments import keeps_partition, same_places
+
+__all__ = ["TopicOutlet", "open_topic", "places_in", "target_of"]
+
+
+def target_of(log: Log, address: Address) -> Topic:
+    """The topic at ``topic:NAME?partition=key|same``. ``NotFoundError``."""
+    address.take_options(("partition",))
+    keeps_partition(address)
+    if address.host:
+        raise InvalidError(f"sink `{address.text}`: give topic:NAME, without slashes")
+    return find_topic(log, address.path)
+
+
+def open_topic(address: Address, setting: Setting) -> TopicOutlet:
+    """The outlet there; opening it fences processes that have opened it before."""
+    if setting.log is None:
+        raise InternalError(f"sink `{address.text}`: needs a home that is open here")
+    topic = target_of(setting.log, address)
+    return TopicOutlet(setting.log, topic, setting.name, keeps_partition(address))
+
+
+class TopicOutlet:
+    """One topic. Without a name nothing is fenced, and nothing known of earlier lots."""
+
+    lot_events = BATCH_EVENTS_MAX
+
+    def __init__(self, log: Log, topic: Topic, name: str | None, keep_partition: bool) -> None:
+        self._log = log
+        self._topic = topic
+        self._named = name is not None
+        self._keep_partition = keep_partition
+        self._appender = Appender(log, topic, f"playback:{name}" if name else f"~{log.ids.new()}")
+        if self._named:
+            self._appender.open_named()
+        self._pool: ThreadPoolExecutor | None = None
+        if log.commits_at_once > 1:
+            self._pool = ThreadPoolExecutor(log.commits_at_once, "tidelog-playback-commit")
+
+    def put(self, lot: Lot) -> None:
+        table = pa.Table.from_batches([lot.batch.select(STORED_SCHEMA.names)], STORED_SCHEMA)
+        check_sizes(table, self._log.settings.event_bytes_max)
+        parts = [
+            (partition, part)
+            for partition, part, _ in split(
+                table, places_in(self._topic, self._keep_partition, lot.batch)
+            )
+            if not self._has(partition, lot)
+        ]
+        if not parts:
+            return
+        segment = encode_segment(parts)
+        stored = self._appender.upload(segment)
+
+        def commit(piece: Piece) -> None:
+            self._commit(lot, piece, stored)
+
+        each: Callable[..., Iterable[Any]] = map if self._pool is None else self._pool.map
+        for _ in each(commit, segment.pieces):
+            pass
+
+    def reached(self) -> int:
+        return 0
+
+    def close(self, failed: bool = False) -> None:
+        if self._pool is not None:
+            self._pool.shutdown()
+        if not self._named:
+            self._appender.close()
+
+    def _commit(self, lot: Lot, piece: Piece, stored: Stored) -> None:
+        if not self._named:
+            self._appender.commit(stored, piece)
+            return
+        sequences = range(lot.number, lot.number + piece.count)
+        with contextlib.suppress(AlreadyExistsError):  # by this process, when a reply was lost
+            self._appender.commit(stored, piece, sequences)
+
+    def _has(self, partition: int, lot: Lot) -> bool:
+        return self._named and self._appender.last_sequence(partition) >= lot.number
+
+
+def places_in(topic: Topic, keep_partition: bool, batch: pa.RecordBatch) -> npt.NDArray[np.int32]:
+    """Where events go: by key, or to the partition they had; without a key by the latter too."""
+    if keep_partition:
+        return same_places(batch, topic.partitions, f"topic `{topic.name}`")
+    places = partitions_for(batch.column("key"), topic.partitions, 0)
+    keyless = batch.column("key").is_null().to_numpy(zero_copy_only=False)
+    numbers = batch.column("partition").to_numpy() % topic.partitions
+    return np.where(keyless, numbers, places).astype(np.int32)
+
+
+_: type[Outlet] = TopicOutlet

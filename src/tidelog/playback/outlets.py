@@ -1,0 +1,227 @@
+"""Where a playback puts its events: topics, files, standard output, HTTP, Kafka, Kinesis, nowhere.
+
+Events come in lots, by time, and a lot is out of our hands when ``put`` returns. Ids, keys, types,
+times and headers stay as they are. A lot bears the number of its first event, and is put again,
+whole and with the same number, by whoever resumes a playback that died with it.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO, Protocol
+
+import pyarrow as pa
+
+from tidelog.clock import Clock, SystemClock, system_random
+from tidelog.codec.event_json import batch_lines
+from tidelog.codec.events import batch_bytes
+from tidelog.errors import InvalidError
+from tidelog.log.base import Log
+from tidelog.model.address import Address, nearest, parse_address
+from tidelog.model.backoff import Backoff
+from tidelog.model.limits import BATCH_EVENTS_MAX
+from tidelog.model.playback import Cursor, PlaybackState
+from tidelog.playback.named import NamedPlayback
+
+__all__ = [
+    "OUTLET_SCHEMES",
+    "Lot",
+    "NullOutlet",
+    "Outlet",
+    "Setting",
+    "StreamOutlet",
+    "check_outlet",
+    "lot_pieces",
+    "open_outlet",
+]
+
+OUTLET_SCHEMES = ("topic", "file", "stdout", "http", "https", "kafka", "kinesis", "null")
+_PIECE_BYTES = 1 << 20  # of a lot that is turned into text at once
+_PIECE_EVENTS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Lot:
+    """Events that are put together, in event columns, by time; never empty."""
+
+    number: int  # of its first event in this playback
+    batch: pa.RecordBatch
+
+    @property
+    def end(self) -> int:
+        """The number after its last event's."""
+        return self.number + int(self.batch.num_rows)
+
+    @property
+    def last(self) -> Cursor:
+        """The place of its last event."""
+        row = self.batch.num_rows - 1
+        time_ms = self.batch.column("timestamp").cast(pa.int64())[row].as_py()
+        places = (self.batch.column(name)[row].as_py() for name in ("partition", "offset"))
+        return Cursor(time_ms, *places)
+
+
+class Outlet(Protocol):
+    """One place, opened for one playback."""
+
+    @property
+    def lot_events(self) -> int:
+        """How many events a lot may have: what comes again after a crash, at worst."""
+        ...
+
+    def put(self, lot: Lot) -> None:
+        """Put a lot after those before it; on return it is there, or handed over for good."""
+        ...
+
+    def reached(self) -> int:
+        """How long a file is, so that whoever resumes can cut it there; 0 for others."""
+        ...
+
+    def close(self, failed: bool = False) -> None:
+        """Finish; after a failure what is unfinished is left out. Twice is fine."""
+        ...
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What an outlet may need of the process it is opened in, and whose it is."""
+
+    environ: Mapping[str, str]
+    id: str  # of the playback; the same when it is resumed
+    name: str | None = None  # of one that can be resumed
+    resumed: bool = False  # a process before has intended a lot
+    reached: int = 0  # how long its file was then
+    clock: Clock = field(default_factory=SystemClock)
+    random: random.Random = field(default_factory=system_random)
+    backoff: Backoff = field(default_factory=Backoff)
+    log: Log | None = None  # of the home whose topics ``topic:`` names
+
+    @classmethod
+    def of(
+        cls, log: Log, environ: Mapping[str, str], id: str, named: NamedPlayback | None = None
+    ) -> Setting:
+        """That of this process, for a playback that it has taken if it has a name."""
+        state = PlaybackState() if named is None else named.state
+        return cls(
+            environ=environ,
+            id=id,
+            name=None if named is None else named.name,
+            resumed=state.until is not None or state.cursor is not None,
+            reached=state.reached,
+            clock=log.clock,
+            random=log.random,
+            backoff=log.backoff,
+            log=log,
+        )
+
+
+class NullOutlet:
+    """Takes everything and keeps nothing, to measure what comes before."""
+
+    lot_events = BATCH_EVENTS_MAX
+
+    def put(self, lot: Lot) -> None:
+        """Forget it."""
+
+    def reached(self) -> int:
+        return 0
+
+    def close(self, failed: bool = False) -> None:
+        """Nothing to release."""
+
+
+class StreamOutlet:
+    """JSON lines into an open stream, flushed with each lot."""
+
+    lot_events = BATCH_EVENTS_MAX
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+
+    def put(self, lot: Lot) -> None:
+        for piece in lot_pieces(lot.batch):
+            left = memoryview(batch_lines(piece))
+            while left:  # unbuffered, one write may take a part only
+                left = left[self._stream.write(left) :]
+        self._stream.flush()
+
+    def reached(self) -> int:
+        return 0
+
+    def close(self, failed: bool = False) -> None:
+        """The stream is somebody else's."""
+
+
+def lot_pieces(batch: pa.RecordBatch, events: int = _PIECE_EVENTS) -> Iterator[pa.RecordBatch]:
+    """A batch in pieces that are small enough to be text; the same ones for the same batch."""
+    each = max(1, batch_bytes(batch) // max(1, batch.num_rows))
+    rows = max(1, min(events, _PIECE_BYTES // each))
+    for first in range(0, batch.num_rows, rows):
+        yield batch.slice(first, rows)
+
+
+def check_outlet(url: str, *, named: bool) -> Address:
+    """Refuse an address that names no outlet, without opening it. ``InvalidError``."""
+    address = parse_address(url)
+    if address.scheme not in OUTLET_SCHEMES:
+        raise InvalidError(
+            f"sink `{url}`: unknown scheme `{address.scheme}`"
+            f"{nearest(address.scheme, OUTLET_SCHEMES)}: give one of {', '.join(OUTLET_SCHEMES)}"
+        )
+    if address.scheme in ("null", "stdout"):
+        address.take_options(())
+        if address.path or address.host:
+            raise InvalidError(f"sink `{url}`: give {address.scheme}: and nothing else")
+    if address.scheme == "file":
+        from tidelog.playback.outlet_file import check_file
+
+        check_file(address, named=named)
+    if address.scheme in ("http", "https"):
+        from tidelog.playback.outlet_http import check_http
+
+        check_http(address)
+    return address
+
+
+def open_outlet(url: str, setting: Setting) -> Outlet:
+    """The outlet that a URL names; its target must be there. ``NotFoundError``."""
+    address = check_outlet(url, named=setting.name is not None)
+    if address.scheme == "null":
+        return NullOutlet()
+    if address.scheme == "stdout":
+        return StreamOutlet(sys.stdout.buffer)
+    opener: Any
+    if address.scheme == "file":
+        from tidelog.playback.outlet_file import open_file as opener
+    elif address.scheme == "topic":
+        from tidelog.playback.outlet_topic import open_topic as opener
+    elif address.scheme in ("http", "https"):
+        from tidelog.playback.outlet_http import open_http as opener
+    elif address.scheme == "kafka":
+        opener = _installed("kafka", "confluent_kafka", "kafka")
+    else:
+        opener = _installed("kinesis", "boto", "aws")
+    outlet: Outlet = opener(address, setting)
+    return outlet
+
+
+def _installed(kind: str, package: str, extra: str) -> Any:
+    """How to open an outlet whose client is an extra."""
+    try:
+        if kind == "kafka":
+            from tidelog.playback.outlet_kafka import open_kafka
+
+            return open_kafka
+        from tidelog.playback.outlet_kinesis import open_kinesis
+    except ModuleNotFoundError as exc:
+        if exc.name and exc.name.startswith(package):
+            text = f"{kind} sink is not installed: pip install 'tidelog[{extra}]'"
+            raise InvalidError(text) from exc
+        raise
+    return open_kinesis
+
+
+_: tuple[type[Outlet], type[Outlet]] = (NullOutlet, StreamOutlet)

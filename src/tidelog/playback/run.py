@@ -1,0 +1,188 @@
+"""A playback from beginning to end: what was pinned, at its speed, lot by lot into an outlet.
+
+The steps of one with a name stand in ``named``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+from tidelog.codec.events import EVENT_SCHEMA
+from tidelog.log.base import Log
+from tidelog.model.playback import Cursor, Pin
+from tidelog.model.topic import Topic
+from tidelog.playback.named import NamedPlayback
+from tidelog.playback.outlets import Lot, Outlet
+from tidelog.playback.pace import SlotCount, SlotCounter, paced, times_of
+from tidelog.playback.play import play
+
+__all__ = ["How", "Playback", "Played", "opened", "run_named", "run_playback", "split_at"]
+
+
+@dataclass(frozen=True)
+class How:
+    """How a playback goes."""
+
+    speed: float | None = None  # a factor; None: as fast as it can
+    empty_slots: bool = False  # told too
+    on_slot: Callable[[SlotCount], None] = lambda _: None
+    stopped: Callable[[], bool] = lambda: False
+
+
+@dataclass
+class Played:
+    """What one process has played."""
+
+    events: int = 0
+    slots: int = 0  # with events
+    last: Cursor | None = None  # the last event that is out
+    finished: bool = False
+
+
+@dataclass(frozen=True)
+class Playback:
+    """What is played, and by what."""
+
+    log: Log
+    topic: Topic
+    pin: Pin
+    pool: Executor | None = None
+    how: How = field(default_factory=How)
+
+    def batches(self, after: Cursor | None = None) -> Generator[pa.RecordBatch, None, None]:
+        """What is left after a cursor, by time."""
+        return play(self.log, self.topic, self.pin, after=after, pool=self.pool)
+
+    def lots(self, batches: Iterator[pa.RecordBatch], number: int, events: int) -> Iterator[Lot]:
+        """Lots of some events at most, when they are due, counted from a number on."""
+        for batch in paced(batches, self.how.speed, self.log.clock, self.how.stopped):
+            for first in range(0, batch.num_rows, events):
+                lot = Lot(number, batch.slice(first, events))
+                yield lot
+                number += lot.batch.num_rows
+                if self.how.stopped():
+                    return
+
+
+def run_playback(playback: Playback, outlet: Outlet) -> Played:
+    """Play all, or until it is stopped. What was put is out; who stops it cannot go on exactly."""
+    told = _Told(playback, None)
+    with contextlib.closing(playback.batches()) as batches:
+        for lot in playback.lots(batches, 0, outlet.lot_events):
+            outlet.put(lot)
+            told.add(lot)
+    return told.done()
+
+
+def run_named(
+    playback: Playback, named: NamedPlayback, open_outlet: Callable[[], Outlet]
+) -> Played:
+    """Play what is left of a playback that was taken, or until it is stopped.
+
+    ``FencedError`` when another process takes it meanwhile.
+    """
+    try:
+        with named.beating() as lost, opened(open_outlet) as outlet:
+            played = _play_rest(playback, named, outlet, lost.is_set)
+            reached = outlet.reached()
+    except Exception:
+        named.release(lot_is_out=False)
+        raise
+    if played.finished:
+        named.finish(reached)
+    else:
+        named.release(lot_is_out=True, reached=reached)
+    return played
+
+
+@contextlib.contextmanager
+def opened(open_outlet: Callable[[], Outlet]) -> Iterator[Outlet]:
+    """An outlet that is closed in the end, as failed where the body fails."""
+    outlet = open_outlet()
+    try:
+        yield outlet
+    except BaseException:
+        outlet.close(failed=True)
+        raise
+    outlet.close()
+
+
+def split_at(
+    batches: Iterator[pa.RecordBatch], until: Cursor
+) -> tuple[pa.RecordBatch | None, Iterator[pa.RecordBatch]]:
+    """All up to an event as one batch, if there is any; and what comes after it."""
+    before: list[pa.RecordBatch] = []
+    after: list[pa.RecordBatch] = []
+    for batch in batches:
+        count = _rows_up_to(batch, until)
+        before.append(batch.slice(0, count))
+        if count < batch.num_rows:
+            after.append(batch.slice(count))
+            break
+    joined = pa.Table.from_batches(before, EVENT_SCHEMA).combine_chunks().to_batches()
+    return joined[0] if joined else None, itertools.chain(after, batches)
+
+
+def _play_rest(
+    playback: Playback, named: NamedPlayback, outlet: Outlet, is_lost: Callable[[], bool]
+) -> Played:
+    state = named.state
+    number = state.number
+    told = _Told(playback, state.cursor)
+    with contextlib.closing(playback.batches(state.cursor)) as batches:
+        left: Iterator[pa.RecordBatch] = batches
+        if state.until is not None:
+            first, left = split_at(batches, state.until)
+            named.beat()  # the lot is intended already, and it must be ours
+            if first is not None:
+                outlet.put(Lot(number, first))
+                told.add(Lot(number, first))
+            number = state.until_number
+        for lot in playback.lots(left, number, outlet.lot_events):
+            if is_lost():
+                named.beat()  # says so
+            named.intend(lot.last, lot.end, outlet.reached())
+            outlet.put(lot)
+            told.add(lot)
+    return told.done()
+
+
+def _rows_up_to(batch: pa.RecordBatch, until: Cursor) -> int:
+    """How many events of a batch do not come after one."""
+    times = times_of(batch)
+    places, offsets = (batch.column(name).to_numpy() for name in ("partition", "offset"))
+    tied = (places < until.partition) | ((places == until.partition) & (offsets <= until.offset))
+    return int(np.count_nonzero((times < until.time_ms) | ((times == until.time_ms) & tied)))
+
+
+class _Told:
+    """Counts what is out, and tells of each slot."""
+
+    def __init__(self, playback: Playback, after: Cursor | None) -> None:
+        times = playback.pin.range
+        start_ms = times.start_ms if after is None else after.time_ms
+        self._how = playback.how
+        self._counter = SlotCounter(
+            playback.topic.slot_ms, start_ms, times.end_ms, self._how.empty_slots
+        )
+        self._played = Played(last=after)
+
+    def add(self, lot: Lot) -> None:
+        self._played.events += lot.batch.num_rows
+        self._played.last = lot.last
+        for slot in self._counter.add(lot.batch):
+            self._how.on_slot(slot)
+
+    def done(self) -> Played:
+        self._played.finished = not self._how.stopped()
+        for slot in self._counter.rest(self._played.finished):
+            self._how.on_slot(slot)
+        self._played.slots = self._counter.slots
+        return self._played

@@ -1,0 +1,148 @@
+"""Which runs of a partition overlap a range of times, found by their slot rows.
+
+A run stands in the lowest level of slots where it touches two of them at most (``model.slot``). So
+a lookup reads, of each level, the rows of the slots that the range overlaps: one range scan, which
+gives only rows that are there, however long the stretches between them are. Levels without any row
+cost nothing: a look at the next row after a level's range leads over all of them at once.
+
+The scans are lazy, so what is held does not grow with the range. They show a run that was there
+when they began; whoever replaces runs while they last must leave the slot rows until nobody needs
+them, or let the scans be opened again at the time that was reached.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+
+from tidelog.catalog.base import Row
+from tidelog.errors import CorruptError
+from tidelog.log.base import Log
+from tidelog.model import layout
+from tidelog.model.playback import Floors, TimeRange
+from tidelog.model.run import Run, decode_row
+from tidelog.model.slot import level_count
+from tidelog.model.topic import Topic
+
+__all__ = ["Listed", "PartitionSlots", "floors_of"]
+
+_CLOSE = 8  # runs so many times as far apart as they are long are read by one scan
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A slot row: a run has events in a slot, or may have."""
+
+    start_ms: int  # of the slot
+    end_ms: int
+    base: int  # of the run
+    end: int
+
+
+class PartitionSlots:
+    """The time index of one partition, for one range."""
+
+    def __init__(self, log: Log, topic: Topic, partition: int, range: TimeRange) -> None:
+        self._log = log
+        self._slot_ms = topic.slot_ms
+        self._range = range
+        self._where = layout.topic_partition(topic.incarnation, partition)
+        self._what = f"`{topic.name}/{partition}`"
+        self._levels = list(self._levels_with_rows())
+
+    def by_start(self) -> Iterator[Listed]:
+        """All rows, by the start of their slots. A run may come twice."""
+        return heapq.merge(*map(self._rows, self._levels), key=attrgetter("start_ms"))
+
+    def by_end(self) -> Iterator[Listed]:
+        """All rows, by the end of their slots."""
+        return heapq.merge(*map(self._rows, self._levels), key=attrgetter("end_ms"))
+
+    def runs(self, listed: Sequence[Listed]) -> dict[int, Run]:
+        """The runs of some rows, by base; one whose row is gone is missing."""
+        found: dict[int, Run] = {}
+        for group in _close_together(listed):
+            first, last = group[0].base, group[-1].base
+            if first == last:
+                row = self._log.catalog.get(self._where, layout.run_row(first))
+                rows: Iterable[Row] = [] if row is None else [row]
+            else:
+                bounds = layout.run_row(first), layout.run_row(last + 1)
+                rows = self._log.catalog.scan(self._where, *bounds)
+            for run in (decode_row(row.value, Run, f"a run of {self._what}") for row in rows):
+                found[run.base] = run
+        return {each.base: found[each.base] for each in listed if each.base in found}
+
+    def _levels_with_rows(self) -> Iterator[int]:
+        """Levels that have a row in the range: one look for each level that has any row at all."""
+        level = 0
+        while level < level_count(self._slot_ms) and self._range.start_ms < self._range.end_ms:
+            first, end = self._bounds(level)
+            row = next(iter(self._log.catalog.scan(self._where, first, "slot0", 1)), None)
+            if row is None:
+                return
+            if row.row < end:
+                yield level
+                level += 1
+            else:
+                level = max(level + 1, int(row.row[5:7]))
+
+    def _bounds(self, level: int) -> tuple[str, str]:
+        width = self._slot_ms << level
+        start = self._range.start_ms // width * width
+        last = (self._range.end_ms - 1) // width * width
+        return layout.slot_rows(level, start, last)
+
+    def _rows(self, level: int) -> Iterator[Listed]:
+        width = self._slot_ms << level
+        for row in self._log.catalog.scan(self._where, *self._bounds(level)):
+            try:
+                start_ms, base = layout.slot_place(row.row)
+                yield Listed(start_ms, start_ms + width, base, int(row.value))
+            except ValueError as exc:
+                raise CorruptError(
+                    f"row `{row.row}` of {self._what}: is no slot row ({exc}): keep it, and run "
+                    "`tidelog verify`"
+                ) from exc
+
+
+def floors_of(slots: PartitionSlots, bounds: tuple[int, int], entries: int) -> Floors:
+    """The least offsets of ``[start, end)`` that are needed, in few entries."""
+    start, end = bounds
+    until: list[int] = []
+    least: list[int] = []
+    rows, each = 0, 1  # so many rows make one entry
+    for listed in slots.by_end():
+        if listed.base >= end or listed.end <= start:
+            continue
+        base = max(listed.base, start)
+        if rows % each:
+            until[-1], least[-1] = listed.end_ms, min(least[-1], base)
+        else:
+            until.append(listed.end_ms)
+            least.append(base)
+        rows += 1
+        if len(until) > 2 * entries:
+            until, least = until[1::2] + until[-1:], [min(p) for p in _pairs(least)]
+            each *= 2
+    for index in range(len(least) - 2, -1, -1):
+        least[index] = min(least[index], least[index + 1])
+    return Floors(tuple(until), tuple(least))
+
+
+def _pairs(values: list[int]) -> Iterator[list[int]]:
+    return (values[first : first + 2] for first in range(0, len(values), 2))
+
+
+def _close_together(listed: Sequence[Listed]) -> Iterator[list[Listed]]:
+    """Groups of runs that lie so close that one scan is cheaper than many lookups."""
+    group: list[Listed] = []
+    for each in sorted(listed, key=attrgetter("base")):
+        if group and each.base - group[-1].end > _CLOSE * (group[-1].end - group[-1].base):
+            yield group
+            group = []
+        group.append(each)
+    if group:
+        yield group

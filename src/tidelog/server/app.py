@@ -1,0 +1,336 @@
+"""The way of a request: its operation, the gate, the handler, and the answer to what went wrong.
+
+Appends and pixels, of which there are many, are found here without a router; Starlette finds all
+others. Each request is counted, and each error has one shape.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Match, Route
+from starlette.types import Receive, Scope, Send
+
+from tidelog.codec.event_json import batch_lines
+from tidelog.codec.events import table_of, with_position
+from tidelog.errors import InternalError, InvalidError, NotFoundError, TidelogError
+from tidelog.home import Home
+from tidelog.log.tokens import list_tokens
+from tidelog.model.event import Event
+from tidelog.model.token import Scope as Right
+from tidelog.model.topic import check_topic_name
+from tidelog.server import limits, pixel
+from tidelog.server.answers import (
+    DisconnectedError,
+    HeadError,
+    MethodError,
+    answer,
+    answer_error,
+    encode,
+    status_of,
+)
+from tidelog.server.complaints import Complaints
+from tidelog.server.connection import HEAD_TOO_LARGE
+from tidelog.server.gate import REFRESH_S, Gate
+from tidelog.server.health import Health
+from tidelog.server.ingest import Ingest
+from tidelog.server.limits import Bodies
+from tidelog.server.metrics import Metrics
+from tidelog.server.openapi import description
+from tidelog.server.options import ServeOptions
+from tidelog.server.read import Reads
+from tidelog.server.tail import Tails
+from tidelog.server.telemetry import Telemetry
+from tidelog.server.threads import Threads
+from tidelog.server.topics import OpenTopics
+from tidelog.server.watch import Watch
+
+__all__ = ["APPEND", "OPERATIONS", "TRACK", "TRACK_TOPIC", "FrontDoor", "Operation"]
+
+_TICK_S = 1.0
+_GONE = 499  # counted for clients that left before they were answered
+_JSON_TYPE = (b"content-type", b"application/json")
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One thing that can be asked for."""
+
+    name: str
+    method: str
+    path: str
+    right: Right | None  # None: anybody may
+
+
+APPEND = Operation("append", "POST", "/topics/{topic}/events", "write")
+TRACK = Operation("track", "GET", "/track.gif", "write")
+TRACK_TOPIC = Operation("track_topic", "GET", "/track/{topic}.gif", "write")
+OPERATIONS = (
+    APPEND,
+    TRACK,
+    TRACK_TOPIC,
+    Operation("topics", "GET", "/topics", "read"),
+    Operation("topic", "GET", "/topics/{topic}", "read"),
+    Operation("events", "GET", "/topics/{topic}/partitions/{partition}/events", "read"),
+    Operation("tail", "GET", "/topics/{topic}/tail", "read"),
+    Operation("metrics", "GET", "/metrics", "read"),
+    Operation("health", "GET", "/healthz", None),
+    Operation("ready", "GET", "/readyz", None),
+    Operation("openapi", "GET", "/openapi.json", None),
+)
+
+Handler = Callable[[Request], Awaitable[Response]]
+Run = Callable[[Scope, Receive, Send, dict[bytes, bytes]], Awaitable[int]]
+
+
+class FrontDoor:
+    """The ASGI application of one home. Start it in a running loop, and stop it there."""
+
+    def __init__(
+        self, home: Home, options: ServeOptions, telemetry: Telemetry | None = None
+    ) -> None:
+        if options.body_bytes_max > home.log.settings.buffer_bytes:
+            raise InvalidError(
+                f"serve: body-max {options.body_bytes_max}: is more than a producer holds: give "
+                f"at most buffer_bytes, {home.log.settings.buffer_bytes}"
+            )
+        self._home = home
+        self._options = options
+        self._telemetry = telemetry
+        self._clock = home.log.clock
+        self._now_s = home.log.clock.monotonic_s
+        self._threads = Threads()
+        self._topics = OpenTopics(home, self._threads.pool)
+        link = telemetry.link if telemetry is not None else lambda: None
+        self._ingest = Ingest(home, self._topics, self._threads.pool, link)
+        self._bodies = Bodies(options.body_bytes_max)
+        self.metrics = Metrics(home.meter, self._buffered)
+        self._complaints = Complaints(self._clock)
+        self.gate = Gate(options, lambda: list_tokens(home.log), self._threads.pool, self._clock)
+        self._health = Health(home)
+        self._routes: list[tuple[Route, Operation, Handler | None]] = []
+        self._watch: Watch | None = None
+        self._ticking: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Read the tokens, and be ready. Raises where the home cannot be reached."""
+        self._watch = Watch(self._home.log.wakeups, self.metrics)
+        parts = (self._home, self._threads, self._watch, self.metrics)
+        reads, tails = Reads(*parts), Tails(*parts)
+        handlers: dict[str, Handler] = {
+            "topics": reads.topics,
+            "topic": reads.topic,
+            "events": reads.events,
+            "tail": tails.tail,
+            "metrics": self._show_metrics,
+            "health": self._health.alive,
+            "ready": self._health.ready,
+            "openapi": self._describe,
+        }
+        for operation in OPERATIONS:
+            handler = handlers.get(operation.name)
+            route = Route(operation.path, handler or _nothing, methods=[operation.method])
+            if handler is None and route.methods:
+                route.methods.discard("HEAD")  # it would store an event
+            self._routes.append((route, operation, handler))
+        await self._threads.run(_warm_up)
+        await self.gate.refresh()
+        self._ticking = asyncio.create_task(self._tick())
+
+    def stop_waiting(self) -> None:
+        """End long polls and tails, so that a stop need not wait for them."""
+        if self._watch is not None:
+            self._watch.stop()
+
+    async def stop(self) -> None:
+        """After the last request: flush what is buffered, and release threads."""
+        self.stop_waiting()
+        if self._ticking is not None:
+            self._ticking.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._ticking
+        loop = asyncio.get_running_loop()
+        for error in await loop.run_in_executor(None, self._topics.close):
+            self._complaints.hear(error)
+        await loop.run_in_executor(None, self._threads.close)
+        self._health.close()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            raise InternalError(f"server: was asked for `{scope['type']}`: it speaks HTTP alone")
+        began_s = self._now_s()
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        metrics = self.metrics
+        metrics.in_flight += 1
+        name, status = "none", _GONE
+        try:
+            name, run = self._find(scope)
+            if self._telemetry is None:
+                status = await run(scope, receive, send, headers)
+            else:
+                with self._telemetry.request(name, scope["method"], headers) as span:
+                    status = await run(scope, receive, send, headers)
+                    span.set_attribute("http.response.status_code", status)
+        except DisconnectedError:
+            pass
+        except TidelogError as exc:
+            status = await self._fail(send, exc)
+        except Exception as exc:  # noqa: BLE001 - a bug of ours must not close the door
+            status = await self._fail(send, InternalError(f"{type(exc).__name__}: {exc}"))
+        finally:
+            metrics.in_flight -= 1
+            metrics.answered(name, status, self._now_s() - began_s)
+
+    def _find(self, scope: Scope) -> tuple[str, Run]:
+        """What a request asks for. ``NotFoundError``, ``MethodError``, ``HeadError``."""
+        if scope.get("state") and HEAD_TOO_LARGE in scope["state"]:
+            raise HeadError(
+                f"request: its URL and headers have more than {limits.HEAD_BYTES_MAX} bytes, or "
+                f"more than {limits.HEADERS_MAX} headers: send less"
+            )
+        path: str = scope["path"]
+        if scope["method"] == "POST":
+            if path.startswith("/topics/") and path.endswith("/events"):
+                return APPEND.name, self._append
+        elif scope["method"] == "GET" and path.startswith("/track") and path.endswith(".gif"):
+            return TRACK.name, self._track
+        allowed: set[str] = set()
+        for route, operation, handler in self._routes:
+            match, child = route.matches(scope)
+            if match is Match.FULL and handler is not None:
+                scope.update(child)
+                return operation.name, functools.partial(self._run, operation, handler)
+            if match is not Match.NONE:
+                allowed |= route.methods or set()
+        if not allowed:
+            raise NotFoundError(f"path `{path[:80]}`: not found: see /openapi.json")
+        allow = ", ".join(sorted(allowed))
+        raise MethodError(f"path `{path[:80]}`: takes {allow}: use that", allow=allow)
+
+    async def _append(
+        self, scope: Scope, receive: Receive, send: Send, headers: dict[bytes, bytes]
+    ) -> int:
+        """``POST /topics/{topic}/events``"""
+        topic = scope["path"][len("/topics/") : -len("/events")]
+        if "/" in topic:
+            raise NotFoundError(f"path `{scope['path'][:80]}`: not found: see /openapi.json")
+        await self.gate.admit(scope, headers, "write")
+        body = await self._bodies.read(receive, headers)
+        positions = await self._ingest.append(topic, headers, body)
+        self.metrics.events_in += len(positions)
+        self.metrics.bytes_in += len(body)
+        rows = b",".join(
+            [b'{"partition":%d,"offset":%d}' % (at.partition, at.offset) for at in positions]
+        )
+        answered = b'{"topic":"%s","positions":[%s]}' % (topic.encode(), rows)
+        await answer(send, 201, [_JSON_TYPE], answered)
+        return 201
+
+    async def _track(
+        self, scope: Scope, receive: Receive, send: Send, headers: dict[bytes, bytes]
+    ) -> int:
+        """``GET /track.gif``, ``GET /track/{topic}.gif``"""
+        params = pixel.parse_query(scope["query_string"])
+        topic = self._pixel_topic(scope["path"], params)
+        shown = params.get("token")
+        if self.gate.is_open or topic in self._options.public_pixels:
+            self.gate.admit_page(scope, headers)
+        else:
+            token = shown if isinstance(shown, str) else None
+            await self.gate.admit(scope, headers, "write", token)
+        address = self.gate.address(scope, headers) if self._options.behind_proxy else None
+        durable = params.get("ack") != "0"
+        event = pixel.event_of_query(params, headers, address)
+        opened = self._topics.get(topic) or await self._topics.open(topic)
+        answered = list(pixel.HEADERS)
+        if durable:
+            (position,) = await self._ingest.send(opened, [event])
+            answered.append((b"tidelog-position", str(position).encode()))
+        else:
+            self._ingest.enter(opened, event)
+        self.metrics.events_in += 1
+        await answer(send, 200, answered, pixel.GIF)
+        return 200
+
+    def _pixel_topic(self, path: str, params: dict[str, str | list[str]]) -> str:
+        if path != TRACK.path:
+            topic = path[len("/track/") : -len(".gif")]
+            if not path.startswith("/track/") or "/" in topic:
+                raise NotFoundError(f"path `{path[:80]}`: not found: see /openapi.json")
+            if "topic" in params:
+                raise InvalidError("query: `topic` is in the path already: leave it out")
+            return topic
+        named = params.get("topic", self._options.topic_default)
+        if not isinstance(named, str):
+            raise InvalidError("query: names no topic, or several: give `topic` once")
+        check_topic_name(named)
+        return named
+
+    async def _run(
+        self,
+        operation: Operation,
+        handler: Handler,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        headers: dict[bytes, bytes],
+    ) -> int:
+        """All other operations."""
+        request = Request(scope, receive)
+        if operation.right is not None:
+            token = request.query_params.get("token") if operation.name == "tail" else None
+            await self.gate.admit(scope, headers, operation.right, token)
+        response = await handler(request)
+        await response(scope, receive, send)
+        return response.status_code
+
+    async def _fail(self, send: Send, error: TidelogError) -> int:
+        status = status_of(error)
+        if status >= 500:
+            self._complaints.hear(error)
+        return await answer_error(send, error)
+
+    async def _show_metrics(self, request: Request) -> Response:
+        """``GET /metrics``"""
+        return Response(self.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+    async def _describe(self, request: Request) -> Response:
+        """``GET /openapi.json``"""
+        return Response(encode(description(self._options)), media_type="application/json")
+
+    async def _tick(self) -> None:
+        """Now and then: tokens, and appends that nobody should wait for any longer."""
+        read_s = self._now_s()
+        while True:
+            await asyncio.sleep(_TICK_S)
+            for topic in self._topics.all():
+                topic.give_up(limits.ANSWER_S)
+            if self._now_s() - read_s >= REFRESH_S:
+                read_s = self._now_s()
+                try:
+                    await self.gate.refresh()
+                except TidelogError as exc:  # the tokens that are known stay so
+                    self._complaints.hear(exc)
+
+    def _buffered(self) -> list[tuple[str, int]]:
+        size = self._home.log.settings.buffer_bytes
+        return [(each.topic.name, size - each.producer.room) for each in self._topics.all()]
+
+
+def _warm_up() -> None:
+    """Arrow loads large libraries with the first batch; no request should wait for them."""
+    table = table_of([Event(b"", b"", "-", 0, "", (("", b""),))], 0)
+    batch = with_position(table.to_batches()[0], "", 0, 0)
+    batch_lines(batch)
+
+
+async def _nothing(request: Request) -> Response:
+    """Stands for the operations that need no router."""
+    raise InternalError(f"path `{request.url.path}`: was routed")

@@ -1,0 +1,52 @@
+"""How a server is set up; plain values, checked at once."""
+
+from __future__ import annotations
+
+import functools
+import ipaddress
+from dataclasses import dataclass
+
+from tidelog.errors import InvalidError
+from tidelog.model.topic import check_topic_name
+
+__all__ = ["ServeOptions"]
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """What an operator may choose."""
+
+    host: str = "127.0.0.1"
+    port: int = 8480  # 0: one that is free
+    topic_default: str | None = None  # of a pixel that names none
+    public_pixels: tuple[str, ...] = ()  # topics whose pixel needs no token
+    rate: float = 0.0  # requests a second of one client; 0: as many as it likes
+    body_bytes_max: int = 8 << 20
+    behind_proxy: bool = False  # X-Forwarded-For is true, as only a proxy can reach us
+
+    def __post_init__(self) -> None:
+        if not self.host or not 0 <= self.port < 65_536:
+            raise InvalidError(f"serve: address `{self.host}:{self.port}`: give a host and a port")
+        if self.rate < 0 or self.body_bytes_max < 1:
+            raise InvalidError(
+                f"serve: rate {self.rate:g} and body-max {self.body_bytes_max}: give 0 or more "
+                "requests a second, and 1 byte or more"
+            )
+        for name in (self.topic_default, *self.public_pixels):
+            if name is not None:
+                check_topic_name(name)
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach the server."""
+        return _is_loopback(self.host)
+
+
+@functools.cache
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,76 @@
+"""Pages of a partition: some events from an offset on, as JSON lines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tidelog.codec.event_json import batch_lines
+from tidelog.errors import NotFoundError
+from tidelog.log.base import Log
+from tidelog.log.read import Reader, Stretch
+from tidelog.log.topics import read_head
+from tidelog.model.topic import Topic
+from tidelog.server.limits import PAGE_BYTES_MAX
+
+__all__ = ["From", "Page", "read_page"]
+
+From = int | Literal["earliest", "latest"]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Consecutive events of a partition, and where the next page begins."""
+
+    lines: bytes  # one JSON object each
+    first: int  # the offset of the first event, or where it would stand
+    next: int  # the offset to go on from
+    start: int  # of the partition, as it was then
+    end: int
+
+    @property
+    def count(self) -> int:
+        """How many events it has."""
+        return self.next - self.first
+
+    def array(self) -> bytes:
+        """The events as a JSON array; within a line JSON has no newline."""
+        return b"[" + self.lines.rstrip(b"\n").replace(b"\n", b",") + b"]"
+
+
+def read_page(log: Log, topic: Topic, partition: int, offset: From, limit: int) -> Page:
+    """Up to ``limit`` events, fewer where they are large.
+
+    ``NotFoundError`` for an offset that was trimmed or that lies beyond the end.
+    """
+    topic.check_partition(partition)
+    head, _ = read_head(log, topic, partition)
+    if not isinstance(offset, int):
+        offset = head.start if offset == "earliest" else head.next
+    if offset > head.next:
+        raise NotFoundError(
+            f"partition `{topic.name}/{partition}`: offset {offset} is beyond its end, "
+            f"{head.next}: go on from there",
+            offset=offset,
+            end=head.next,
+        )
+    reader = Reader(log, topic, partition)
+    if offset < head.start:
+        reader.check_start(offset)
+    lines: list[bytes] = []
+    at, room = offset, PAGE_BYTES_MAX
+    for stretch in reader.stretches(offset, min(offset + limit, head.next)):
+        part = _fitting(stretch, room)
+        lines.append(batch_lines(part.arrow()))
+        at = part.end
+        room -= len(lines[-1])
+        if room <= 0 or part.end < stretch.end:
+            break
+    return Page(b"".join(lines), offset, at, head.start, head.next)
+
+
+def _fitting(stretch: Stretch, room: int) -> Stretch:
+    """As many of its events as fit by a guess at their size, and one at least."""
+    rows = stretch.batch.num_rows
+    each = max(1, stretch.batch.nbytes // rows)
+    return stretch.slice(stretch.base, stretch.base + max(1, min(rows, room // each)))

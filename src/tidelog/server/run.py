@@ -1,0 +1,158 @@
+"""The life of a server: listen, serve until a signal, and stop without losing what was answered.
+
+1. a socket is bound, so that an address in use is told before anything else
+2. the app reads the tokens; without any it listens on loopback alone
+3. requests are served until SIGTERM or SIGINT
+4. the socket is closed, long polls and tails end, and requests under way are answered
+5. producers flush what is in their buffers (pixels with ``ack=0``), and ``serve`` returns
+
+A second signal ends the process where it stands, as a crash would: what was answered is durable all
+the same, but for those pixels.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+import uvicorn
+import uvloop
+
+from tidelog.errors import InvalidError, UnavailableError
+from tidelog.home import Home
+from tidelog.server import limits
+from tidelog.server.app import FrontDoor
+from tidelog.server.connection import Connection
+from tidelog.server.options import ServeOptions
+from tidelog.server.telemetry import Telemetry
+
+__all__ = ["serve"]
+
+_BACKLOG = 2048  # connections that the system keeps until we take them
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def serve(
+    home: Home,
+    options: ServeOptions,
+    on_listening: Callable[[str, bool], None],
+    telemetry: Telemetry | None = None,
+    stop: threading.Event | None = None,
+) -> None:
+    """Serve a home until a signal comes, or until ``stop`` is set from another thread.
+
+    ``on_listening`` is given the server's URL, and whether it is open to all on this machine.
+    ``InvalidError`` where it would listen elsewhere without tokens, ``UnavailableError`` where the
+    address is taken.
+    """
+    door = FrontDoor(home, options, telemetry)
+    with _bound(options) as listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(door, options, listener, on_listening, stop))
+
+
+async def _serve(
+    door: FrontDoor,
+    options: ServeOptions,
+    listener: socket.socket,
+    on_listening: Callable[[str, bool], None],
+    stop: threading.Event | None,
+) -> None:
+    try:
+        await door.start()
+        if not options.is_loopback and not door.gate.has_tokens:
+            raise InvalidError(
+                f"serve: `{options.host}` can be reached from elsewhere, and the home has no "
+                "tokens: make one with `tidelog token create`, or listen on 127.0.0.1"
+            )
+        server = _Server(door, stop, lambda: on_listening(_url(listener), door.gate.is_open))
+        await server.serve(sockets=[listener])
+    finally:
+        await door.stop()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, with its signals and its stop as we promise them."""
+
+    def __init__(
+        self, door: FrontDoor, stop: threading.Event | None, on_started: Callable[[], None]
+    ) -> None:
+        super().__init__(
+            uvicorn.Config(
+                door,
+                loop="uvloop",
+                http=Connection,
+                ws="none",
+                lifespan="off",
+                interface="asgi3",
+                log_config=None,
+                log_level="critical",
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                backlog=_BACKLOG,
+                timeout_keep_alive=int(limits.IDLE_S),
+                timeout_graceful_shutdown=int(limits.STOP_S),
+            )
+        )
+        self._door = door
+        self._stop = stop
+        self._on_started = on_started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._on_started()
+
+    async def on_tick(self, counter: int) -> bool:
+        stopped = self._stop is not None and self._stop.is_set()
+        return await super().on_tick(counter) or stopped
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._door.stop_waiting()
+        await super().shutdown(sockets)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Note signals, and do not send them again in the end: having been asked is no failure."""
+        if threading.current_thread() is not threading.main_thread():
+            yield  # others get no signals
+            return
+        before = {number: signal.signal(number, self.handle_exit) for number in _SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.should_exit:
+            os._exit(128 + sig)
+        self.should_exit = True
+
+
+@contextlib.contextmanager
+def _bound(options: ServeOptions) -> Iterator[socket.socket]:
+    """A socket at the address. ``UnavailableError``, ``InvalidError``."""
+    where = f"serve: address `{options.host}:{options.port}`"
+    try:
+        found = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as exc:
+        raise InvalidError(f"{where}: is not known: {exc}") from exc
+    family, kind, protocol, _, address = found[0]
+    with socket.socket(family, kind, protocol) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(address)
+        except OSError as exc:
+            raise UnavailableError(f"{where}: {exc.strerror}: choose another --port") from exc
+        yield listener
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

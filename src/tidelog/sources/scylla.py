@@ -1,0 +1,339 @@
+"""Changes of a table of Scylla, from its change log.
+
+The log's streams are put into groups, which are the source partitions; order is kept within each
+stream. Positions are times (``scylla_position``), so a range is a stretch of time, and it ends
+before now by a *lag*: changes land after their own time, when clocks are off and writes are slow.
+Three modes::
+
+    safe    lag 30 s. Less is warned about, since what lands later is missed
+    fast    lag 1 s, for quick answers. Notes what it has read, for a sweep
+    sweep   lag 1 min, behind ``of`` other pipelines: adds what they have missed, and says how late
+            it was (header ``tidelog.late_ms``). With ``lag=last`` shortly before the log forgets,
+            for rows that were written with old timestamps
+
+An event has as its id what rscylla gives it, so that a change has one id whoever brings it; as its
+key the primary key in JSON; as its type the operation; and as its value what ``scylla_rows`` says.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC
+from typing import Any
+
+from tidelog.clock import Clock, SystemClock
+from tidelog.errors import InvalidError, NotFoundError
+from tidelog.log.base import OpenLog
+from tidelog.model.address import Address, parse_address
+from tidelog.sources.base import (
+    Bounds,
+    Chunk,
+    Range,
+    RangeReader,
+    Source,
+    SourcePartition,
+    Telling,
+)
+from tidelog.sources.scylla_place import (
+    SAFE_LAG_MS,
+    ScyllaPlace,
+    ScyllaWay,
+    format_scylla,
+    parse_scylla,
+)
+from tidelog.sources.scylla_position import Place, is_before
+from tidelog.sources.scylla_read import Generation, Plan, Reading, refresh_ms
+from tidelog.sources.scylla_rows import time_ms_of
+from tidelog.sources.scylla_schema import LogTable, log_table
+from tidelog.sources.scylla_session import ScyllaSession, session_of
+from tidelog.sources.scylla_streams import Generations
+from tidelog.sources.scylla_sweep import Passed, Swept
+
+__all__ = ["ScyllaRange", "ScyllaSource", "open_scylla"]
+
+_NOTED_MAX = 100_000  # changes of a range whose manifest notes them
+_ENDS_S = 1.0  # ends are whole seconds, or quarters where the lag is short
+_SHORT_LAG_MS = 10_000
+_MARGIN_MS = 60_000  # what is about to be forgotten is not begun with
+
+
+def open_scylla(
+    address: Address,
+    *,
+    environ: Mapping[str, str],
+    open_log: OpenLog | None = None,
+    clock: Clock | None = None,
+) -> ScyllaSource:
+    """The source at ``scylla://HOST:9042/KEYSPACE.TABLE?mode=…&lag=…&from=…``.
+
+    A time such as ``-15m`` is relative to this call: the source's own URL tells which it is.
+    """
+    clock = clock or SystemClock()
+    place, way = parse_scylla(address, environ, clock.now_ms())
+    if way.of and open_log is None:
+        raise InvalidError(
+            f"source `{address.text}`: its `of` names pipelines of a home, and none is open: "
+            "name the home"
+        )
+    if way.lag_ms is not None and way.lag_ms < SAFE_LAG_MS:
+        behind = "run a sweep behind it" if way.mode == "fast" else "give 30s, or run a sweep too"
+        logging.getLogger(__name__).warning(
+            "source `%s`: a lag of %s ms is short: changes that land later are missed: %s",
+            address.text,
+            way.lag_ms,
+            behind,
+        )
+    return ScyllaSource(place, way, open_log=open_log, clock=clock)
+
+
+class ScyllaSource:
+    """One table's change log. It is pickled without secrets: they come from where it is opened."""
+
+    def __init__(
+        self,
+        place: ScyllaPlace,
+        way: ScyllaWay,
+        *,
+        open_log: OpenLog | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._place = place
+        self._way = way
+        self._clock = clock or SystemClock()
+        self._swept = Swept(open_log, place, way) if way.of and open_log else None
+        self._lock = threading.Lock()
+        self._generations: Generations | None = None
+        self._times: list[int] = []  # of generations, as last seen
+        self._table: LogTable | None = None  # as last seen
+        self._begin_ms: int | None = None  # the first change, once it was looked for
+
+    @property
+    def url(self) -> str:
+        return format_scylla(self._place, self._way)
+
+    def partitions(self) -> list[SourcePartition]:
+        """The groups; for a sweep, those that the pipelines before it have begun.
+
+        ``NotFoundError`` where there is no change log.
+        """
+        self._look(session_of(self._place))
+        groups = [self._partition(number) for number in range(self._way.groups)]
+        return groups if self._swept is None else list(self._swept.passed(groups))
+
+    def bounds(self, partitions: Sequence[SourcePartition]) -> dict[SourcePartition, Bounds]:
+        """From what is still held to the lag before now; for a sweep, to where others are."""
+        for each in partitions:
+            self._group(each)
+        session = session_of(self._place)
+        now_ms = min(self._clock.now_ms(), _server_ms(session))  # before generations are read
+        table = self._look(session)
+        held_ms = max(self._times[0], now_ms - table.ttl_ms if table.ttl_ms else 0)
+        end_ms = max(held_ms, self._end_ms(now_ms, table))
+        first = self._place_at(max(held_ms, self._first_ms(session, held_ms, end_ms)))
+        incarnation = table.id
+        passed: dict[SourcePartition, Passed] = {}
+        if self._swept is not None:
+            passed = self._swept.passed(partitions)
+            incarnation = f"{table.id} behind {self._swept.incarnation()}"
+        found: dict[SourcePartition, Bounds] = {}
+        for each in partitions:
+            begin, end = first, self._place_at(max(end_ms, first.time_ms))
+            if self._swept is not None:
+                if each not in passed:
+                    raise NotFoundError(
+                        f"source partition `{each.text}`: was not begun by all of "
+                        f"{', '.join(self._way.of)}: a sweep goes behind them"
+                    )
+                begin = max(passed[each].first, begin, key=lambda place: place.time_ms)
+                end = min(passed[each].end, end, key=lambda place: place.time_ms)
+                end = max(begin, end, key=lambda place: place.time_ms)
+            found[each] = Bounds(begin.held(held_ms).text, end.limit().text, incarnation)
+        return found
+
+    def waits(self, range: Range) -> bool:
+        """Whether a change is there, by looking; so much silence is told, too."""
+        span_ms = Place.parse(range.limit).time_ms - Place.parse(range.start).time_ms
+        plan = self._plan(range)
+        if span_ms >= refresh_ms(plan.ttl_ms):
+            return True
+        return not Reading(session_of(self._place), self._way, plan, self._clock).is_empty()
+
+    def read(self, range: Range) -> Iterator[Chunk]:
+        """As the interface says; the range ends after the window in which enough has come.
+
+        ``NotFoundError`` when the start is older than the log's time to live, or when its
+        generation is none of this cluster.
+        """
+        return self.reader(range).read()
+
+    def reader(self, range: Range) -> ScyllaRange:
+        return ScyllaRange(self, self._plan(range))
+
+    def planned(self, plan: Plan) -> Iterator[Chunk]:
+        """The chunks of a plan."""
+        return Reading(session_of(self._place), self._way, plan, self._clock).chunks()
+
+    def cut(self, start: str, end: str, events: int) -> str:
+        wanted = min(events, _NOTED_MAX) if self._way.remembers else events
+        return Place.parse(end).limit(wanted).text
+
+    def before(self, one: str, other: str) -> bool:
+        return is_before(one, other)
+
+    def count(self, start: str, end: str) -> int | None:
+        """A change log does not count; nothing lies before a position that was reached."""
+        return None if is_before(start, end) else 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_reopened, (self.url,))
+
+    def __repr__(self) -> str:
+        return f"ScyllaSource({self.url!r})"
+
+    # Inside.
+
+    def _look(self, session: ScyllaSession) -> LogTable:
+        """What is there now: the log, and its generations."""
+        with self._lock:
+            if self._generations is None:
+                self._generations = Generations(session, self._way.groups)
+            self._table = log_table(session)
+            self._times = self._generations.times()
+            return self._table
+
+    def _end_ms(self, now_ms: int, table: LogTable) -> int:
+        lag_ms = self._way.lag_ms
+        if lag_ms is None:
+            if not table.ttl_ms:
+                raise InvalidError(
+                    f"change log of `{self._place.label}`: keeps its rows for good, so that there "
+                    "is no last time to sweep: give a lag, such as 1d, instead of last"
+                )
+            lag_ms = table.ttl_ms - max(table.ttl_ms // 24, min(_MARGIN_MS, table.ttl_ms // 2))
+        step_ms = int(1000 * _ENDS_S) if lag_ms >= _SHORT_LAG_MS else int(250 * _ENDS_S)
+        return (now_ms - lag_ms) // step_ms * step_ms
+
+    def _first_ms(self, session: ScyllaSession, held_ms: int, end_ms: int) -> int:
+        """Where to begin, with some margin to what is about to be forgotten."""
+        ttl_ms = self._table.ttl_ms if self._table else 0
+        if isinstance(self._way.start, int):
+            return self._way.start
+        margin_ms = min(_MARGIN_MS, ttl_ms // 10) if held_ms > self._times[0] else 0
+        if self._way.start == "held" or self._swept is not None:
+            return held_ms + margin_ms
+        if self._begin_ms is None:
+            self._begin_ms = self._first_change_ms(session, held_ms + margin_ms, end_ms)
+        return self._begin_ms
+
+    def _first_change_ms(self, session: ScyllaSession, start_ms: int, end_ms: int) -> int:
+        """The second of the first change that is there, else the end."""
+        generations = self._generations or Generations(session, self._way.groups)
+        statement = session.prepare(
+            f'SELECT "cdc$time" FROM "{self._place.keyspace}"."{self._place.log_table}" '  # noqa: S608
+            'WHERE "cdc$stream_id" IN ? AND "cdc$time" >= minTimeuuid(?) '
+            'AND "cdc$time" < minTimeuuid(?) PER PARTITION LIMIT 1'
+        )
+        for index, time_ms in enumerate(self._times):
+            ends = [*self._times[index + 1 :], end_ms]
+            begin, end = max(start_ms, time_ms), min(end_ms, ends[0])
+            if begin >= end:
+                continue
+            found = [
+                time_ms_of(time)
+                for group in range(self._way.groups)
+                for streams in generations.streams(time_ms, group)
+                for page in session.pages(statement, (list(streams), begin, end))
+                for (time,) in page
+                if time is not None
+            ]
+            if found:
+                return min(found) // 1000 * 1000
+        return end_ms
+
+    def _plan(self, range: Range) -> Plan:
+        group = self._group(range.partition)
+        start, limit = Place.parse(range.start), Place.parse(range.limit)
+        if limit.time_ms < start.time_ms:
+            raise InvalidError(
+                f"source partition `{range.partition.text}`: range [{range.start}, {range.limit}) "
+                "runs backwards: give start <= limit"
+            )
+        session = session_of(self._place)
+        if self._table is None or not {start.generation_ms, limit.generation_ms} <= {*self._times}:
+            self._look(session)
+        table, generations = self._table, self._generations
+        if start.generation_ms not in self._times or table is None or generations is None:
+            raise NotFoundError(
+                f"change log of `{self._place.label}`: the position {range.start} is in a "
+                "generation of streams that the cluster does not tell of: it is another cluster, "
+                "or too old: start a new pipeline",
+                lost_from=range.start,
+                first=self._times[0] if self._times else None,
+            )
+        wanted = [
+            Generation(time_ms, after, generations.streams(time_ms, group))
+            for time_ms, after in zip(self._times, [*self._times[1:], None], strict=True)
+            if start.generation_ms <= time_ms <= limit.time_ms
+        ]
+        plan = Plan(range, tuple(wanted), table.ttl_ms)
+        if self._swept is None:
+            return plan
+        before, store, until_ms = self._swept.before(range)
+        return Plan(range, plan.generations, plan.ttl_ms, before, store, until_ms)
+
+    def _place_at(self, time_ms: int) -> Place:
+        """A time, in the generation that it is in."""
+        begun = [each for each in self._times if each <= time_ms]
+        return Place(begun[-1] if begun else self._times[0], time_ms)
+
+    def _partition(self, number: int) -> SourcePartition:
+        return SourcePartition(self._place.label, str(number))
+
+    def _group(self, partition: SourcePartition) -> int:
+        name = partition.name
+        known = partition.topic == self._place.label and name.isascii() and name.isdecimal()
+        if not known or int(name) >= self._way.groups:
+            raise NotFoundError(
+                f"source partition `{partition.text}`: is none of `{self._place.label}` in "
+                f"{self._way.groups} groups: ask the source for its partitions",
+                partition=partition.text,
+            )
+        return int(name)
+
+
+@dataclass(frozen=True, slots=True)
+class ScyllaRange:
+    """A range with its streams. Pickles."""
+
+    source: ScyllaSource
+    plan: Plan
+
+    @property
+    def range(self) -> Range:
+        return self.plan.range
+
+    def read(self) -> Iterator[Chunk]:
+        return self.source.planned(self.plan)
+
+
+def _server_ms(session: ScyllaSession) -> int:
+    """The cluster's own time, lest a clock that is ahead here makes changes be missed."""
+    ((now,),) = session.rows("SELECT toTimestamp(now()) FROM system.local")
+    return int(now.replace(tzinfo=UTC).timestamp() * 1000)
+
+
+def _reopened(url: str) -> ScyllaSource:
+    """A source in another process, with that one's login; it reads what was planned elsewhere."""
+    environ = os.environ  # noqa: TID251 - a worker's world comes in here
+    clock = SystemClock()
+    place, way = parse_scylla(parse_address(url), environ, clock.now_ms())
+    return ScyllaSource(place, way, clock=clock)
+
+
+_source: type[Source] = ScyllaSource
+_telling: type[Telling] = ScyllaSource
+_reader: type[RangeReader] = ScyllaRange

@@ -1,0 +1,319 @@
+"""Reading a range of a change log: window after window, of as many changes as fit into memory.
+
+A window is asked for as a whole, by a statement for each vnode, several of them at once. How wide
+it is follows from what is there: a day of silence is one window. One that turns out too full is
+given up and made narrower. Nothing of a window is handed out before all of it is there, and before
+the schema by which it was read is known to be the present one.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from tidelog.clock import Clock
+from tidelog.codec.events import batch_of, with_position
+from tidelog.errors import InvalidError, NotFoundError, UnavailableError
+from tidelog.model.pipeline import read_manifest
+from tidelog.sources.base import Chunk, Range
+from tidelog.sources.scylla_place import ScyllaWay
+from tidelog.sources.scylla_position import Place
+from tidelog.sources.scylla_rows import Changes, text_of
+from tidelog.sources.scylla_schema import Layout, read_schema, window_statement
+from tidelog.sources.scylla_session import WIDTH_MS_MAX, ScyllaSession
+from tidelog.sources.scylla_streams import Streams
+from tidelog.sources.scylla_types import to_json
+from tidelog.store.here import open_store_here
+
+__all__ = ["Before", "Generation", "Plan", "Reading", "refresh_ms"]
+
+_WINDOW_ROWS = 40_000  # more are not held at once, unless they are of one millisecond
+_CHUNK_EVENTS = 20_000
+_AT_ONCE = 8  # statements under way
+_STEP = 8  # by which windows grow and shrink
+_SCHEMA_TRIES = 5
+_REFRESH_MS = 600_000  # a quiet log's position is told anew so often
+_IDENTITY_BYTES = 36  # stream, time, number in its batch
+_length = struct.Struct(">I")
+
+
+class Generation(msgspec.Struct, frozen=True):
+    """A stretch of a generation, with the streams of one group."""
+
+    start_ms: int  # of the generation
+    end_ms: int | None  # when the next one begins, where that is known
+    streams: Streams
+
+
+class Before(msgspec.Struct, frozen=True):
+    """A range that another pipeline has committed: its manifest notes the changes."""
+
+    start_ms: int
+    end_ms: int
+    manifest: str  # key
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A range, with all that is needed to read it. Pickles."""
+
+    range: Range
+    generations: tuple[Generation, ...]
+    ttl_ms: int
+    before: tuple[Before, ...] = ()
+    store: str = ""  # where those manifests are
+    limit_ms: int | None = None  # reads no further, though the range reaches further
+
+    @property
+    def limit(self) -> Place:
+        """Where the range ends at the latest."""
+        limit = Place.parse(self.range.limit)
+        if self.limit_ms is not None and self.limit_ms < limit.time_ms:
+            return replace(limit, time_ms=self.limit_ms)
+        return limit
+
+    @property
+    def start(self) -> Place:
+        """Where the range begins: earlier than it says where a generation was told too late.
+
+        What is in the streams of that one is all unread.
+        """
+        start = Place.parse(self.range.start).plain
+        later = [each.start_ms for each in self.generations if each.start_ms > start.generation_ms]
+        return replace(start, time_ms=min([start.time_ms, *later]))
+
+    def generation(self, time_ms: int) -> Generation:
+        """The one that changes of a time are in."""
+        return [each for each in self.generations if each.start_ms <= time_ms][-1]
+
+
+def refresh_ms(ttl_ms: int) -> int:
+    """How much silence is passed over without being committed."""
+    return min(_REFRESH_MS, ttl_ms // 10) if ttl_ms else _REFRESH_MS
+
+
+class Reading:
+    """Reads one range, once."""
+
+    def __init__(self, session: ScyllaSession, way: ScyllaWay, plan: Plan, clock: Clock) -> None:
+        self._session = session
+        self._way = way
+        self._plan = plan
+        self._clock = clock
+        self._start, self._limit = plan.start, plan.limit
+        self._known = _Known(plan)
+        self._rows = 0  # that were read, also those that no event came of
+        self._events = 0
+
+    def chunks(self) -> Iterator[Chunk]:
+        """The events; the last chunk's position is the end that was reached."""
+        self._check_held()
+        at, waiting = self._start.time_ms, self._changes(self._start.time_ms)
+        width = min(max(1, self._limit.time_ms - at), self._session.width_ms)
+        while at < self._limit.time_ms and not self._is_enough(len(waiting)):
+            generation = self._plan.generation(at)
+            end = min(filter(None, (at + width, generation.end_ms, self._limit.time_ms)))
+            found = self._window(generation, at, end)
+            if found is None:
+                width = max(1, (end - at) // _STEP)
+                continue
+            changes, rows = found
+            self._rows += rows
+            waiting.extend(changes)
+            at = end
+            if rows < _WINDOW_ROWS // _STEP:
+                width = min(width * _STEP, WIDTH_MS_MAX)
+            self._session.width_ms = width
+            if len(waiting) >= _CHUNK_EVENTS:
+                yield self._chunk(waiting, self._place(at))
+                waiting = self._changes(min(at, self._limit.time_ms))
+        yield self._chunk(waiting, self._place(at))
+
+    def is_empty(self) -> bool:
+        """Whether no change is there, by looking for the first one."""
+        layout = self._layout()
+        for generation in self._plan.generations:
+            start = max(generation.start_ms, self._start.time_ms)
+            end = min(filter(None, (generation.end_ms, self._limit.time_ms)))
+            if start < end and any(True for _ in self._pages(layout, generation, start, end)):
+                return False
+        return True
+
+    # Windows.
+
+    def _window(self, generation: Generation, start: int, end: int) -> tuple[Changes, int] | None:
+        """The changes of a window, and how many rows they were; None if they are too many."""
+        for _ in range(_SCHEMA_TRIES):
+            layout = self._layout()
+            try:
+                found = self._read_window(layout, generation, start, end)
+            except InvalidError:
+                if read_schema(self._session) == layout.schema:
+                    raise
+                self._session.layout = None
+                continue
+            if found is None or not found[1] or read_schema(self._session) == layout.schema:
+                if found is not None:
+                    self._name(layout, found[0])
+                return found
+            self._session.layout = None  # the schema has changed meanwhile: read again
+        raise UnavailableError(
+            f"change log of `{self._session.place.label}`: its schema keeps changing: try again"
+        )
+
+    def _read_window(
+        self, layout: Layout, generation: Generation, start: int, end: int
+    ) -> tuple[Changes, int] | None:
+        rows = 0
+        changes = Changes(
+            layout, self._way, generation.start_ms, self._known.of(start, end), self._clock.now_ms()
+        )
+        for page in self._pages(layout, generation, start, end):
+            rows += len(page)
+            if rows > _WINDOW_ROWS and end - start > 1:
+                return None
+            changes.add(page)
+        changes.end()
+        return changes, rows
+
+    def _pages(
+        self, layout: Layout, generation: Generation, start: int, end: int
+    ) -> Iterator[list[tuple[bytes | None, ...]]]:
+        """All rows of a window, stream by stream; some statements are under way at once."""
+        todo = iter(generation.streams)
+        under_way: deque[Any] = deque()
+        while True:
+            for streams in islice(todo, _AT_ONCE - len(under_way)):
+                values = (list(streams), start, end)
+                under_way.append(self._session.pages(layout.statement, values))
+            if not under_way:
+                return
+            yield from under_way.popleft()
+
+    def _layout(self) -> Layout:
+        if self._session.layout is None:
+            schema = read_schema(self._session)
+            self._check_columns({*schema.key, *(name for name, _ in schema.values)})
+            self._session.layout = window_statement(self._session, schema)
+        layout: Layout = self._session.layout
+        return layout
+
+    def _check_columns(self, names: set[str]) -> None:
+        way = self._way
+        for option in ("type_column", "key_column", "key_lookup"):
+            wanted = getattr(way, option)
+            if wanted is not None and wanted not in names:
+                raise InvalidError(
+                    f"change log of `{self._session.place.label}`: {option} is `{wanted}`, and "
+                    f"the table has no such column: give one of {', '.join(sorted(names))}"
+                )
+
+    def _name(self, layout: Layout, changes: Changes) -> None:
+        """Look up in the base table what the log did not say: the columns that name events."""
+        if not changes.unnamed:
+            return
+        place, wanted = self._session.place, self._way.key_lookup
+        where = " AND ".join(f'"{name}" = ?' for name in layout.schema.key)
+        statement = self._session.prepare_bytes(
+            f'SELECT "{wanted}", "{layout.schema.key[-1]}" '  # noqa: S608 - a static one alone is refused
+            f'FROM "{place.keyspace}"."{place.table}" WHERE {where}'
+        )
+        kind = to_json(statement.result_metadata[0][3])
+        distinct = list({values for _, values in changes.unnamed})
+        found: dict[tuple[bytes, ...], bytes] = {}
+        for first in range(0, len(distinct), 64):
+            asked = [(each, self._session.pages(statement, each)) for each in distinct[first:][:64]]
+            for values, pages in asked:
+                for ((value, _),) in pages:
+                    if value is not None:
+                        found[values] = text_of(kind(value)).encode()
+        for index, values in changes.unnamed:
+            changes.keys[index] = found.get(values, changes.keys[index])
+
+    # Chunks.
+
+    def _changes(self, time_ms: int) -> Changes:
+        return Changes(self._layout(), self._way, self._plan.generation(time_ms).start_ms)
+
+    def _is_enough(self, waiting: int) -> bool:
+        wanted = self._limit.events
+        return wanted is not None and self._events + waiting >= wanted
+
+    def _place(self, time_ms: int) -> str:
+        """Where reading stands. Where all was silent this is where it began, but now and then."""
+        quiet_ms = time_ms - self._start.time_ms
+        generation_ms = self._plan.generation(time_ms).start_ms
+        same = generation_ms == self._start.generation_ms
+        if not self._rows and same and quiet_ms < refresh_ms(self._plan.ttl_ms):
+            return self._plan.range.start
+        return Place(generation_ms, time_ms).text
+
+    def _chunk(self, changes: Changes, position: str) -> Chunk:
+        partition = self._plan.range.partition
+        base = self._plan.range.ordinal + self._events
+        self._events += len(changes)
+        texts: list[Sequence[Any]] = [changes.ids, changes.keys, changes.values, changes.types]
+        stored: pa.RecordBatch = batch_of([changes.times, *texts, changes.headers])
+        batch = with_position(stored, partition.topic, int(partition.name), base)
+        note = b""
+        if self._way.remembers and changes.identities:
+            packed = zlib.compress(b"".join(changes.identities), 1)
+            note = _length.pack(len(packed)) + packed
+        return Chunk(batch, position, note)
+
+    def _check_held(self) -> None:
+        """Refuse to begin where changes may be gone already."""
+        held_ms = self._clock.now_ms() - self._plan.ttl_ms
+        if self._plan.ttl_ms and self._start.time_ms < held_ms:
+            raise NotFoundError(
+                f"change log of `{self._session.place.label}`: was read up to "
+                f"{self._start.time_ms} ms, and what was changed before {held_ms} ms is gone, "
+                f"after the log's time to live of {self._plan.ttl_ms // 1000} s: go on from there "
+                "if that loss can be borne",
+                lost_from=self._start.text,
+                first=held_ms,
+            )
+
+
+class _Known:
+    """The changes that other pipelines have committed, range by range."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._loaded: dict[str, frozenset[bytes]] = {}
+
+    def of(self, start: int, end: int) -> frozenset[bytes]:
+        """Those of a window, and perhaps some more."""
+        wanted = [each for each in self._plan.before if each.start_ms < end and each.end_ms > start]
+        if not wanted:
+            return frozenset()
+        store = open_store_here(self._plan.store)
+        kept = {}
+        for each in wanted:
+            kept[each.manifest] = self._loaded.get(each.manifest) or _identities(
+                read_manifest(store.get(each.manifest), each.manifest).note
+            )
+        self._loaded = kept
+        return frozenset().union(*kept.values())
+
+
+def _identities(note: bytes) -> frozenset[bytes]:
+    found: list[bytes] = []
+    at = 0
+    while at < len(note):
+        size = _length.unpack_from(note, at)[0]
+        found += _split(zlib.decompress(note[at + 4 : at + 4 + size]))
+        at += 4 + size
+    return frozenset(found)
+
+
+def _split(data: bytes) -> Sequence[bytes]:
+    return [data[at : at + _IDENTITY_BYTES] for at in range(0, len(data), _IDENTITY_BYTES)]

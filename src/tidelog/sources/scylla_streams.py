@@ -1,0 +1,232 @@
+"""Generations of streams, as the cluster tells them, in the three shapes that there have been.
+
+========== ==================================================== ================================
+shape      tables                                               since
+========== ==================================================== ================================
+tablets    ``system.cdc_timestamps``, ``system.cdc_streams``    2025.4, for tables with tablets
+two tables ``system_distributed.cdc_generation_timestamps``,    4.4
+           ``…cdc_streams_descriptions_v2``
+one table  ``system_distributed.cdc_streams_descriptions``      before
+========== ==================================================== ================================
+
+A change is in the generation that was the newest at the change's own time. A generation is told
+before it begins; so a list of them that was read at some time is whole up to that time. Streams are
+put into groups that are the same in all generations: by their vnode, which has all streams of one
+range of tokens, and else by the stream's own id.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Protocol
+
+from tidelog.errors import NotFoundError
+from tidelog.sources.scylla_place import ScyllaPlace
+from tidelog.sources.scylla_session import ScyllaSession
+
+__all__ = ["Generations", "Streams", "group_of", "queries_of"]
+
+_STREAMS_AT_ONCE = 50  # in one statement; Scylla allows 100
+_EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - the driver's times are UTC and do not say so
+_MILLISECOND = timedelta(milliseconds=1)
+_VERSION_BITS = 4
+_VNODE_BITS = 22
+
+Streams = tuple[tuple[bytes, ...], ...]  # of one group: those of each statement
+
+
+class _Shape(Protocol):
+    """How a cluster tells its generations."""
+
+    @property
+    def by_vnode(self) -> bool:
+        """Whether streams are grouped by their vnodes."""
+        ...
+
+    def times(self) -> list[int]:
+        """When generations begin, in ms, in order."""
+        ...
+
+    def streams(self, time_ms: int) -> list[bytes]:
+        """The streams of one."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Tablets:
+    session: ScyllaSession
+    keyspace: str
+    place: ScyllaPlace
+    by_vnode: bool = False  # each stream is a tablet's
+
+    def times(self) -> list[int]:
+        rows = self.session.rows(
+            f'SELECT "timestamp" FROM "{self.keyspace}".cdc_timestamps '  # noqa: S608 - checked
+            "WHERE keyspace_name = ? AND table_name = ?",
+            (self.place.keyspace, self.place.table),
+        )
+        return sorted(_ms(time) for (time,) in rows)
+
+    def streams(self, time_ms: int) -> list[bytes]:
+        rows = self.session.rows(
+            f'SELECT stream_id FROM "{self.keyspace}".cdc_streams '  # noqa: S608 - checked
+            'WHERE keyspace_name = ? AND table_name = ? AND "timestamp" = ? AND stream_state = 0',
+            (self.place.keyspace, self.place.table, _datetime(time_ms)),
+        )
+        return [stream for (stream,) in rows]
+
+
+@dataclass(frozen=True)
+class _TwoTables:
+    session: ScyllaSession
+    keyspace: str
+    by_vnode: bool = True
+
+    def times(self) -> list[int]:
+        rows = self.session.rows(
+            f'SELECT "time" FROM "{self.keyspace}".cdc_generation_timestamps '  # noqa: S608
+            "WHERE key = 'timestamps'"
+        )
+        return sorted(_ms(time) for (time,) in rows)
+
+    def streams(self, time_ms: int) -> list[bytes]:
+        rows = self.session.rows(
+            f'SELECT streams FROM "{self.keyspace}".cdc_streams_descriptions_v2 '  # noqa: S608
+            'WHERE "time" = ?',
+            (_datetime(time_ms),),
+        )
+        return [stream for (some,) in rows for stream in some or ()]
+
+
+@dataclass(frozen=True)
+class _OneTable:
+    session: ScyllaSession
+    keyspace: str
+    by_vnode: bool = True
+
+    def times(self) -> list[int]:
+        rows = self.session.rows(
+            f'SELECT "time" FROM "{self.keyspace}".cdc_streams_descriptions'  # noqa: S608
+        )
+        return sorted(_ms(time) for (time,) in rows)
+
+    def streams(self, time_ms: int) -> list[bytes]:
+        rows = self.session.rows(
+            f'SELECT streams FROM "{self.keyspace}".cdc_streams_descriptions '  # noqa: S608
+            'WHERE "time" = ?',
+            (_datetime(time_ms),),
+        )
+        return [stream for (some,) in rows for stream in some or ()]
+
+
+class Generations:
+    """The generations of one table, and the streams of each in groups."""
+
+    def __init__(self, session: ScyllaSession, groups: int) -> None:
+        self._session = session
+        self._groups = groups
+        self._shape: _Shape | None = None
+        self._streams: dict[int, list[Streams]] = {}
+
+    def times(self) -> list[int]:
+        """When they begin, in ms, in order; read now. ``NotFoundError`` where there are none."""
+        if self._shape is None:
+            self._shape = _shape_of(self._session)
+        times = self._shape.times()
+        if not times:
+            raise _no_generations(self._session.place)
+        return times
+
+    def streams(self, time_ms: int, group: int) -> Streams:
+        """The streams of a generation that are in a group. ``NotFoundError`` where it is gone."""
+        if time_ms not in self._streams:
+            if self._shape is None:
+                self._shape = _shape_of(self._session)
+            found = self._shape.streams(time_ms)
+            if not found:
+                raise NotFoundError(
+                    f"change log of `{self._session.place.label}`: the cluster has no generation "
+                    f"of streams that began at {time_ms} ms: is the position from another cluster? "
+                    "Start a new pipeline",
+                    generation=time_ms,
+                )
+            self._streams[time_ms] = _grouped(found, self._groups, self._shape.by_vnode)
+        return self._streams[time_ms][group]
+
+    def forget(self) -> None:
+        """Look anew which shape the tables have, next time."""
+        self._shape = None
+
+
+def group_of(stream: bytes, groups: int, by_vnode: bool = True) -> int:
+    """The group that a stream is in."""
+    low = int.from_bytes(stream[8:16], "big")
+    if by_vnode and len(stream) == 16 and low & 0xF == 1:
+        return ((low >> _VERSION_BITS) & ((1 << _VNODE_BITS) - 1)) % groups
+    return zlib.crc32(stream) % groups
+
+
+def queries_of(streams: Iterable[bytes]) -> Streams:
+    """Streams that are asked for together: those of one vnode, and not too many."""
+    by_vnode: dict[bytes, list[bytes]] = defaultdict(list)
+    for stream in sorted(streams):
+        low = int.from_bytes(stream[8:16], "big")
+        known = len(stream) == 16 and low & 0xF == 1
+        by_vnode[(low & ((1 << 26) - 1)).to_bytes(4, "big") if known else b""].append(stream)
+    return tuple(
+        tuple(some[first : first + _STREAMS_AT_ONCE])
+        for some in by_vnode.values()
+        for first in range(0, len(some), _STREAMS_AT_ONCE)
+    )
+
+
+def _grouped(streams: Sequence[bytes], groups: int, by_vnode: bool) -> list[Streams]:
+    found: list[list[bytes]] = [[] for _ in range(groups)]
+    for stream in streams:
+        found[group_of(stream, groups, by_vnode)].append(stream)
+    return [queries_of(each) for each in found]
+
+
+def _shape_of(session: ScyllaSession) -> _Shape:
+    """Which tables this cluster tells this table's generations by."""
+    place = session.place
+    own = place.generations
+    tablets, distributed = own or "system", own or "system_distributed"
+    names = {
+        keyspace: {
+            table
+            for (table,) in session.rows(
+                "SELECT table_name FROM system_schema.tables WHERE keyspace_name = ?", (keyspace,)
+            )
+        }
+        for keyspace in {tablets, distributed}
+    }
+    if {"cdc_timestamps", "cdc_streams"} <= names[tablets]:
+        by_tablets = _Tablets(session, tablets, place)
+        if by_tablets.times():
+            return by_tablets
+    if {"cdc_generation_timestamps", "cdc_streams_descriptions_v2"} <= names[distributed]:
+        return _TwoTables(session, distributed)
+    if "cdc_streams_descriptions" in names[distributed]:
+        return _OneTable(session, distributed)
+    raise _no_generations(place)
+
+
+def _no_generations(place: ScyllaPlace) -> NotFoundError:
+    return NotFoundError(
+        f"change log of `{place.label}`: the cluster tells no generations of streams"
+        f"{f' in keyspace {place.generations}' if place.generations else ''}: is it Scylla, with "
+        "change data capture on?"
+    )
+
+
+def _ms(time: Any) -> int:
+    return int((time.replace(tzinfo=None) - _EPOCH) // _MILLISECOND)
+
+
+def _datetime(time_ms: int) -> datetime:
+    return datetime.fromtimestamp(0, UTC).replace(tzinfo=None) + timedelta(milliseconds=time_ms)

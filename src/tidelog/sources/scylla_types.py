@@ -1,0 +1,328 @@
+"""CQL values to JSON, straight from their bytes.
+
+The driver's own values are passed by: a date beyond the year 9999 would fail a whole page of them.
+What JSON has is written as JSON has it (numbers, text, true and false). The rest is text as CQL's
+own ``SELECT JSON`` writes it: a blob as ``0x…``, times as ISO 8601, a varint and a decimal by
+their digits, a map's keys as text. Numbers that JSON lacks are text too: ``"NaN"``, ``"Infinity"``.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import math
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, date, datetime, timedelta
+from itertools import count, repeat
+from typing import Any
+
+__all__ = ["ToJson", "fields_to_json", "quoted", "to_json", "uuid_text", "values_to_json"]
+
+ToJson = Callable[[bytes], str]  # a value's bytes to the text of its JSON
+
+quoted: Callable[[str], str] = json.encoder.encode_basestring
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_DAY_ZERO = 1 << 31  # dates are days, and 1970-01-01 is in the middle of them
+_FIRST_DAY = date(1970, 1, 1).toordinal()
+_LAST_DAY = date.max.toordinal()
+_NS_DAY = 86_400 * 10**9
+_DIGITS_BYTES_MAX = 1_700  # Python writes no longer numbers; such a one is given as its bytes
+
+_int32 = struct.Struct(">i").unpack
+_int64 = struct.Struct(">q").unpack
+_uint32 = struct.Struct(">I").unpack
+_float = struct.Struct(">f").unpack
+_double = struct.Struct(">d").unpack
+
+
+def to_json(kind: Any) -> ToJson:
+    """What turns the bytes of a CQL type, as the driver describes it, into JSON."""
+    name = kind.typename
+    if getattr(kind, "fieldnames", None):  # a user type, whatever it is called
+        return _fields(kind.fieldnames, [to_json(each) for each in kind.subtypes])
+    if name in ("frozen", "reversed"):
+        return to_json(kind.subtypes[0])
+    if hasattr(kind, "vector_size"):
+        return _vector(to_json(kind.subtype), kind.subtype.serial_size(), kind.vector_size)
+    if name in ("list", "set", "map", "tuple"):
+        return _made_of(name, [to_json(each) for each in kind.subtypes])
+    return _SCALARS.get(name, _hex)
+
+
+def fields_to_json(kind: Any) -> tuple[ToJson, ToJson]:
+    """Of a user type whose fields change one by one: those that are set, and the names of some."""
+
+    def names(data: bytes) -> str:
+        numbers = [int.from_bytes(each or b"", "big") for each in _parts(data, 4, repeat(None))]
+        known = [kind.fieldnames[number] for number in numbers if number < len(kind.fieldnames)]
+        return f"[{','.join(map(quoted, known))}]"
+
+    kinds = [to_json(each) for each in kind.subtypes]
+    return _fields(kind.fieldnames, kinds, nulls=False), names
+
+
+def values_to_json(kind: Any) -> ToJson:
+    """The values of a map in the order of its keys: a list, as change logs have it."""
+    value = to_json(kind.subtypes[1])
+
+    def convert(data: bytes) -> str:
+        parts = list(_parts(data, 4, repeat(None))) if data else []
+        return f"[{','.join(_or_null(value, each) for each in parts[1::2])}]"
+
+    return convert
+
+
+def uuid_text(data: bytes) -> str:
+    """A uuid as people write it."""
+    text = data.hex()
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+# Scalars. CQL allows most of them to be empty, which is not null.
+
+
+def _whole(data: bytes) -> str:
+    return str(int.from_bytes(data, "big", signed=True)) if data else '""'
+
+
+def _int(data: bytes) -> str:
+    return str(_int32(data)[0]) if data else '""'
+
+
+def _bigint(data: bytes) -> str:
+    return str(_int64(data)[0]) if data else '""'
+
+
+def _digits(data: bytes) -> str:
+    if len(data) > _DIGITS_BYTES_MAX:
+        return _hex(data)
+    return f'"{int.from_bytes(data, "big", signed=True)}"' if data else '""'
+
+
+def _decimal(data: bytes) -> str:
+    """Digits and scale as they are; written out they could be gigabytes."""
+    if not 5 <= len(data) <= _DIGITS_BYTES_MAX:
+        return _hex(data) if data else '""'
+    scale, digits = _int32(data[:4])[0], str(int.from_bytes(data[4:], "big", signed=True))
+    if scale == 0:
+        return f'"{digits}"'
+    sign, digits = ("-", digits[1:]) if digits[0] == "-" else ("", digits)
+    if 0 < scale <= len(digits) + 6:
+        digits = digits.rjust(scale + 1, "0")
+        return f'"{sign}{digits[:-scale]}.{digits[-scale:]}"'
+    return f'"{sign}{digits}E{-scale:+d}"'
+
+
+def _text(data: bytes) -> str:
+    return quoted(data.decode("utf-8", "replace"))
+
+
+def _hex(data: bytes) -> str:
+    return f'"0x{data.hex()}"'
+
+
+def _boolean(data: bytes) -> str:
+    if not data:
+        return '""'
+    return "true" if data != b"\0" else "false"
+
+
+def _real(value: float) -> str:
+    if math.isfinite(value):
+        return repr(value)
+    return '"NaN"' if math.isnan(value) else '"Infinity"' if value > 0 else '"-Infinity"'
+
+
+def _float64(data: bytes) -> str:
+    return _real(_double(data)[0]) if data else '""'
+
+
+def _float32(data: bytes) -> str:
+    """The shortest digits that give the same float again, and not those of a double."""
+    if not data:
+        return '""'
+    value: float = _float(data)[0]
+    if math.isfinite(value):
+        for digits in range(6, 9):
+            short = float(f"{value:.{digits}g}")
+            if struct.pack(">f", short) == data:
+                return repr(short)
+    return _real(value)
+
+
+def _uuid(data: bytes) -> str:
+    return f'"{uuid_text(data)}"'
+
+
+def _timestamp(data: bytes) -> str:
+    """ISO 8601 with milliseconds; as milliseconds, where the year has no four digits."""
+    if not data:
+        return '""'
+    ms: int = _int64(data)[0]
+    try:
+        moment = _EPOCH + timedelta(milliseconds=ms)
+    except OverflowError:
+        return str(ms)
+    return f'"{moment.strftime("%Y").zfill(4)}{moment:-%m-%dT%H:%M:%S}.{ms % 1000:03}Z"'
+
+
+def _date(data: bytes) -> str:
+    if not data:
+        return '""'
+    days = _uint32(data)[0] - _DAY_ZERO
+    if not 1 <= _FIRST_DAY + days <= _LAST_DAY:
+        return str(days)
+    return f'"{date.fromordinal(_FIRST_DAY + days).isoformat()}"'
+
+
+def _time(data: bytes) -> str:
+    if not data:
+        return '""'
+    ns: int = _int64(data)[0]
+    if not 0 <= ns < _NS_DAY:
+        return str(ns)
+    seconds, rest = divmod(ns, 10**9)
+    minutes, second = divmod(seconds, 60)
+    return f'"{minutes // 60:02}:{minutes % 60:02}:{second:02}.{rest:09}"'
+
+
+def _inet(data: bytes) -> str:
+    return f'"{ipaddress.ip_address(data)}"' if data else '""'
+
+
+def _duration(data: bytes) -> str:
+    """Months, days and nanoseconds, each a whole number of variable length."""
+    if not data:
+        return '""'
+    at, parts = 0, []
+    for _ in range(3):
+        value, at = _vint(data, at)
+        parts.append((value >> 1) ^ -(value & 1))
+    sign = "-" if min(parts) < 0 else ""
+    months, days, ns = map(abs, parts)
+    return f'"{sign}{months}mo{days}d{ns}ns"'
+
+
+_SCALARS: dict[str, ToJson] = {
+    "ascii": _text,
+    "bigint": _bigint,
+    "blob": _hex,
+    "boolean": _boolean,
+    "counter": _bigint,
+    "date": _date,
+    "decimal": _decimal,
+    "double": _float64,
+    "duration": _duration,
+    "float": _float32,
+    "inet": _inet,
+    "int": _int,
+    "smallint": _whole,
+    "text": _text,
+    "time": _time,
+    "timestamp": _timestamp,
+    "timeuuid": _uuid,
+    "tinyint": _whole,
+    "uuid": _uuid,
+    "varchar": _text,
+    "varint": _digits,
+}
+
+
+# Values that are made of others.
+
+
+def _made_of(name: str, kinds: Sequence[ToJson]) -> ToJson:
+    if name == "map":
+        return _mapping(*kinds)
+    return _tuple(kinds) if name == "tuple" else _items(*kinds)
+
+
+def _parts(data: bytes, at: int, times: Iterator[Any]) -> Iterator[bytes | None]:
+    """Length and bytes, again and again; None for a null."""
+    for _ in times:
+        if at >= len(data):
+            return
+        size: int = _int32(data[at : at + 4])[0]
+        at += 4
+        yield None if size < 0 else data[at : at + size]
+        at += max(0, size)
+
+
+def _or_null(kind: ToJson, data: bytes | None) -> str:
+    return "null" if data is None else kind(data)
+
+
+def _items(kind: ToJson) -> ToJson:
+    def convert(data: bytes) -> str:
+        if not data:
+            return "[]"
+        parts = _parts(data, 4, repeat(None, _int32(data[:4])[0]))
+        return f"[{','.join(_or_null(kind, each) for each in parts)}]"
+
+    return convert
+
+
+def _mapping(key: ToJson, value: ToJson) -> ToJson:
+    def convert(data: bytes) -> str:
+        if not data:
+            return "{}"
+        parts = _parts(data, 4, repeat(None, 2 * _int32(data[:4])[0]))
+        pairs = zip(parts, parts, strict=True)
+        return f"{{{','.join(f'{_name(key, k)}:{_or_null(value, v)}' for k, v in pairs)}}}"
+
+    return convert
+
+
+def _name(kind: ToJson, data: bytes | None) -> str:
+    """A map's key: JSON has only text there."""
+    text = _or_null(kind, data)
+    return text if text.startswith('"') else quoted(text)
+
+
+def _tuple(kinds: Sequence[ToJson]) -> ToJson:
+    def convert(data: bytes) -> str:
+        found = zip(kinds, _parts(data, 0, repeat(None)), strict=False)
+        values = [_or_null(kind, each) for kind, each in found]
+        values += ["null"] * (len(kinds) - len(values))
+        return f"[{','.join(values)}]"
+
+    return convert
+
+
+def _fields(names: Sequence[str], kinds: Sequence[ToJson], nulls: bool = True) -> ToJson:
+    """A user type; fields that were added after a value was written are not in it."""
+    labels = [f"{quoted(name)}:" for name in names]
+
+    def convert(data: bytes) -> str:
+        found = zip(labels, kinds, _parts(data, 0, repeat(None)), strict=False)
+        texts = [
+            f"{label}{_or_null(kind, each)}"
+            for label, kind, each in found
+            if nulls or each is not None
+        ]
+        return f"{{{','.join(texts)}}}"
+
+    return convert
+
+
+def _vector(kind: ToJson, size: int | None, length: int) -> ToJson:
+    def convert(data: bytes) -> str:
+        values = []
+        at = 0
+        for _ in repeat(None, length):
+            width, at = (size, at) if size is not None else _vint(data, at)
+            values.append(kind(data[at : at + width]))
+            at += width
+        return f"[{','.join(values)}]"
+
+    return convert
+
+
+def _vint(data: bytes, at: int) -> tuple[int, int]:
+    """An unsigned whole number of variable length, and where it ends."""
+    extra = next(n for n in count() if n == 8 or not data[at] & (0x80 >> n))
+    first = data[at] & (0xFF >> extra) if extra < 8 else 0
+    value = int.from_bytes(bytes([first]) + data[at + 1 : at + 1 + extra], "big")
+    return value, at + 1 + extra

@@ -1,0 +1,185 @@
+"""``archive status``, ``finalize`` and ``register`` as a person runs them."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+import tidelog as library
+from tests.cli.running import Run
+from tests.log.test_targets import answering
+from tests.pipeline.iceberg_rest import serving
+from tidelog import Event
+from tidelog.cli.archive import archive as group
+from tidelog.cli.archive_upkeep import finalize, register, status
+
+DAY_S = 86_400
+NOW_S = int(time.time()) // DAY_S * DAY_S  # the beginning of today
+
+
+@pytest.fixture(autouse=True)
+def _commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    for command in (finalize, register, status):
+        monkeypatch.setitem(group.commands, command.name or "", command)
+
+
+def day(back: int) -> str:
+    return time.strftime("%Y-%m-%d", time.gmtime(NOW_S - back * DAY_S))
+
+
+def send(days_back: list[int]) -> None:
+    values = [{"at": NOW_S - back * DAY_S} for back in days_back]
+    with library.open() as home:
+        home.append("t", [Event(json.dumps(each).encode()) for each in values], partition=0)
+
+
+def made(tidelog: Run, *more: str) -> None:
+    with library.open() as home:
+        home.create_topic("t", partitions=2)
+    parser = ("--kind", "partition", "--parser", "json:at")
+    done = tidelog("archive", "create", "daily", "--source", "topic:t", *parser, *more)
+    assert done.code == 0, done.err
+
+
+def run(tidelog: Run) -> None:
+    done = tidelog("archive", "run", "daily", "--no-spark")
+    assert done.code == 0, done.err
+
+
+def folders(tmp_path: Path) -> set[str]:
+    return {path.parent.name for path in tmp_path.rglob("_SUCCESS")}
+
+
+def test_finalize_marks_reopens_and_tells(tidelog: Run, tmp_path: Path) -> None:
+    made(tidelog)
+    send([1, 2, 2, 3])
+    run(tidelog)
+    dry = tidelog("archive", "finalize", "daily", "--delay", "0s", "--dry-run", "--json").rows()
+    assert [row["folder"] for row in dry[:-1]] == [f"t/dt={day(back)}" for back in (3, 2, 1)]
+    assert folders(tmp_path) == set()
+    with answering() as server:
+        done = tidelog("archive", "finalize", "daily", "--delay", "0s", "--notify", server.url)
+        assert done.code == 0
+        assert f"t/dt={day(2)}".encode() in done.out
+        assert len(server.requests) == 3
+    assert folders(tmp_path) == {f"dt={day(back)}" for back in (1, 2, 3)}
+    marker = next(tmp_path.rglob(f"dt={day(2)}/_SUCCESS"))
+    assert json.loads(marker.read_text())["events"] == 2
+    shown = tidelog("archive", "status", "daily", "--json").rows()[0]
+    assert shown["watermark"].startswith(day(0)[:8])
+    send([2])
+    run(tidelog)
+    late = tidelog("archive", "finalize", "daily", "--json").rows()
+    assert [(row["event"], row["folder"]) for row in late[:-1]] == [("reopened", f"t/dt={day(2)}")]
+    assert folders(tmp_path) == {f"dt={day(back)}" for back in (1, 3)}
+    tidelog("archive", "finalize", "daily", "--delay", "0s")
+    assert json.loads(marker.read_text())["events"] == 3
+
+
+def test_finalize_says_who_could_not_be_told(tidelog: Run, tmp_path: Path) -> None:
+    made(tidelog)
+    send([2])
+    run(tidelog)
+    with answering(500) as server:
+        done = tidelog("archive", "finalize", "daily", "--delay", "0s", "--notify", server.url)
+    assert done.code == 1
+    assert "not told: webhook" in done.err
+    assert folders(tmp_path) == {f"dt={day(2)}"}  # that it is final holds nevertheless
+    assert tidelog("archive", "finalize", "daily", "--notify", "nonsense:").code == 2
+    assert tidelog("archive", "finalize", "daily", "--delay", "soon").code == 2
+    assert tidelog("archive", "finalize", "nope").code == 1
+
+
+def test_status_of_one_and_of_all(tidelog: Run) -> None:
+    made(tidelog)
+    send([0, 0, 1])
+    run(tidelog)
+    send([0])
+    rows = tidelog("archive", "status", "daily", "--json").rows()
+    assert [(r["partition"], r["position"], r["end"], r["lag"], r["events"]) for r in rows] == [
+        ("t/0", "3", "4", 1, 3),
+        ("t/1", "0", "0", 0, 0),
+    ]
+    assert rows == tidelog("archive", "status", "--all", "--json").rows() or rows[0]["lag_s"] >= 0
+    people = tidelog("archive", "status", "daily").out.decode()
+    assert "daily: generation 1, 3 events in 2 files, 1 behind, watermark -" in people
+    assert tidelog("archive", "status").code == 2
+    assert tidelog("archive", "status", "daily", "--all").code == 2
+    assert tidelog("archive", "status", "daily", "--check", "--prometheus").code == 2
+    assert tidelog("archive", "status", "nope").code == 1
+
+
+def test_check_ends_with_0_when_all_is_well_and_with_1_when_not(tidelog: Run) -> None:
+    assert tidelog("archive", "status", "--all", "--check").code == 0
+    made(tidelog)
+    send([1])
+    run(tidelog)
+    well = tidelog("archive", "status", "daily", "--check")
+    assert (well.code, well.out) == (0, b"archive `daily`: is well\n")
+    send([1, 1])
+    bad = tidelog("archive", "status", "--all", "--check", "--max-lag", "1")
+    assert bad.code == 1
+    lines = bad.out.decode().splitlines()
+    assert len(lines) == 2
+    assert "nobody drives it" in lines[0]
+    assert "2 events wait, at most 1 may" in lines[1]
+    relaxed = tidelog("archive", "status", "daily", "--check", "--no-driver")
+    assert relaxed.code == 0
+    (told,) = tidelog("archive", "status", "daily", "--check", "--json").rows()
+    assert (told["archive"], told["healthy"], len(told["troubles"])) == ("daily", False, 1)
+
+
+def test_metrics_are_printed(tidelog: Run) -> None:
+    made(tidelog)
+    send([1])
+    done = tidelog("archive", "status", "--all", "--prometheus")
+    assert b'tidelog_archive_lag_events{archive="daily",partition="t/0"} 1\n' in done.out
+    assert done.code == 0
+
+
+def test_register_and_keep(tidelog: Run, tmp_path: Path) -> None:
+    made(tidelog)
+    send([1, 2, 3])
+    run(tidelog)
+    (done,) = tidelog("archive", "register", "daily", "--as", "delta", "--keep", "--json").rows()
+    assert (done["files"], done["events"]) == (3, 3)
+    assert list(tmp_path.rglob("_delta_log"))
+    send([1])
+    run(tidelog)
+    rows = tidelog("archive", "register", "daily", "--json").rows()
+    assert sum(row["events"] for row in rows) in (0, 1)  # 0 where the run has registered it
+    assert tidelog("archive", "register", "daily", "--as", "delta", "--forget").code == 0
+    assert "say which with --as" in tidelog("archive", "register", "daily").err
+    with serving() as server:
+        where = ("--catalog", server.url, "--table", "lake.daily")
+        (row,) = tidelog("archive", "register", "daily", "--as", "iceberg", *where, "--json").rows()
+        assert row["events"] == 4
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        [],
+        ["--as", "hive"],
+        ["--as", "iceberg"],
+        ["--as", "iceberg", "--catalog", "x"],
+        ["--as", "delta", "--table", "a.b"],
+        ["--as", "iceberg", "--catalog", "x", "--table", "b"],
+        ["--as", "iceberg", "--catalog", "http://me:secret@h", "--table", "a.b"],
+    ],
+)
+def test_what_cannot_be_registered_is_refused(tidelog: Run, wrong: list[str]) -> None:
+    made(tidelog)
+    done = tidelog("archive", "register", "daily", *wrong)
+    assert done.code == 2
+    assert "secret@" not in done.err
+
+
+def test_files_that_are_not_parquet_are_no_table(tidelog: Run) -> None:
+    made(tidelog, "--format", "jsonlines")
+    done = tidelog("archive", "register", "daily", "--as", "delta")
+    assert done.code == 2
+    assert "tables are made of parquet" in done.err

@@ -1,0 +1,117 @@
+"""A topic to play from: runs step by step in fake time, and what a playback must give."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import pyarrow as pa
+
+from tests.log.upkeep import House
+from tidelog.catalog.base import Catalog, Change, Row
+from tidelog.codec.events import table_of
+from tidelog.codec.segment import encode_segment
+from tidelog.log.read import Reader
+from tidelog.model.event import Event
+from tidelog.model.playback import Cursor, Pin, TimeRange
+from tidelog.model.topic import Topic
+from tidelog.playback.pin import AsOf, pin_topic
+from tidelog.playback.play import play
+from tidelog.playback.windows import Bounds
+
+T0 = 1_700_000_000_000
+
+Place = tuple[int, int, int]  # time, partition, offset
+
+
+class Stage(House):
+    """A house with one topic, whose events are told by where they stand."""
+
+    def __init__(self, partitions: int = 1, slot_ms: int = 1_000, seed: int = 1) -> None:
+        super().__init__(seed)
+        self.main = self.made("main", partitions, slot_ms)
+
+    def made(self, name: str, partitions: int = 1, slot_ms: int = 1_000) -> Topic:
+        from tidelog.log.topics import create_topic
+
+        wanted = Topic(name, self.ids.new(), partitions, self.clock.now_ms(), slot_ms)
+        return create_topic(self.log, wanted)
+
+    def run(self, times: Sequence[int], partition: int = 0, topic: Topic | None = None) -> int:
+        """One run, whose events have these times; its first offset."""
+        events = [
+            Event(b"v%d" % number, b"k%d" % (number % 5), timestamp=time_ms)
+            for number, time_ms in enumerate(times)
+        ]
+        return self.stored(events, partition, topic)
+
+    def stored(
+        self, events: Sequence[Event], partition: int = 0, topic: Topic | None = None
+    ) -> int:
+        appender = self.appender(topic or self.main)
+        segment = encode_segment([(partition, table_of(events, self.clock.now_ms()))])
+        base, _ = appender.commit(appender.upload(segment), segment.pieces[0])
+        appender.close()
+        return base
+
+    def pin(self, start_ms: int, end_ms: int, as_of: AsOf = None) -> Pin:
+        return pin_topic(self.log, self.main, TimeRange(start_ms, end_ms), as_of)
+
+    def play(
+        self, start_ms: int, end_ms: int, bounds: Bounds | None = None, after: Cursor | None = None
+    ) -> list[Place]:
+        pin = self.pin(start_ms, end_ms)
+        return list(places(play(self.log, self.main, pin, bounds=bounds, after=after)))
+
+    def there(self, start_ms: int, end_ms: int, topic: Topic | None = None) -> list[Place]:
+        """What a playback of this range must give."""
+        found = [(e.timestamp, e.partition, e.offset) for e in self.events(topic)]
+        return sorted(place for place in found if start_ms <= place[0] < end_ms)  # type: ignore[operator,misc]
+
+    def events(self, topic: Topic | None = None) -> Iterator[Event]:
+        """All events, partition by partition."""
+        topic = topic or self.main
+        for partition in range(topic.partitions):
+            start = self.head(topic, partition).start
+            for stretch in Reader(self.log, topic, partition).stretches(start):
+                yield from stretch.events()
+
+
+def places(batches: Iterable[pa.RecordBatch]) -> Iterator[Place]:
+    """Where the events of batches stand."""
+    for batch in batches:
+        times = batch.column("timestamp").cast(pa.int64()).to_pylist()
+        rest = (batch.column(name).to_pylist() for name in ("partition", "offset"))
+        yield from zip(times, *rest, strict=True)
+
+
+class CountingCatalog:
+    """Counts calls, and the rows that they give."""
+
+    def __init__(self, inner: Catalog) -> None:
+        self.inner = inner
+        self.url = inner.url
+        self.calls = self.rows = 0
+
+    def get(self, partition: str, row: str) -> Row | None:
+        self.calls += 1
+        return self.inner.get(partition, row)
+
+    def scan(
+        self,
+        partition: str,
+        start: str = "",
+        end: str | None = None,
+        limit: int | None = None,
+        reverse: bool = False,
+    ) -> Iterator[Row]:
+        self.calls += 1
+        for row in self.inner.scan(partition, start, end, limit, reverse):
+            self.rows += 1
+            yield row
+
+    def write(self, partition: str, *changes: Change, write_id: str) -> None:
+        self.calls += 1
+        self.inner.write(partition, *changes, write_id=write_id)
+
+    def close(self) -> None:
+        self.inner.close()
