@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from bench import archive, ground, log, spark
+from bench import archive, ground, log, playback, scylla, spark
 from bench.measure import show
 from bench.rates import show_rates
 
@@ -12,7 +12,9 @@ SUITES = {
     "ground": lambda: show("ground", ground.run()),
     "log": lambda: show_rates("log", log.run()),
     "spark": lambda: show_rates("spark", spark.run()),
+    "scylla": lambda: show_rates("scylla", scylla.run()),
     "archive": lambda: show_rates("archive", archive.run()),
+    "playback": lambda: show_rates("playback", playback.run()),
 }
 
 

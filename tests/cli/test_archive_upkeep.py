@@ -13,17 +13,9 @@ from tests.cli.running import Run
 from tests.log.test_targets import answering
 from tests.pipeline.iceberg_rest import serving
 from tidelog import Event
-from tidelog.cli.archive import archive as group
-from tidelog.cli.archive_upkeep import finalize, register, status
 
 DAY_S = 86_400
 NOW_S = int(time.time()) // DAY_S * DAY_S  # the beginning of today
-
-
-@pytest.fixture(autouse=True)
-def _commands(monkeypatch: pytest.MonkeyPatch) -> None:
-    for command in (finalize, register, status):
-        monkeypatch.setitem(group.commands, command.name or "", command)
 
 
 def day(back: int) -> str:

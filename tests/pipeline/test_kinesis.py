@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import signal
@@ -21,10 +22,12 @@ from tests.servers.moto import Moto
 from tests.sources.kinesis_server import FakeKinesis, running_kinesis
 from tests.sources.test_kinesis import KEYS, Stream
 from tidelog import Home
+from tidelog.errors import InvalidError
 from tidelog.home import World, create_home
 from tidelog.log.archives import read_progress
 from tidelog.model import layout
 from tidelog.model.archive import Archive, Making
+from tidelog.model.event import to_iso
 from tidelog.pipeline.archive import (
     archive_status,
     committed_files,
@@ -36,10 +39,14 @@ from tidelog.pipeline.base import Outcome
 from tidelog.pipeline.cycle import CycleReport, LostError
 from tidelog.pipeline.driver import Driver, Driving
 from tidelog.pipeline.finalize import Finalizing, finalize
+from tidelog.pipeline.flush import request_flush, wait_until_done
+from tidelog.pipeline.places import source_at
 from tidelog.pipeline.policy import Policy
+from tidelog.pipeline.pump import Pumping, open_pump
 from tidelog.pipeline.registry import create_pipeline, open_named
 from tidelog.pipeline.workers import LocalWorkers
 from tidelog.settings import Settings
+from tidelog.sources.base import waits
 
 HOUR_MS = 3_600_000
 ROOT = Path(__file__).parents[2]
@@ -212,6 +219,30 @@ def test_a_follower_picks_up_new_shards_and_reads_on_without_a_pause(
     assert counted(home, archive) == Counter(range(5_100))
 
 
+def test_a_flush_is_done_when_nothing_waits_that_came_before_it(
+    home: Home, fake: FakeKinesis
+) -> None:
+    stream = Stream(fake.endpoint, shards=2)
+    archive = an_archive(home, stream.url())
+    stop, first = threading.Event(), threading.Event()
+    how = {"follow": True, "stop": stop, "on_cycle": lambda _: first.set()}
+    thread = threading.Thread(target=drive, args=(home, archive), kwargs=how)
+    thread.start()
+    try:
+        first.wait(60)
+        put(stream, range(100))
+        source = source_at(home, archive.source)
+        ends = {p.text: held.end for p, held in source.bounds(source.partitions()).items()}
+        left = functools.partial(waits, source)
+        assert wait_until_done(home.log, archive.pipeline(), ends, left, 0.1) != []
+        request_flush(home.log, archive.pipeline())
+        assert wait_until_done(home.log, archive.pipeline(), ends, left, 60) == []
+    finally:
+        stop.set()
+        thread.join()
+    assert counted(home, archive) == Counter(range(100))
+
+
 def _until(holds: Any) -> None:
     end = time.monotonic() + 60
     while not holds():
@@ -371,6 +402,19 @@ def test_a_pump_into_a_topic_stores_each_record_once(home: Home, fake: FakeKines
     for event in events:
         numbers[event.key].append(int(event.value or b""))
     assert all(each[:-2] == sorted(each[:-2]) for each in numbers.values())
+
+
+def test_a_pump_is_begun_at_a_time_that_stays(home: Home, fake: FakeKinesis) -> None:
+    stream = Stream(fake.endpoint)
+    home.create_topic("t", 1)
+    for start in ("newest", "-15m"):
+        with pytest.raises(InvalidError, match="is another time at each run"):
+            open_pump(home, Pumping(stream.url(f"&start={start}"), "t"), LocalWorkers())
+    url = stream.url(f"&start={to_iso(fake.now_ms() - 5_000)}")
+    put(stream, range(5))
+    for count in (5, 0):
+        pump = open_pump(home, Pumping(url, "t"), LocalWorkers())
+        assert Driver(home.log, pump, Driving()).run() == count
 
 
 def test_kinesis_is_archived_once_over_kills_and_resharding(home: Home, fake: FakeKinesis) -> None:

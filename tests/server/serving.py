@@ -82,7 +82,7 @@ def serving(
         def run() -> None:
             try:
                 serve(home, ServeOptions(**{"port": 0, **options}), note, telemetry, stop)
-            except BaseException as exc:
+            except BaseException as exc:  # noqa: BLE001 - raised by the test
                 failed.append(exc)
             finally:
                 listening.set()

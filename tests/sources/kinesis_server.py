@@ -79,6 +79,7 @@ class FakeKinesis:
         self.iterator_ms = 300_000
         self.page = 10_000  # records of one answer
         self.retention_ms = 24 * 3_600_000
+        self.late_ends = 0  # empty answers of a closed shard before the null iterator
         self.keys: set[str] | None = None  # access keys that are allowed; None: all
         self.calls: Counter[str] = Counter()
         self.asked: list[dict[str, Any]] = []  # of get_records
@@ -185,6 +186,8 @@ class FakeKinesis:
         left = len(waiting) - len(page)
         last = page[-1].sequence if page else after
         over = shard.last_sequence is not None and not left
+        if over and self.late_ends:
+            over, self.late_ends = False, self.late_ends - 1
         return {
             "Records": [
                 {

@@ -465,6 +465,11 @@ def test_closed_shards_end_and_many_shards_are_all_listed(fake: FakeKinesis) -> 
     ends = {name: end for name, (_, end) in found.items()}
     assert [name for name, end in ends.items() if end == "end"] == ["1", "2", "3"]
     assert rows(source, shards[1], "end") == ([], "end")
+    fake.late_ends = 4
+    assert rows(source, shards[1])[1] == "end"
+    fake.late_ends = 1_000
+    assert rows(source, shards[1])[1].startswith("after:")
+    fake.late_ends = 0
     fake.ahead_ms += 25 * HOUR_S * 1000
     assert [each.name for each in source.partitions()] == ["0", "4", "5", "6"]
     (gone,) = source.parents(shards[4:5])[shards[4]]

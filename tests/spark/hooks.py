@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame, functions
 
 
 def keep(events: DataFrame) -> DataFrame:
@@ -11,7 +10,9 @@ def keep(events: DataFrame) -> DataFrame:
 
 
 def even(events: DataFrame) -> DataFrame:
-    return events.where(F.get_json_object(F.col("value").cast("string"), "$.n") % 2 == 0)
+    return events.where(
+        functions.get_json_object(functions.col("value").cast("string"), "$.n") % 2 == 0
+    )
 
 
 def none(events: DataFrame) -> DataFrame:
@@ -23,7 +24,9 @@ def emptied(events: DataFrame) -> DataFrame:
 
 
 def masked(events: DataFrame) -> DataFrame:
-    return events.withColumn("key", F.lit(b"***")).withColumn("type", F.lit("masked"))
+    return events.withColumn("key", functions.lit(b"***")).withColumn(
+        "type", functions.lit("masked")
+    )
 
 
 def other_order_of_columns(events: DataFrame) -> DataFrame:
@@ -39,11 +42,11 @@ def joined_into_one(events: DataFrame) -> DataFrame:
 
 
 def sorted_down(events: DataFrame) -> DataFrame:
-    return events.orderBy(F.desc("offset"))
+    return events.orderBy(functions.desc("offset"))
 
 
 def sorted_within(events: DataFrame) -> DataFrame:
-    return events.sortWithinPartitions(F.desc("offset"))
+    return events.sortWithinPartitions(functions.desc("offset"))
 
 
 def doubled(events: DataFrame) -> DataFrame:
@@ -51,7 +54,7 @@ def doubled(events: DataFrame) -> DataFrame:
 
 
 def exploded(events: DataFrame) -> DataFrame:
-    twice = F.explode(F.array(F.lit(1), F.lit(2)))
+    twice = functions.explode(functions.array(functions.lit(1), functions.lit(2)))
     return events.withColumn("n", twice).drop("n")
 
 
@@ -66,7 +69,7 @@ def cached(events: DataFrame) -> DataFrame:
 
 
 def renumbered(events: DataFrame) -> DataFrame:
-    return events.withColumn("offset", F.col("offset") + 1_000_000)
+    return events.withColumn("offset", functions.col("offset") + 1_000_000)
 
 
 def without_key(events: DataFrame) -> DataFrame:
@@ -74,15 +77,15 @@ def without_key(events: DataFrame) -> DataFrame:
 
 
 def with_more(events: DataFrame) -> DataFrame:
-    return events.withColumn("more", F.lit(1))
+    return events.withColumn("more", functions.lit(1))
 
 
 def other_type(events: DataFrame) -> DataFrame:
-    return events.withColumn("value", F.lit("text"))
+    return events.withColumn("value", functions.lit("text"))
 
 
 def nulls(events: DataFrame) -> DataFrame:
-    return events.withColumn("offset", F.lit(None).cast("long"))
+    return events.withColumn("offset", functions.lit(None).cast("long"))
 
 
 def nothing(events: DataFrame) -> None:

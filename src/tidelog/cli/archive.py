@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Literal
 
 import click
 
+from tidelog.cli.after_cycles import AfterCycles
 from tidelog.cli.archive_generations import backfill, drop, flush, promote
 from tidelog.cli.archive_look import cat, dead, find, verify
 from tidelog.cli.archive_restore import restore
+from tidelog.cli.archive_upkeep import finalize, register, status
 from tidelog.cli.driving import Watch, open_workers, worker_options
 from tidelog.cli.making import making_of, making_options
 from tidelog.cli.output import Output, json_option
 from tidelog.errors import FencedError, InvalidError
 from tidelog.home import Home, open_home
 from tidelog.model.archive import Archive
-from tidelog.model.event import to_iso
 from tidelog.model.times import duration_ms
 from tidelog.pipeline.archive import (
-    archive_status,
     committed_files,
     create_archive,
     find_archive,
@@ -89,6 +90,11 @@ def create(home_text: str | None, output: Output, /, name: str, **given: Any) ->
     show_default=True,
     help="Where source partitions begin that are new to the archive.",
 )
+@click.option(
+    "--metrics-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Keep Prometheus text in this file, for a textfile collector.",
+)
 @click.option("--shard", metavar="M/N", default="0/1", help="Drive one of N shares of partitions.")
 @json_option
 @click.pass_obj
@@ -106,6 +112,7 @@ def run(home_text: str | None, output: Output, /, name: str, **given: Any) -> No
     shard, shards = _shard(given["shard"])
     with open_home(home_text) as home, Watch(output, name) as watch:
         workers = open_workers(name, given)
+        after = AfterCycles(home, name, given["metrics_file"])
         events = 0
         while True:
             found = find_archive(home, name)
@@ -120,7 +127,7 @@ def run(home_text: str | None, output: Output, /, name: str, **given: Any) -> No
                 flush_on_stop=given["flush_on_stop"],
                 stop=watch.stop,
                 on_look=watch.look,
-                on_cycle=watch.cycle,
+                on_cycle=lambda report: after.cycle(watch, report),
             )
             pipeline = open_pipeline(home, found, workers, rate=given["rate"])
             try:
@@ -130,6 +137,7 @@ def run(home_text: str | None, output: Output, /, name: str, **given: Any) -> No
                 if find_archive(home, name).generation == found.generation:
                     raise
                 output.say("A newer generation was promoted: going on with it.")
+        after.finish()
         output.record({"archive": name, "events": events})
 
 
@@ -146,37 +154,6 @@ def list_all(home_text: str | None, output: Output, /) -> None:
     with open_home(home_text) as home:
         rows = [_describe(each) for each in list_archives(home)]
         output.records(("name", "kind", "source", "folder", "format", "state"), rows)
-
-
-@archive.command()
-@click.argument("name")
-@json_option
-@click.pass_obj
-def status(home_text: str | None, output: Output, /, name: str) -> None:
-    """Show how far an archive has come, partition by partition.
-
-    \b
-    Examples:
-      tidelog archive status daily
-      tidelog archive status daily --json
-    """
-    with open_home(home_text) as home:
-        rows = [
-            {
-                "partition": each.partition,
-                "position": each.position,
-                "end": each.end,
-                "lag": each.lag,
-                "events": each.events,
-                "files": each.files,
-                "dead": each.dead,
-                "last_commit": to_iso(each.last_commit_ms) if each.last_commit_ms else None,
-                "under_way": each.stuck,
-            }
-            for each in archive_status(home, find_archive(home, name))
-        ]
-        names = ("partition", "position", "end", "lag", "events", "files", "dead", "last_commit")
-        output.records((*names, "under_way"), rows)
 
 
 @archive.command()
@@ -252,5 +229,8 @@ def _describe(archive: Archive) -> dict[str, Any]:
     }
 
 
-for _command in (backfill, cat, dead, drop, find, flush, promote, restore, verify):
+for _command in (
+    *(backfill, cat, dead, drop, finalize, find, flush),
+    *(promote, register, restore, status, verify),
+):
     archive.add_command(_command)

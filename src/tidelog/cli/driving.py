@@ -101,6 +101,10 @@ class Watch:
             self._task, total=self._done + waiting, speed=f"{speed}, {waiting:,} behind"
         )
 
+    def tell(self, text: str) -> None:
+        """A line for a person, beside the bar."""
+        self._bar.console.print(text, highlight=False, markup=False)
+
     def cycle(self, report: CycleReport) -> None:
         """A cycle has ended."""
         self._done += report.events
@@ -120,11 +124,10 @@ class Watch:
                     }
                 )
             else:
-                self._bar.console.print(
+                self.tell(
                     f"{partition.text}: {manifest.start} to {manifest.end}, "
                     f"{manifest.read:,} events, {len(manifest.files)} files, "
-                    f"{manifest.dead} dead letters",
-                    highlight=False,
+                    f"{manifest.dead} dead letters"
                 )
         for partition, error in sorted(report.errors.items()):
-            self._bar.console.print(f"{partition.text}: {error}", highlight=False, markup=False)
+            self.tell(f"{partition.text}: {error}")

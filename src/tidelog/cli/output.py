@@ -22,13 +22,16 @@ __all__ = ["Output", "json_option", "print_error", "write_out"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+_PIPE_WIDTH = 1_000  # columns: what goes into a pipe or a file is not squeezed
+
 
 class Output:
     """Prints one command's results, for a person or for a program."""
 
     def __init__(self, as_json: bool) -> None:
         self.as_json = as_json
-        self._console = Console(highlight=False, soft_wrap=True)
+        wide = None if sys.stdout.isatty() else _PIPE_WIDTH
+        self._console = Console(highlight=False, soft_wrap=True, width=wide)
 
     def say(self, text: str) -> None:
         """A line for people only."""

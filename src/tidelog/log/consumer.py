@@ -178,7 +178,7 @@ class Consumer:
     ) -> int:
         """Poll, handle, commit, again and again; how many events were handled.
 
-        ``how`` are the fields of :class:`Handling`: ``on_error``, ``retries``, ``batch``, ``types``,
+        ``how`` are the fields of :class:`Handling`: ``on_error``, ``retries``, ``types``,
         ``lag_ms``, ``until_caught_up``, … With ``on_error="dead-letter"`` events that a handler
         could not take go to the topic ``dead_letter``, with the reason.
         """

@@ -29,6 +29,7 @@ from tidelog.model.archive import Archive, Making
 from tidelog.pipeline.archive import find_archive, open_sink
 from tidelog.pipeline.places import source_at, store_at
 from tidelog.pipeline.removal import close_heads, delete_below, remove_work
+from tidelog.pipeline.tables import register
 
 __all__ = ["begin_backfill", "drop_generation", "promote", "remove_retired", "remove_strays"]
 
@@ -76,6 +77,7 @@ def promote(home: Home, name: str, *, force: bool = False, keep: bool = False) -
         archive = change_archive(
             home.log, name, lambda found: msgspec.structs.replace(found, generation=building)
         )
+    register(home, archive)  # tables go over to the new files before the old ones go
     return archive if keep else remove_retired(home, archive)
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from tidelog.codec.fields import FieldPaths
 from tidelog.errors import InvalidError
 from tidelog.home import Home
+from tidelog.model.address import parse_address
 from tidelog.model.pipeline import NamedPipeline
 from tidelog.pipeline.base import Pipeline, Workers
 from tidelog.pipeline.places import sink_at, source_at
@@ -41,6 +42,7 @@ def open_pump(home: Home, wanted: Pumping, workers: Workers, rate: float | None 
     ``NotFoundError`` when source or topic is not there; ``InvalidError`` when a pump of that name
     was begun with other settings, or when its topic was made anew meanwhile.
     """
+    _refuse_moving_start(wanted)
     source = source_at(home, wanted.source)
     sink: TargetSink = sink_at(home, f"topic:{wanted.topic}?partition={wanted.partition}")
     if wanted.fields.given():
@@ -61,6 +63,16 @@ def open_pump(home: Home, wanted: Pumping, workers: Workers, rate: float | None 
             "began: give it another --name to pump everything anew"
         )
     return Pipeline(named.name, named.incarnation, source, sink, workers, wanted.transform, rate)
+
+
+def _refuse_moving_start(wanted: Pumping) -> None:
+    """A pump is found again by its source, so that may not be another one at each run."""
+    start = parse_address(wanted.source).options.get("start", "")
+    if start in ("newest", "now") or start.startswith("-"):
+        raise InvalidError(
+            f"pump `{wanted.source}`: start `{start}` is another time at each run: give the time "
+            "itself, or leave it out and say --start latest"
+        )
 
 
 def _named(home: Home, wanted: Pumping, source: str, sink: TargetSink) -> NamedPipeline:

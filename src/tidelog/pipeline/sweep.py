@@ -24,6 +24,7 @@ from tidelog.model.run import decode_row
 from tidelog.pipeline.archive import list_archives
 from tidelog.pipeline.generations import remove_retired, remove_strays
 from tidelog.pipeline.places import store_at
+from tidelog.pipeline.registry import list_pipelines
 from tidelog.store.base import ObjectInfo, Store
 
 __all__ = ["PipelineSweep", "sweep_archives", "sweep_pipeline"]
@@ -42,7 +43,7 @@ class PipelineSweep:
 
 
 def sweep_archives(home: Home, grace_ms: int) -> PipelineSweep:
-    """All generations of all archives; those that are retired go as a whole."""
+    """All generations of all archives, and all named pipelines; what is retired goes as a whole."""
     tally = PipelineSweep()
     for archive in list_archives(home):
         if archive.state != "ready":
@@ -54,6 +55,8 @@ def sweep_archives(home: Home, grace_ms: int) -> PipelineSweep:
                 for each in (pipeline, replay_pipeline(pipeline)):
                     sweep_pipeline(home, each, store, grace_ms, tally)
         remove_strays(home, remove_retired(home, archive))
+    for named in list_pipelines(home):
+        sweep_pipeline(home, named.incarnation, home.store, grace_ms, tally)
     return tally
 
 

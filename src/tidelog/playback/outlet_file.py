@@ -132,12 +132,13 @@ class WholeFile:
     def close(self, failed: bool = False) -> None:
         if self._file.closed:
             return
-        if not failed and self._parquet is not None:
-            self._parquet.close()
-        if not failed:
+        with contextlib.suppress(OSError) if failed else contextlib.nullcontext():
+            if self._parquet is not None:
+                self._parquet.close()
             self._file.flush()
             os.fsync(self._file.fileno())
-        self._file.close()
+        with contextlib.suppress(OSError) if failed else contextlib.nullcontext():
+            self._file.close()
         if failed:
             self._begun.unlink()
         else:

@@ -16,7 +16,8 @@ from tidelog.log.partitioner import split
 from tidelog.model.address import Address
 from tidelog.model.limits import BATCH_EVENTS_MAX
 from tidelog.playback.outlets import Lot, Outlet, Setting
-from tidelog.sinks.kafka_transactions import OURS, Transactions, check_properties
+from tidelog.sinks.kafka import open_kafka as open_sink
+from tidelog.sinks.kafka_transactions import OURS, Transactions
 from tidelog.sinks.segments import keeps_partition
 
 __all__ = ["KafkaOutlet", "open_kafka"]
@@ -25,12 +26,15 @@ _TIMEOUT_S = 15.0  # without any answer
 
 
 def open_kafka(address: Address, setting: Setting) -> KafkaOutlet:
-    """The outlet at ``kafka://host1,host2:9092/TOPIC?partition=key|same&property=value``."""
+    """The outlet at ``kafka://host1,host2:9092/TOPIC?partition=key|same&property=value``.
+
+    ``NotFoundError`` when the topic is not there.
+    """
     keep_partition = keeps_partition(address)
+    open_sink(address, environ=setting.environ, store="")  # looks at the topic, and the properties
     place = parse_place(address, setting.environ, "sink", OURS)
     properties = {name: text for name, text in place.properties.items() if name != "partition"}
     place = replace(place, properties=properties)
-    check_properties(place)
     name = f"tidelog-playback-{setting.id}"
     return KafkaOutlet(Transactions(place, name, _TIMEOUT_S, setting.clock), keep_partition)
 

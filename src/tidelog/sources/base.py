@@ -121,7 +121,10 @@ class Source(Protocol):
         ...
 
     def cut(self, start: str, end: str, events: int) -> str:
-        """A position up to which there are about so many events from ``start``; at most ``end``."""
+        """A position up to which there are about so many events from ``start``; at most ``end``.
+
+        For none it is the start itself, be it an end that was told: a place to begin at.
+        """
         ...
 
     def before(self, one: str, other: str) -> bool:

@@ -40,6 +40,7 @@ _RECORDS_MAX = 10_000  # of one answer
 _READ_S = 0.2  # between two questions
 _BYTES_S = 2_000_000.0  # of one shard in a second
 _RENEWALS = 5  # of an iterator that expires at once
+_EMPTY_MAX = 10  # answers in a row until a closed shard must have told its end
 _CHUNK_EVENTS = 20_000
 _CHUNK_BYTES = 32 << 20
 _REFRESH_MS = 3_600_000  # how old a quiet shard's time may get before it is told anew
@@ -66,6 +67,7 @@ class Reading:
         self._columns = _Columns(plan)
         self._pace = _Pace(clock)
         self._checked = False
+        self._empty = 0  # answers in a row without records
 
     def chunks(self) -> Iterator[Chunk]:
         """The events; the last chunk's position is the end that was reached."""
@@ -83,9 +85,10 @@ class Reading:
                     yield self._chunk(self._place)
             behind_ms = answer.get("MillisBehindLatest") or 0
             end, iterator = self._after(time_ms - behind_ms), answer.get("NextShardIterator")
+            self._empty = 0 if answer["Records"] else self._empty + 1
             if iterator is None or self._is_last():
                 end, iterator = END, None
-            elif not behind_ms or self._is_over(time_ms - behind_ms):
+            elif self._has_caught_up(behind_ms) or self._is_over(time_ms - behind_ms):
                 iterator = None
         yield self._chunk(end)
 
@@ -103,6 +106,10 @@ class Reading:
         """Whether enough is read, when everything up to this time is."""
         enough = self._limit.events is not None and self._columns.total >= self._limit.events
         return enough or (self._limit.until_ms is not None and time_ms >= self._limit.until_ms)
+
+    def _has_caught_up(self, behind_ms: int) -> bool:
+        """Whether no more can be had now; a closed shard is asked on until it tells its end."""
+        return not behind_ms and (not self._plan.shard.is_closed or self._empty >= _EMPTY_MAX)
 
     def _is_last(self) -> bool:
         last = self._plan.shard.last_sequence

@@ -1,0 +1,217 @@
+"""Reading a change log beside a bare loop of the driver's queries over the same windows.
+
+A played log on Cassandra: 200,000 changes of about 150 bytes in 64 streams, over an hour. Each
+contender reads all of it, window by window of five minutes: the bare loop only counts rows, ours
+makes events of them, in one process and on Spark with two cores. Then a day of silence in a table
+of 1,536 streams and few changes, from a cold start to committed heads.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from cassandra.cluster import Cluster
+from cassandra.concurrent import execute_concurrent
+from cassandra.query import BatchStatement, BatchType
+
+from bench.rates import Rate, against, contest
+from tests.servers import cassandra
+from tests.servers.scylla_play import Play, Row
+from tidelog.home import World, create_home
+from tidelog.model.pipeline import Manifest
+from tidelog.pipeline.base import Task
+from tidelog.pipeline.driver import Driver, Driving
+from tidelog.pipeline.registry import create_pipeline, open_named
+from tidelog.pipeline.spark import SparkWorkers, open_spark
+from tidelog.pipeline.workers import LocalWorkers
+from tidelog.settings import Settings
+from tidelog.sinks.base import RangeWriter, Written
+from tidelog.sources import Range, open_source
+from tidelog.sources.scylla_position import Place
+from tidelog.sources.scylla_session import close_sessions
+from tidelog.sources.scylla_streams import queries_of
+
+CHANGES = 200_000
+STREAMS = 64
+SPAN_MS = 3_600_000
+WINDOW_MS = 300_000
+BATCH = 100
+GROUPS = 8
+
+
+@dataclass(frozen=True)
+class Counting:
+    """A sink that keeps nothing."""
+
+    def writer(self, partition: str, staging: str) -> RangeWriter:
+        return _Counter()
+
+    def publish(self, manifest: Manifest) -> None: ...
+
+    def discard(self, manifest: Manifest) -> None: ...
+
+
+class _Counter:
+    def __init__(self) -> None:
+        self._rows = 0
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._rows += batch.num_rows
+
+    def close(self) -> Written:
+        return Written((), self._rows)
+
+
+def run() -> list[Rate]:
+    """All rates."""
+    with cassandra.running() as server:
+        with _filled(server) as (play, start_ms):
+            rates = _reading(play, start_ms)
+        rates.append(_silence(server))
+    close_sessions()
+    return rates
+
+
+@contextmanager
+def _filled(server: cassandra.Cassandra) -> Iterator[tuple[Play, int]]:
+    play = Play(server, vnodes=32)
+    start_ms = int(time.time() * 1000) - 2 * SPAN_MS
+    play.begin_generation(start_ms, STREAMS)
+    insert = play.session.prepare(
+        'INSERT INTO orders_scylla_cdc_log ("cdc$stream_id", "cdc$time", "cdc$batch_seq_no", '
+        '"cdc$operation", "cdc$end_of_batch", region, id, state, note, seen) '
+        "VALUES (?, ?, 0, 2, true, ?, ?, ?, ?, ?)"
+    )
+    chance = random.Random(7)
+    batches = []
+    for first in range(0, CHANGES, BATCH):
+        stream = play.generations[start_ms][first // BATCH % STREAMS]
+        batch = BatchStatement(BatchType.UNLOGGED)
+        for number in range(first, first + BATCH):
+            time_ms = start_ms + chance.randrange(SPAN_MS)
+            text = f"{chance.getrandbits(160):040x}"
+            values = (stream, play.timeuuid(time_ms), f"r{number % 997}", number, text[:12], text)
+            batch.add(insert, (*values, time_ms))
+        batches.append((batch, ()))
+    execute_concurrent(play.session, batches, concurrency=16)
+    try:
+        yield play, start_ms
+    finally:
+        play.close()
+
+
+def _reading(play: Play, start_ms: int) -> list[Rate]:
+    source = open_source(play.url(groups=GROUPS), environ={})
+    partitions = source.partitions()
+    windows = [
+        (Place(start_ms, at).text, Place(start_ms, at + WINDOW_MS).limit().text)
+        for at in range(start_ms, start_ms + SPAN_MS, WINDOW_MS)
+    ]
+    workers = SparkWorkers(open_spark("local[2]", "bench"))
+    bare = _Bare(play)
+
+    def tasks() -> list[Task]:
+        end = Place(start_ms, start_ms + SPAN_MS).limit().text
+        ranges = [Range(each, windows[0][0], end) for each in partitions]
+        return [Task(source.reader(each), Counting(), "") for each in ranges]  # type: ignore[arg-type]
+
+    rates = contest(
+        {
+            "a bare loop of queries, rows counted": lambda: _timed(
+                lambda: sum(bare.count(at, at + WINDOW_MS) for at in _starts(start_ms))
+            ),
+            "one process": lambda: _timed(
+                lambda: sum(
+                    chunk.batch.num_rows
+                    for start, limit in windows
+                    for each in partitions
+                    for chunk in source.read(Range(each, start, limit))
+                )
+            ),
+            "Spark, 2 cores": lambda: _timed(
+                lambda: sum(
+                    done.produced.read if done.produced else 0 for done in workers.run(tasks())
+                )
+            ),
+        }
+    )
+    peer, ours, spark = rates.values()
+    for rate in rates.values():
+        rate.unit = "changes/s"
+    bare.close()
+    return [against(ours, peer, 0.7), against(spark, peer, 0.7), peer]
+
+
+class _Bare:
+    """What ten lines with the driver do."""
+
+    def __init__(self, play: Play) -> None:
+        self._cluster = Cluster([play.server.host], port=play.server.port)
+        self._session = self._cluster.connect(play.keyspace)
+        ((_, streams),) = play.generations.items()
+        self._streams = queries_of(streams)
+        self._select = self._session.prepare(
+            'SELECT * FROM orders_scylla_cdc_log WHERE "cdc$stream_id" IN ? '
+            'AND "cdc$time" >= minTimeuuid(?) AND "cdc$time" < minTimeuuid(?)'
+        )
+
+    def count(self, start_ms: int, end_ms: int) -> int:
+        rows = 0
+        for streams in self._streams:
+            for _ in self._session.execute(self._select, (list(streams), start_ms, end_ms)):
+                rows += 1
+        return rows
+
+    def close(self) -> None:
+        self._cluster.shutdown()
+
+
+def _silence(server: cassandra.Cassandra) -> Rate:
+    """Seconds to bring a day in which hardly anything happened."""
+    rate = Rate("a day of silence in 1,536 streams", unit="s", note="below 5")
+    now_ms = int(time.time() * 1000)
+    play = Play(server, vnodes=768, ttl_s=2 * 86_400)
+    play.begin_generation(now_ms - 86_400_000, 1_536)
+    for hours in (1, 12, 23):
+        play.write(now_ms - hours * 3_600_000, Row("insert", f"r{hours}", hours, {"state": "x"}))
+    for _ in range(3):
+        close_sessions()
+        with tempfile.TemporaryDirectory() as folder:
+            rate.rounds.append(_pumped(play, Path(folder)))
+    play.close()
+    return rate
+
+
+def _pumped(play: Play, folder: Path) -> float:
+    settings = Settings(str(folder / "objects"), str(folder / "catalog.sqlite"))
+    with create_home(settings, world=World(environ={}))[0] as home:
+        home.create_topic("changes", 4)
+        began = time.perf_counter()
+        url = play.url(groups=16)
+        named = create_pipeline(home, uuid.uuid4().hex, url, "topic:changes")
+        events = Driver(home.log, open_named(home, named, LocalWorkers()), Driving()).run()
+        seconds = time.perf_counter() - began
+    if events != 3:
+        raise RuntimeError(f"{events} changes came of 3")
+    return seconds
+
+
+def _starts(start_ms: int) -> range:
+    return range(start_ms, start_ms + SPAN_MS, WINDOW_MS)
+
+
+def _timed(read: Any) -> float:
+    began = time.perf_counter()
+    changes = read()
+    if changes != CHANGES:
+        raise RuntimeError(f"{changes} changes were read, not {CHANGES}")
+    return CHANGES / (time.perf_counter() - began)

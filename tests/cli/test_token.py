@@ -1,0 +1,48 @@
+"""``tidelog token``: what is shown once, what is listed, and what is refused."""
+
+from __future__ import annotations
+
+from tests.cli.running import Run
+
+
+def test_a_token_is_shown_once_listed_and_revoked(tidelog: Run) -> None:
+    made = tidelog("token", "create", "--write", "--read", "--label", "web", "--json").rows()[0]
+    assert made["scopes"] == ["read", "write"]
+    assert made["token"].startswith(f"tidelog_{made['id']}_")
+    tidelog("token", "create", "--read")
+    listed = tidelog("token", "list", "--json").rows()
+    assert [(row["label"], row["scopes"]) for row in listed] == [
+        ("web", ["read", "write"]),
+        (None, ["read"]),
+    ]
+    shown = tidelog("token", "list").out
+    assert b"read, write" in shown
+    assert made["token"].encode() not in shown
+    assert tidelog("token", "revoke", made["id"], "--json").rows() == [
+        {"id": made["id"], "revoked": True}
+    ]
+    again = tidelog("token", "revoke", made["id"])
+    assert again.code == 1
+    assert "not found" in again.err
+    last = tidelog("token", "revoke", listed[1]["id"])
+    assert b"the last" in last.out
+
+
+def test_bad_tokens_are_refused(tidelog: Run) -> None:
+    nothing = tidelog("token", "create")
+    assert nothing.code == 2
+    assert "--read, --write" in nothing.err
+    assert tidelog("token", "create", "--read", "--label", "a\nb").code == 2
+    assert tidelog("token", "create", "--read", "--label", "x" * 201).code == 2
+    assert tidelog("token", "revoke", "../x").code == 2
+    assert tidelog("token", "list").code == 0
+
+
+def test_serve_refuses_what_it_cannot_do(tidelog: Run) -> None:
+    elsewhere = tidelog("serve", "--host", "0.0.0.0", "--port", "0")
+    assert elsewhere.code == 2
+    assert "tidelog token create" in elsewhere.err
+    assert tidelog("serve", "--port", "70000").code == 2
+    assert tidelog("serve", "--rate", "-1").code == 2
+    assert tidelog("serve", "--topic-default", "../x").code == 2
+    assert tidelog("serve", "--body-max", str(1 << 40)).code == 2

@@ -1,0 +1,167 @@
+"""Appending once by a key: repeats, crashes after every call, two at once in a bad world."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tidelog.catalog.memory import MemoryCatalog
+from tidelog.errors import AlreadyExistsError, InvalidError, TidelogError
+from tidelog.log.base import Log
+from tidelog.log.once import append_once
+from tidelog.log.positions import Positions
+from tidelog.log.read import Reader
+from tidelog.log.sweep import PRODUCER_EXPIRES_MS, sweep_home
+from tidelog.log.topics import create_topic
+from tidelog.model.event import Event
+from tidelog.model.topic import Topic
+from tidelog.store.memory import MemoryStore
+from tidelog.testing.clock import FakeClock, seeded_ids
+from tidelog.testing.faults import Fault, Faults, FaultyCatalog, FaultyStore
+from tidelog.testing.scheduler import Crash, Scheduler
+
+EVENTS = [Event(b"v%d" % n, b"k%d" % n if n % 3 else None) for n in range(12)]
+RATES = {
+    Fault.LOSE_REQUEST: 0.05,
+    Fault.LOSE_REPLY: 0.1,
+    Fault.DUPLICATE: 0.05,
+    Fault.DELAY: 0.3,
+    Fault.CRASH_BEFORE: 0.02,
+    Fault.CRASH_AFTER: 0.02,
+}
+
+
+class World:
+    """A topic of three partitions, on memory."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.rows, self.objects = MemoryCatalog(), MemoryStore(self.clock)
+        self.good = Log(self.objects, self.rows, self.clock, seeded_ids(1), random.Random(1))
+        self.topic = create_topic(self.good, Topic("t", self.good.ids.new(), 3, 0))
+
+    def log(self, faults: Faults, scheduler: Scheduler | None = None, seed: int = 2) -> Log:
+        clock = scheduler.clock if scheduler else self.clock
+        catalog = FaultyCatalog(self.rows, faults, clock)
+        store = FaultyStore(self.objects, faults)
+        return Log(store, catalog, clock, seeded_ids(seed), random.Random(seed))
+
+    def stored(self) -> dict[tuple[int, int], bytes | None]:
+        return {
+            (partition, event.offset or 0): event.value
+            for partition in range(3)
+            for stretch in Reader(self.good, self.topic, partition).stretches(0)
+            for event in stretch.events()
+        }
+
+    def check(self, positions: Positions) -> None:
+        """Each event stands where it was said to, and nothing else is there."""
+        found = self.stored()
+        assert len(found) == len(EVENTS)
+        for event, at in zip(EVENTS, positions, strict=True):
+            assert found[at.partition, at.offset] == event.value
+
+
+def test_repeats_get_the_first_positions_and_store_nothing() -> None:
+    world = World()
+    first = append_once(world.good, world.topic, "key", EVENTS)
+    world.check(first)
+    for _ in range(3):
+        assert list(append_once(world.good, world.topic, "key", EVENTS)) == list(first)
+    world.check(first)
+
+
+def test_another_key_stores_the_same_events_again() -> None:
+    world = World()
+    append_once(world.good, world.topic, "key", EVENTS)
+    append_once(world.good, world.topic, "other", EVENTS)
+    assert len(world.stored()) == 2 * len(EVENTS)
+
+
+def test_a_key_that_was_used_for_other_events_is_refused() -> None:
+    world = World()
+    append_once(world.good, world.topic, "key", EVENTS)
+    for events in (EVENTS[:-1], [*EVENTS, Event(b"more")], [Event(b"else"), *EVENTS[1:]]):
+        with pytest.raises(AlreadyExistsError, match="key of its own"):
+            append_once(world.good, world.topic, "key", events)
+    assert len(world.stored()) == len(EVENTS)
+
+
+def test_bad_events_are_refused_before_anything_is_stored() -> None:
+    world = World()
+    with pytest.raises(InvalidError):
+        append_once(world.good, world.topic, "key", [])
+    with pytest.raises(InvalidError):
+        append_once(world.good, world.topic, "key", [*EVENTS, Event(b"x" * (2 << 20))])
+    assert world.stored() == {}
+    assert list(world.objects.list()) == []
+
+
+def test_a_sweep_forgets_keys_after_a_week_and_not_before() -> None:
+    world = World()
+    first = append_once(world.good, world.topic, "key", EVENTS)
+    world.clock.advance(PRODUCER_EXPIRES_MS / 1000 - 60)
+    sweep_home(world.good, 0)
+    assert list(append_once(world.good, world.topic, "key", EVENTS)) == list(first)
+    world.clock.advance(120)
+    assert sweep_home(world.good, 0).producers_removed == 3
+    append_once(world.good, world.topic, "key", EVENTS)
+    assert len(world.stored()) == 2 * len(EVENTS)
+
+
+def test_a_crash_after_every_call_is_mended_by_a_repeat() -> None:
+    crashed = 0
+    for call in range(1, 100):
+        world = World()
+        try:
+            append_once(world.log(Faults(crash_after_call=call)), world.topic, "key", EVENTS)
+            done = True
+        except Crash:
+            done = False
+        world.check(append_once(world.good, world.topic, "key", EVENTS))
+        if done:
+            break
+        crashed += 1
+    assert crashed >= 10
+
+
+@pytest.mark.parametrize("lost", [Fault.LOSE_REPLY, Fault.LOSE_REQUEST, Fault.DUPLICATE])
+@pytest.mark.parametrize("write", range(3))
+def test_lost_and_doubled_writes_are_settled(lost: Fault, write: int) -> None:
+    world = World()
+    faults = Faults()
+    faults.on_next("write", *[Fault.NONE] * write, lost)
+    world.check(append_once(world.log(faults), world.topic, "key", EVENTS))
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_several_at_once_in_a_bad_world_store_one(block: int) -> None:
+    for seed in range(block * 25, block * 25 + 25):
+        world = World()
+        scheduler = Scheduler(seed)
+        faults = Faults(scheduler.random, RATES, scheduler)
+        told: list[Positions] = []
+
+        def repeat(
+            number: int,
+            world: World = world,
+            scheduler: Scheduler = scheduler,
+            faults: Faults = faults,
+            told: list[Positions] = told,
+        ) -> None:
+            for attempt in range(5):
+                log = world.log(faults, scheduler, seed=number * 10 + attempt)
+                try:
+                    told.append(append_once(log, world.topic, "key", EVENTS))
+                except TidelogError as exc:
+                    assert not isinstance(exc, AlreadyExistsError)
+                scheduler.sleep(scheduler.random.random())
+
+        for number in range(3):
+            scheduler.spawn(str(number), lambda number=number: repeat(number))  # type: ignore[misc]
+        scheduler.run()
+        last = append_once(world.good, world.topic, "key", EVENTS)
+        world.check(last)
+        for positions in told:
+            assert list(positions) == list(last), f"seed {seed}"

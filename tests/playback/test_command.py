@@ -1,0 +1,179 @@
+"""``tidelog playback``: what it prints, how it ends, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+import tidelog as library
+from tests.cli.running import Run, finish, start
+from tests.playback.stage import T0
+from tidelog import Event
+
+RANGE = ("--start", "2023-11-14T22:13:20Z", "--end", "2023-11-14T22:13:26Z")
+
+
+def fill(events: int = 12, apart_ms: int = 400) -> None:
+    """A topic ``t``, from T0 on, without any event in one of its seconds."""
+    with library.open() as home:
+        home.create_topic("t", 2)
+        home.create_topic("u", 2)
+        times = [T0 + 150 + apart_ms * n for n in range(events)]
+        wanted = [time for time in times if not 2_000 <= time - T0 < 3_000]
+        home.append("t", [Event(b"%d" % t, b"%d" % t, f"id-{t}", t, "x") for t in wanted])
+
+
+def test_it_tells_of_each_slot_as_its_forerunner_did(tidelog: Run) -> None:
+    fill()
+    done = tidelog("playback", "t", *RANGE, "--to", "null:")
+    lines = done.out.decode().splitlines()
+    assert lines[:-1] == [
+        "playback of t from 2023-11-14T22:13:20.000Z to 2023-11-14T22:13:26.000Z",
+        "2023-11-14T22:13:20.000Z: 2023-11-14T22:13:20.150Z [3]",
+        "2023-11-14T22:13:21.000Z: 2023-11-14T22:13:21.350Z [2]",
+        "2023-11-14T22:13:23.000Z: 2023-11-14T22:13:23.350Z [2]",
+        "2023-11-14T22:13:24.000Z: 2023-11-14T22:13:24.150Z [2]",
+    ]
+    assert lines[-1].startswith("9 events in 4 slots, ")
+    assert (done.code, done.err) == (0, "")
+
+
+def test_empty_slots_are_told_on_request(tidelog: Run) -> None:
+    fill()
+    done = tidelog("playback", "t", *RANGE, "--to", "null:", "--empty-slots")
+    assert [line for line in done.out.decode().splitlines() if line.endswith("000Z")][1:] == [
+        "2023-11-14T22:13:22.000Z",
+        "2023-11-14T22:13:25.000Z",
+    ]
+
+
+def test_json_is_for_machines(tidelog: Run) -> None:
+    fill()
+    *slots, summary = tidelog("playback", "t", *RANGE, "--to", "null:", "--json").rows()
+    assert slots[0] == {
+        "slot": "2023-11-14T22:13:20.000Z",
+        "first": "2023-11-14T22:13:20.150Z",
+        "events": 3,
+    }
+    assert len(slots) == 4
+    assert (summary["events"], summary["slots"], summary["finished"]) == (9, 4, True)
+    assert set(summary) == {"events", "slots", "seconds", "events_per_s", "finished"}
+
+
+def test_standard_output_carries_events_alone(tidelog: Run) -> None:
+    fill()
+    done = tidelog("playback", "t", *RANGE, "--to", "stdout:")
+    assert [row["timestamp"] for row in done.rows()] == sorted(
+        row["timestamp"] for row in done.rows()
+    )
+    assert len(done.rows()) == 9
+    assert "[3]" in done.err
+    assert "9 events in 4 slots" in done.err
+    as_json = tidelog("playback", "t", *RANGE, "--to", "stdout:", "--json")
+    assert len(as_json.rows()) == 9
+    assert json.loads(as_json.err.splitlines()[-1])["events"] == 9
+
+
+def test_into_a_topic_everything_stays_but_the_place(tidelog: Run) -> None:
+    fill()
+    assert tidelog("playback", "t", *RANGE, "--to", "topic:u").code == 0
+    with library.open() as home:
+        found, given = (
+            {(e.value, e.key, e.id, e.timestamp, e.type) for p in (0, 1) for e in home.read(n, p)}
+            for n in ("u", "t")
+        )
+        assert found == given
+        assert len(found) == 9
+
+
+def test_a_name_begins_goes_on_and_is_done(tidelog: Run) -> None:
+    fill()
+    args = ("playback", "t", "--to", "topic:u", "--resume", "again")
+    assert "9 events" in tidelog(*args, *RANGE).out.decode()
+    done = tidelog(*args)
+    assert done.code == 0
+    assert done.out.startswith(b"playback `again` was finished at 2")
+    assert done.out.endswith(b", with 9 events\n")
+    (row,) = tidelog(*args, "--json").rows()
+    assert (row["playback"], row["events"], row["finished"]) == ("again", 9, True)
+    assert tidelog("topic", "show", "u", "--json").rows()[0]["events"] == 9
+    other = tidelog(*args, "--start", "2023-11-14T22:13:21Z")
+    assert other.code == 2
+    assert "began with start `2023-11-14T22:13:20.000Z`" in other.err
+
+
+def test_as_of(tidelog: Run) -> None:
+    fill()
+    with library.open() as home:
+        ends = [state.next for state in home.partitions("t")]
+    as_of = f"0:{ends[0] - 1},1:0"
+    rows = tidelog("playback", "t", *RANGE, "--to", "null:", "--json", "--as-of", as_of).rows()
+    assert rows[-1]["events"] == ends[0] - 1
+    before = tidelog("playback", "t", *RANGE, "--to", "null:", "--json", "--as-of", "-1h").rows()
+    assert before[-1]["events"] == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (("--start", "yesterday", "--to", "null:"), "is not ISO 8601"),
+        (("--start", "-5m", "--end", "-6m", "--to", "null:"), "runs backwards"),
+        (("--to", "nowhere:"), "unknown scheme"),
+        (("--to", "null:", "--speed", "fast"), "speed `fast`"),
+        (("--to", "null:", "--resume", "a b"), "playback name"),
+        (("--to", "null:", "--as-of", "0:1,0:2"), "named twice"),
+        (("--to", "null:", "--as-of", "7:1"), "has no partition 7"),
+        (("--to", "null:", "--parallel", "--resume", "x"), "leave out"),
+        (("--to", "null:", "--parallel", "--speed", "2"), "leave out"),
+        (("--to", "file:x.parquet", "--resume", "x"), "cannot be continued"),
+        ((), "Missing option '--to'"),
+    ],
+)
+def test_wrong_usage_is_refused_before_anything_is_done(
+    tidelog: Run, tmp_path: Path, args: tuple[str, ...], told: str
+) -> None:
+    fill()
+    done = tidelog("playback", "t", *args)
+    assert (done.code, done.out) == (2, b"")
+    assert told in done.err
+    assert not list(tmp_path.glob("x*"))
+
+
+def test_what_is_not_there_fails(tidelog: Run) -> None:
+    fill()
+    for args in (("no", "--to", "null:"), ("t", "--to", "topic:no")):
+        done = tidelog("playback", *args)
+        assert done.code == 1
+        assert "not found" in done.err
+
+
+def test_ctrl_c_ends_it_well_and_says_how_to_go_on(tidelog: Run) -> None:
+    fill(events=3_000, apart_ms=40)
+    span = ("--start", "2023-11-14T22:13:20Z", "--end", "2023-11-15")
+    args = ("playback", "t", *span, "--to", "stdout:", "--speed", "1")
+    with start(*args, "--resume", "slow") as playing:
+        assert playing.stdout is not None
+        first = [playing.stdout.readline() for _ in range(20)]
+        playing.send_signal(signal.SIGINT)
+        done = finish(playing)
+    assert done.code == 130
+    assert "it goes on with: tidelog playback t --to stdout: --resume slow" in done.err
+    rest = tidelog("playback", "t", "--to", "stdout:", "--resume", "slow")
+    assert rest.code == 0
+    all_of_it = tidelog("playback", "t", *span, "--to", "stdout:").out
+    assert b"".join(first) + done.out + rest.out == all_of_it
+
+
+def test_ctrl_c_without_a_name_says_how_far_it_came(tidelog: Run) -> None:
+    fill(events=3_000, apart_ms=40)
+    span = ("--start", "2023-11-14T22:13:20Z", "--end", "2023-11-15")
+    with start("playback", "t", *span, "--to", "stdout:", "--speed", "1") as playing:
+        assert playing.stdout is not None
+        playing.stdout.readline()
+        playing.send_signal(signal.SIGTERM)
+        done = finish(playing)
+    assert done.code == 143
+    assert "with --resume NAME it could go on from there" in done.err

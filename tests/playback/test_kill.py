@@ -1,0 +1,153 @@
+"""P6 by killing: players die by SIGKILL; nothing is skipped, and nothing doubled in a topic."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.playback.stage import T0
+from tidelog import Event, Home
+from tidelog.home import create_home
+from tidelog.model import layout
+from tidelog.model.playback import PlaybackState
+from tidelog.model.run import decode_row
+from tidelog.settings import load_settings
+
+ROOT = Path(__file__).parents[2]
+EVENTS = 1_500
+SPAN_MS = 60_000
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    with create_home(load_settings(str(tmp_path / "home"), {}, tmp_path))[0] as made:
+        made.create_topic("t", 3)
+        made.create_topic("u", 2)
+        chance = random.Random(3)
+        times = sorted(chance.randrange(SPAN_MS) for _ in range(EVENTS))
+        for first in range(0, EVENTS, 100):
+            events = [
+                Event(b"%d" % (first + n), b"%d" % (n % 17), timestamp=T0 + time)
+                for n, time in enumerate(times[first : first + 100])
+            ]
+            made.append("t", events)
+        yield made
+
+
+class Players:
+    """Processes that play, some of which die. Use it in a ``with``."""
+
+    def __init__(self, home: Home, folder: Path, sink: str) -> None:
+        self._home = home
+        self.output = folder / "out"
+        self._words = [
+            *("--home", str(folder / "home"), "playback", "t", "--to", sink, "--resume", "p"),
+            *("--start", "2023-11-14T22:13:20Z", "--end", "2023-11-14T22:14:20Z"),
+            *("--speed", "20"),
+        ]
+        self._nursery = subprocess.Popen(
+            [sys.executable, "-m", "tests.playback.players"],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> Players:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._nursery as nursery:
+            assert nursery.stdin is not None
+            nursery.stdin.close()
+
+    def kill(self, kills: int, at_once: int = 1) -> None:
+        """Let players die, each after some events more, and the last ones finish."""
+        chance = random.Random(kills)
+        living = [self._start() for _ in range(at_once)]
+        for _ in range(kills):
+            self._wait_for(self._state().number + chance.randrange(EVENTS // kills))
+            os.kill(living.pop(chance.randrange(len(living))), signal.SIGKILL)
+            living.append(self._start())
+        self._wait_for(EVENTS)
+        while any(map(_is_alive, living)):
+            time.sleep(0.05)
+        assert self._state().finished_ms
+
+    def _start(self) -> int:
+        assert self._nursery.stdin is not None
+        assert self._nursery.stdout is not None
+        self._nursery.stdin.write(" ".join([str(self.output), *self._words]) + "\n")
+        self._nursery.stdin.flush()
+        return int(self._nursery.stdout.readline())
+
+    def _state(self) -> PlaybackState:
+        row = self._home.catalog.get(layout.playback_partition("p"), layout.PLAYBACK_STATE)
+        return decode_row(row.value, PlaybackState, "state") if row else PlaybackState()
+
+    def _wait_for(self, number: int) -> None:
+        deadline = time.monotonic() + 120
+        while max(self._state().number, self._state().until_number) < number:
+            assert time.monotonic() < deadline, Path(f"{self.output}.err").read_text()
+            time.sleep(0.02)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def wanted() -> Counter[str]:
+    return Counter(str(n) for n in range(EVENTS))
+
+
+def values(home: Home) -> Counter[str]:
+    """What is in the target."""
+    events = [event for p in range(2) for event in home.read("u", p)]
+    return Counter((event.value or b"").decode() for event in events)
+
+
+def test_into_a_topic_nothing_is_skipped_or_doubled(home: Home, tmp_path: Path) -> None:
+    with Players(home, tmp_path, "topic:u") as players:
+        players.kill(8)
+    assert values(home) == wanted()
+    for partition in range(2):
+        times = [event.timestamp for event in home.read("u", partition)]
+        assert times == sorted(times)  # type: ignore[type-var]
+
+
+def test_two_at_once_into_a_topic(home: Home, tmp_path: Path) -> None:
+    with Players(home, tmp_path, "topic:u") as players:
+        players.kill(8, at_once=2)
+    assert values(home) == wanted()
+
+
+def test_into_a_file_it_goes_on_where_it_was(home: Home, tmp_path: Path) -> None:
+    with Players(home, tmp_path, f"file:{tmp_path}/events.jsonl") as players:
+        players.kill(6)
+    lines = [json.loads(line) for line in (tmp_path / "events.jsonl").read_bytes().splitlines()]
+    assert Counter(line["value"] for line in lines) == wanted()
+    places = [(line["timestamp"], line["partition"], line["offset"]) for line in lines]
+    assert places == sorted(places)
+
+
+def test_to_standard_output_nothing_is_skipped(home: Home, tmp_path: Path) -> None:
+    with Players(home, tmp_path, "stdout:") as players:
+        players.kill(6)
+    lines = [json.loads(line) for line in players.output.read_bytes().splitlines()]
+    found = Counter(line["value"] for line in lines)
+    assert set(found) == set(wanted())
+    assert len(lines) < EVENTS * 1.5, "only lots in flight come again"

@@ -1,0 +1,342 @@
+"""Where events go: files, HTTP, standard output; what is kept, refused and repeated."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from tests.playback.stage import T0, Stage
+from tidelog.codec.event_json import batch_lines
+from tidelog.errors import (
+    AlreadyExistsError,
+    CorruptError,
+    InvalidError,
+    NotFoundError,
+    UnavailableError,
+)
+from tidelog.model.backoff import Backoff
+from tidelog.model.event import Event
+from tidelog.playback.outlets import (
+    Lot,
+    NullOutlet,
+    Setting,
+    StreamOutlet,
+    check_outlet,
+    lot_pieces,
+    open_outlet,
+)
+from tidelog.playback.play import play
+from tidelog.testing.clock import FakeClock
+
+
+def lots(stage: Stage | None = None, events: int = 4) -> list[Lot]:
+    """Some events with all that an event may have, in lots."""
+    if stage is None:
+        stage = Stage()
+        stage.stored(
+            [
+                Event(None, b"k", "i-1", T0, "gone", (("a", b"\xff"), ("a", b""))),
+                Event(b"\x00\xff", None, None, T0 + 1),
+                Event("ü\n".encode(), b"", "i-2", T0 + 2),
+                *(Event(b"%d" % n, timestamp=T0 + n) for n in range(3, 10)),
+            ]
+        )
+    (batch,) = play(stage.log, stage.main, stage.pin(T0, T0 + 1_000))
+    firsts = range(0, batch.num_rows, events)
+    return [Lot(first, batch.slice(first, events)) for first in firsts]
+
+
+def setting(**more: Any) -> Setting:
+    return Setting({}, "id", clock=FakeClock(), backoff=Backoff(attempts=3), **more)
+
+
+def all_lines(some: list[Lot]) -> bytes:
+    return b"".join(batch_lines(lot.batch) for lot in some)
+
+
+# Files.
+
+
+def test_a_file_gets_each_event_as_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    outlet = open_outlet(f"file:{path}", setting())
+    for lot in lots():
+        outlet.put(lot)
+    outlet.close()
+    outlet.close()
+    assert path.read_bytes() == all_lines(lots())
+    first = json.loads(path.read_bytes().splitlines()[0])
+    assert first == {
+        "topic": "main",
+        "partition": 0,
+        "offset": 0,
+        "timestamp": "2023-11-14T22:13:20.000Z",
+        "id": "i-1",
+        "key": "k",
+        "value": None,
+        "type": "gone",
+        "headers": [["a", {"base64": "/w=="}], ["a", ""]],
+    }
+
+
+def test_a_file_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "mine.txt"
+    path.write_text("precious")
+    for url in (f"file:{path}", f"file:{tmp_path}/mine.parquet"):
+        (tmp_path / "mine.parquet").write_text("precious")
+        with pytest.raises(AlreadyExistsError):
+            open_outlet(url, setting())
+    with pytest.raises(AlreadyExistsError):
+        open_outlet(f"file:{path}", setting(name="p"))
+    assert path.read_text() == "precious"
+    (tmp_path / "empty").touch()
+    open_outlet(f"file:{tmp_path}/empty", setting()).close()
+
+
+def test_a_file_is_continued_where_its_cursor_is(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    first, second, third = lots()
+    outlet = open_outlet(f"file:{path}", setting(name="p"))
+    outlet.put(first)
+    reached = outlet.reached()
+    outlet.put(second)
+    outlet.close(failed=True)
+    with path.open("ab") as file:
+        file.write(b'{"topic": "ma')  # torn off by a crash
+    outlet = open_outlet(f"file:{path}", setting(name="p", resumed=True, reached=reached))
+    outlet.put(second)
+    outlet.put(third)
+    outlet.close()
+    assert path.read_bytes() == all_lines(lots())
+    with pytest.raises(CorruptError, match="had written"):
+        open_outlet(f"file:{path}", setting(name="p", resumed=True, reached=10_000))
+
+
+def test_a_parquet_file_is_there_when_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "out.parquet"
+    outlet = open_outlet(f"file:{path}", setting())
+    for lot in lots():
+        outlet.put(lot)
+        assert not path.exists()
+    outlet.close()
+    assert pq.read_table(path).column("offset").to_pylist() == list(range(10))
+    assert os.listdir(tmp_path) == ["out.parquet"]
+    other = open_outlet(f"file:{tmp_path}/other.parquet", setting())
+    other.put(lots()[0])
+    other.close(failed=True)
+    assert os.listdir(tmp_path) == ["out.parquet"]
+    with pytest.raises(InvalidError, match="cannot be continued"):
+        check_outlet(f"file:{path}", named=True)
+
+
+def test_a_device_will_do_and_a_folder_will_not(tmp_path: Path) -> None:
+    outlet = open_outlet("file:/dev/null", setting(name="p"))
+    outlet.put(lots()[0])
+    assert outlet.reached() == 0
+    outlet.close()
+    for wrong in (f"file:{tmp_path}", f"file:{tmp_path}/no/out", f"file:{tmp_path}/"):
+        with pytest.raises(InvalidError):
+            open_outlet(wrong, setting())
+
+
+def test_a_full_disk_is_told(tmp_path: Path) -> None:
+    outlet = open_outlet("file:/dev/full", setting())
+    with pytest.raises(UnavailableError, match="No space left"):
+        outlet.put(lots()[0])
+    outlet.close(failed=True)
+
+
+# Standard output, and nothing.
+
+
+def test_a_stream_that_takes_a_part_only_gets_all() -> None:
+    class Narrow(io.BytesIO):
+        def write(self, data: Any) -> int:
+            return super().write(bytes(data[:7]))
+
+    stream = Narrow()
+    outlet = StreamOutlet(stream)
+    for lot in lots():
+        outlet.put(lot)
+    assert stream.getvalue() == all_lines(lots())
+    NullOutlet().put(lots()[0])
+
+
+def test_pieces_are_the_same_for_the_same_batch() -> None:
+    stage = Stage()
+    stage.stored([Event(b"x" * 5_000, timestamp=T0 + n) for n in range(900)])
+    (lot,) = lots(stage, 1_000)
+    pieces = list(lot_pieces(lot.batch))
+    assert len(pieces) > 3
+    assert max(piece.nbytes for piece in pieces) < 2 << 20
+    assert [p.num_rows for p in pieces] == [p.num_rows for p in lot_pieces(lot.batch)]
+
+
+# Addresses.
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "orders",
+        "foo:x",
+        "stdout:x",
+        "null:x",
+        "null:?a=b",
+        "file:",
+        "file://host/x",
+        "file:x?y=z",
+        "http:///x",
+        "http://user:secret@host/",
+        "http://host/ü",
+        "topics:x",
+    ],
+)
+def test_what_names_no_sink_is_refused(url: str) -> None:
+    with pytest.raises(InvalidError) as caught:
+        check_outlet(url, named=False)
+    assert "secret" not in str(caught.value).replace("secrets", "")
+
+
+def test_a_topic_must_be_there() -> None:
+    stage = Stage()
+    with pytest.raises(NotFoundError):
+        open_outlet("topic:no", setting(log=stage.log))
+    for wrong in ("topic:main?partition=x", "topic:main?a=b", "topic://main/x"):
+        with pytest.raises(InvalidError):
+            open_outlet(wrong, setting(log=stage.log))
+
+
+def test_into_a_topic_partitions_are_kept_where_that_is_asked_for() -> None:
+    stage = Stage(partitions=3)
+    for partition in range(3):
+        stage.stored([Event(b"v", b"k", timestamp=T0 + partition)], partition)
+        stage.stored([Event(b"w", None, timestamp=T0 + partition)], partition)
+    (lot,) = lots(stage, 100)
+    same, keyed, few = stage.made("same", 3), stage.made("keyed", 2), stage.made("few", 2)
+    for topic, option in ((same, "?partition=same"), (keyed, "")):
+        outlet = open_outlet(f"topic:{topic.name}{option}", setting(log=stage.log))
+        outlet.put(lot)
+        outlet.close()
+    found = [(e.partition, e.value) for e in stage.events(same)]
+    assert found == [(p, v) for p in range(3) for v in (b"v", b"w")]
+    by_key = {e.partition for e in stage.events(keyed) if e.key is not None}
+    keyless = [e.partition for e in stage.events(keyed) if e.key is None]
+    assert len(by_key) == 1
+    assert sorted(p or 0 for p in keyless) == [0, 0, 1]
+    outlet = open_outlet("topic:few?partition=same", setting(log=stage.log))
+    with pytest.raises(InvalidError, match="has 2 partitions"):
+        outlet.put(lot)
+    assert list(stage.events(few)) == []
+
+
+# HTTP.
+
+
+class Server:
+    """Answers as it is told, and remembers what it was sent."""
+
+    def __init__(self) -> None:
+        self.statuses: list[int] = []  # of the next requests; then 200
+        self.bodies: dict[str, bytes] = {}  # by idempotency key
+        self.requests: list[dict[str, str]] = []
+        self.url = ""
+
+
+@contextmanager
+def serving() -> Iterator[Server]:
+    known = Server()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            known.requests.append({**dict(self.headers), "path": self.path})
+            status = known.statuses.pop(0) if known.statuses else 200
+            if status == 0:
+                self.close_connection = True  # dies without an answer
+                return
+            if status < 300:
+                known.bodies.setdefault(self.headers["Idempotency-Key"], body)
+            self.send_response(status)
+            if status == 429:
+                self.send_header("Retry-After", "7")
+            self.send_header("Content-Length", "2")
+            self.end_headers()
+            self.wfile.write(b"ok")
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    known.url = f"http://127.0.0.1:{server.server_port}/topics/t/events?x=1"
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield known
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def test_http_gets_lines_with_keys_and_repeats_what_may_pass() -> None:
+    with serving() as server:
+        server.statuses = [503, 429, 200, 0, 200, 500]
+        chosen = setting()
+        outlet = open_outlet(server.url, chosen)
+        for lot in lots():
+            outlet.put(lot)
+        outlet.close()
+        assert b"".join(server.bodies.values()) == all_lines(lots())
+        assert list(server.bodies) == ["id-0", "id-4", "id-8"]
+        assert len(server.requests) == 7
+        first = server.requests[0]
+        assert first["path"] == "/topics/t/events?x=1"
+        assert first["Content-Type"] == "application/x-ndjson"
+        assert "Authorization" not in first
+        assert chosen.clock.monotonic_s() - 1_000 >= 7, "as long as the server asked for"
+
+
+def test_a_token_comes_from_the_environment() -> None:
+    with serving() as server:
+        outlet = open_outlet(server.url, Setting({"TIDELOG_HTTP_TOKEN": "s3cret"}, "id"))
+        outlet.put(lots()[0])
+        outlet.close()
+        assert server.requests[0]["Authorization"] == "Bearer s3cret"
+
+
+@pytest.mark.parametrize("status", [301, 400, 401, 404, 413])
+def test_what_a_server_refuses_for_good_ends_it(status: int) -> None:
+    with serving() as server:
+        server.statuses = [status]
+        outlet = open_outlet(server.url, setting())
+        with pytest.raises(InvalidError, match=f"answered {status}") as caught:
+            outlet.put(lots()[0])
+        assert "topics" not in str(caught.value), "a path may be a secret"
+        assert len(server.requests) == 1
+        outlet.close(failed=True)
+
+
+def test_a_server_that_stays_away_is_told() -> None:
+    with serving() as server:
+        server.statuses = [503] * 9
+        outlet = open_outlet(server.url, setting())
+        with pytest.raises(UnavailableError, match="answered 503"):
+            outlet.put(lots()[0])
+        outlet.close()
+    with pytest.raises(UnavailableError, match="no answer"):
+        outlet.put(lots()[0])
+    outlet.close(failed=True)

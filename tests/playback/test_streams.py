@@ -1,0 +1,141 @@
+"""Playback into Kafka and Kinesis, by real servers, with players that die."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.playback.stage import T0
+from tests.playback.test_kill import EVENTS, Players, wanted
+from tests.servers.kafka import Kafka
+from tests.servers.moto import Moto
+from tests.sinks.test_kafka import Target
+from tests.sources.test_kinesis import KEYS, Stream
+from tidelog import Event, Home
+from tidelog.errors import NotFoundError
+from tidelog.home import create_home
+from tidelog.model.playback import TimeRange
+from tidelog.playback.outlets import Lot, Setting, open_outlet
+from tidelog.playback.pin import pin_topic
+from tidelog.playback.run import Playback, opened, run_playback
+from tidelog.settings import load_settings
+
+pytestmark = pytest.mark.server
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    with create_home(load_settings(str(tmp_path / "home"), {}, tmp_path))[0] as made:
+        made.create_topic("t", 3)
+        events = [
+            Event(
+                b"%d" % n,
+                b"key-%d" % (n % 17),
+                id=f"id-{n}",
+                timestamp=T0 + n * 40,
+                type="x",
+                headers=(("h", b"\xff"),),
+            )
+            for n in range(EVENTS)
+        ]
+        for first in range(0, EVENTS, 300):
+            made.append("t", events[first : first + 300])
+        yield made
+
+
+def playback(home: Home, events: int = EVENTS) -> Playback:
+    topic = home.topic("t")
+    pin = pin_topic(home.log, topic, TimeRange(T0, T0 + 40 * events))
+    return Playback(home.log, topic, pin)
+
+
+@pytest.fixture
+def target(kafka_server: Kafka) -> Target:
+    return Target(kafka_server.bootstrap)
+
+
+def test_kafka_gets_all_that_an_event_has(home: Home, target: Target) -> None:
+    with opened(lambda: open_outlet(target.url(), Setting({}, "once"))) as outlet:
+        assert run_playback(playback(home), outlet).events == EVENTS
+    messages = [message for p in range(target.partitions) for message in target.messages(p)]
+    by_value = {int(message.value()): message for message in messages}
+    assert sorted(by_value) == list(range(EVENTS))
+    message = by_value[7]
+    assert (message.key(), message.timestamp()[1]) == (b"key-7", T0 + 280)
+    assert message.headers() == [("h", b"\xff"), ("tidelog-id", b"id-7"), ("tidelog-type", b"x")]
+
+
+def test_kafka_keeps_partitions_where_that_is_asked_for(home: Home, target: Target) -> None:
+    url = target.url("?partition=same")
+    with opened(lambda: open_outlet(url, Setting({}, "same"))) as outlet:
+        run_playback(playback(home), outlet)
+    for partition in range(3):
+        found = [message.value() for message in target.messages(partition)]
+        assert found == [event.value for event in home.read("t", partition)]
+
+
+def test_a_lot_that_kafka_has_is_not_sent_again(home: Home, target: Target) -> None:
+    setting = Setting({}, f"again-{target.name}", name="p")
+    (batch,) = playback(home, 100).batches()
+    lots = [Lot(first, batch.slice(first, 40)) for first in range(0, 100, 40)]
+    first = open_outlet(target.url(), setting)
+    first.put(lots[0])
+    first.put(lots[1])
+    second = open_outlet(target.url(), replace(setting, resumed=True))
+    second.put(lots[1])
+    second.put(lots[2])
+    second.close()
+    first.close(failed=True)
+    assert Counter(target.values()) == Counter(b"%d" % n for n in range(100))
+
+
+def test_a_topic_that_kafka_does_not_have(kafka_server: Kafka) -> None:
+    url = f"kafka://{kafka_server.bootstrap}/no-such-{uuid.uuid4().hex}"
+    with pytest.raises(NotFoundError):
+        open_outlet(url, Setting({}, "no"))
+
+
+def test_into_kafka_by_players_that_die(home: Home, target: Target, tmp_path: Path) -> None:
+    with Players(home, tmp_path, target.url()) as players:
+        players.kill(4)
+    found = [(value or b"").decode() for value in target.values()]
+    assert Counter(found) == wanted()
+
+
+def test_into_kinesis_by_players_that_die(
+    home: Home, moto_server: Moto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in KEYS.items():
+        monkeypatch.setenv(name, value)
+    assert os.environ["AWS_ACCESS_KEY_ID"]
+    stream = Stream(moto_server.endpoint, shards=2)
+    with Players(home, tmp_path, stream.url()) as players:
+        players.kill(4)
+    found = defaultdict(list)
+    for key, value in records(stream):
+        found[key].append(int(value))
+    numbers = Counter(number for each in found.values() for number in each)
+    assert set(numbers) == set(range(EVENTS)), "nothing is skipped"
+    assert sum(numbers.values()) < EVENTS * 1.5, "only lots in flight come again"
+    for key, each in found.items():
+        assert {f"key-{number % 17}" for number in each} == {key}
+        last = {number: at for at, number in enumerate(each)}
+        assert sorted(last, key=last.__getitem__) == sorted(last), "last ones are in order"
+
+
+def records(stream: Stream) -> Iterator[tuple[str, bytes]]:
+    """All records of a stream, shard by shard."""
+    shards = stream.client.list_shards(StreamName=stream.name)["Shards"]
+    for shard in shards:
+        at = stream.client.get_shard_iterator(
+            StreamName=stream.name, ShardId=shard["ShardId"], ShardIteratorType="TRIM_HORIZON"
+        )["ShardIterator"]
+        while at:
+            answer = stream.client.get_records(ShardIterator=at, Limit=10_000)
+            yield from ((each["PartitionKey"], each["Data"]) for each in answer["Records"])
+            at = answer.get("NextShardIterator") if answer["Records"] else None
