@@ -4,6 +4,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+WORKERS ?= 3
 LOCK_FLAGS := --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header -q
 
 .PHONY: help demo test test-long lint format bench bench-sim lock setup servers clean
@@ -23,7 +24,7 @@ demo: $(READY)
 
 test: $(READY)
 	@$(BIN)/python -m tests.servers check
-	$(BIN)/python -m pytest -m "not long"
+	$(BIN)/python -m pytest -m "not long" -n $(WORKERS) --dist loadgroup
 
 test-long: $(READY)
 	@$(BIN)/python -m tests.servers check

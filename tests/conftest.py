@@ -1,4 +1,4 @@
-"""What all tests share: the servers' fixtures, a clean environment, and the `unit` marker."""
+"""What all tests share: servers' fixtures, a clean environment, markers, who runs beside whom."""
 
 from __future__ import annotations
 
@@ -9,9 +9,16 @@ import pytest
 pytest_plugins = ["tests.servers.fixtures"]
 
 
+# What takes long to start, or much memory: all tests that want one of these run in one process,
+# where tests are spread over several.
+SHARED = ("cassandra_server", "spark_cluster", "local_spark", "kafka_server")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whatever needs neither server nor Spark, and is not long, is a unit test."""
     for item in items:
+        wanted = [name for name in SHARED if name in getattr(item, "fixturenames", ())]
+        item.add_marker(pytest.mark.xdist_group(wanted[0] if wanted else item.path.stem))
         if not any(item.get_closest_marker(name) for name in ("server", "spark", "long")):
             item.add_marker("unit")
 

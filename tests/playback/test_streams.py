@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import uuid
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import replace

@@ -218,9 +218,6 @@ class DyingSink(KinesisSink):
 
     died = False
 
-    def discard(self, manifest: Any) -> None:
-        super().discard(manifest)
-
     def publish(self, manifest: Any) -> None:
         super().publish(manifest)
         if not DyingSink.died:

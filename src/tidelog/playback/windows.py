@@ -33,7 +33,7 @@ class Bounds:
 
     window_bytes: int = 32 << 20  # of events that are sorted at once
     ahead_bytes: int = 64 << 20  # of runs that are fetched before they are needed
-    held_bytes: int = 256 << 20  # of runs that wait for later windows; more go into files
+    held_bytes: int = 128 << 20  # of runs that wait for later windows; more go into files
     batch_events: int = BATCH_EVENTS_MAX
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from typing import cast
 
 import httptools
 
@@ -54,7 +55,7 @@ class ClientConnection(asyncio.Protocol):
     # The protocol.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport if isinstance(transport, asyncio.Transport) else None
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is one by its methods
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True

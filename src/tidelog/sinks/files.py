@@ -7,9 +7,10 @@ range.
 
 Memory is bounded, whatever the folders are. Events wait, folder by folder, until enough of one
 folder are there for a part of a file, and all are written when too many wait. A file ends when it
-is large enough; when too many are open, or those hold too much, the largest ends and a further file
-of the same range begins later. Events of more folders than a range may have are dead letters: a
-path that follows from data may be anything, and a million folders serve nobody.
+is large enough, when too many are open and it is the largest, or when its format keeps events in
+memory and another file is to be written; a further file of the same range may begin later. Events
+of more folders than a range may have are dead letters: a path that follows from data may be
+anything, and a million folders serve nobody.
 
 Names are Secor's: ``<root>/g<generation>/<topic>/<names>/<generation>_<partition>_<offset>.<ext>``,
 where the offset is that of the file's own first event. So no two files of an archive have one name.
@@ -60,7 +61,7 @@ class FilesSettings:
     format_settings: FormatSettings = field(default_factory=FormatSettings)
     file_bytes_max: int = 200_000_000
     open_files_max: int = 50
-    held_bytes_max: int = 128 << 20  # of events that wait, and as much again in open files
+    held_bytes_max: int = 128 << 20  # of events that wait; then all are written
     folders_max: int = RANGE_FOLDERS_MAX
     dead_share_max: float = 0.1
 
@@ -182,14 +183,13 @@ class FilesWriter:
 
     def _write_folder(self, folder: _Folder) -> None:
         """Write what waits for a folder as one part of its file, and keep to all limits."""
-        if folder.path not in self._open:
-            self._relieve(self._settings.open_files_max - 1)
+        self._make_room(folder.path)
         self._write_shares(folder)
         file = self._open[folder.path]
         file.writer.flush()
         if file.writer.bytes_written >= self._settings.file_bytes_max:
             self._finish(folder.path)
-        self._relieve(self._settings.open_files_max)
+        self._spool_to_disk()
 
     def _write_shares(self, folder: _Folder) -> None:
         for share in folder.take():
@@ -200,15 +200,19 @@ class FilesWriter:
                 self._dead.add(misfits)
             self._release(share)
 
-    def _relieve(self, files_max: int) -> None:
-        """End the largest files while too many are open, or they hold too much."""
-        held = {path: file.writer.bytes_held for path, file in self._open.items()}
-        while len(held) > files_max or sum(held.values()) > self._settings.held_bytes_max:
-            largest = max(
-                held, key=lambda path: (held[path], self._open[path].writer.bytes_written)
-            )
-            self._finish(largest)
-            del held[largest]
+    def _make_room(self, path: str) -> None:
+        """End files of other folders, so that this one can be written."""
+        others = {name: file.writer for name, file in self._open.items() if name != path}
+        # Many writers that cannot let go of events, as ORC's, would tear the heap to pieces.
+        ending = [name for name, writer in others.items() if writer.bytes_held]
+        left = {name: others[name].bytes_written for name in others if name not in ending}
+        while len(left) >= self._settings.open_files_max:
+            ending.append(max(left, key=lambda name: left[name]))
+            del left[ending[-1]]
+        for name in ending:
+            self._finish(name)
+
+    def _spool_to_disk(self) -> None:
         spooled = {path: file.spooled_bytes for path, file in self._open.items()}
         while sum(spooled.values()) > _SPOOL_BYTES:
             largest = max(spooled, key=lambda path: spooled[path])

@@ -27,7 +27,7 @@ from tidelog.sources.base import Chunk, Range
 from tidelog.sources.scylla_place import ScyllaWay
 from tidelog.sources.scylla_position import Place
 from tidelog.sources.scylla_rows import Changes, text_of
-from tidelog.sources.scylla_schema import Layout, read_schema, window_statement
+from tidelog.sources.scylla_schema import Layout, is_present, read_layout
 from tidelog.sources.scylla_session import WIDTH_MS_MAX, ScyllaSession
 from tidelog.sources.scylla_streams import Streams
 from tidelog.sources.scylla_types import to_json
@@ -156,11 +156,11 @@ class Reading:
             try:
                 found = self._read_window(layout, generation, start, end)
             except InvalidError:
-                if read_schema(self._session) == layout.schema:
+                if is_present(self._session, layout):
                     raise
                 self._session.layout = None
                 continue
-            if found is None or not found[1] or read_schema(self._session) == layout.schema:
+            if found is None or not found[1] or is_present(self._session, layout):
                 if found is not None:
                     self._name(layout, found[0])
                 return found
@@ -200,14 +200,14 @@ class Reading:
 
     def _layout(self) -> Layout:
         if self._session.layout is None:
-            schema = read_schema(self._session)
-            self._check_columns({*schema.key, *(name for name, _ in schema.values)})
-            self._session.layout = window_statement(self._session, schema)
+            self._session.layout = read_layout(self._session)
         layout: Layout = self._session.layout
+        self._check_columns(layout)
         return layout
 
-    def _check_columns(self, names: set[str]) -> None:
+    def _check_columns(self, layout: Layout) -> None:
         way = self._way
+        names = {*layout.schema.key, *(name for name, _ in layout.schema.values)}
         for option in ("type_column", "key_column", "key_lookup"):
             wanted = getattr(way, option)
             if wanted is not None and wanted not in names:
@@ -236,7 +236,10 @@ class Reading:
                     if value is not None:
                         found[values] = text_of(kind(value)).encode()
         for index, values in changes.unnamed:
-            changes.keys[index] = found.get(values, changes.keys[index])
+            if values in found:
+                event = changes.events[index]
+                changes.events[index] = (*event[:2], found[values], *event[3:])
+        changes.unnamed.clear()
 
     # Chunks.
 
@@ -260,12 +263,12 @@ class Reading:
         partition = self._plan.range.partition
         base = self._plan.range.ordinal + self._events
         self._events += len(changes)
-        texts: list[Sequence[Any]] = [changes.ids, changes.keys, changes.values, changes.types]
-        stored: pa.RecordBatch = batch_of([changes.times, *texts, changes.headers])
+        *columns, identities = changes.columns()
+        stored: pa.RecordBatch = batch_of(columns)
         batch = with_position(stored, partition.topic, int(partition.name), base)
         note = b""
-        if self._way.remembers and changes.identities:
-            packed = zlib.compress(b"".join(changes.identities), 1)
+        if self._way.remembers and identities:
+            packed = zlib.compress(b"".join(identities), 1)
             note = _length.pack(len(packed)) + packed
         return Chunk(batch, position, note)
 

@@ -22,12 +22,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
-from datetime import UTC, datetime
 from typing import Any
 
 from tidelog.model.event import Headers
 from tidelog.sources.scylla_place import ScyllaWay
 from tidelog.sources.scylla_schema import Column, Layout
+from tidelog.sources.scylla_types import second_text
 
 __all__ = ["LATE", "OPERATIONS", "Changes", "time_ms_of"]
 
@@ -48,7 +48,7 @@ _PRE_IMAGE, _POST_IMAGE = b"\x00", b"\x09"
 _TRUE = b"\x01"
 _TICKS_1970 = 0x01B21DD213814000  # of 100 ns, from when timeuuids count
 
-Row = tuple[bytes | None, ...]
+_Made = tuple[int, str, bytes, bytes, str, Headers, bytes]
 
 
 def time_ms_of(timeuuid: bytes) -> int:
@@ -80,23 +80,19 @@ class Changes:
         self._unit: list[Any] = []
         self._stream: bytes | None = None
         self._time: bytes | None = None
-        self.left_out = 0  # changes of batches that are not whole yet
-        self.times: list[int] = []
-        self.ids: list[str] = []
-        self.keys: list[bytes] = []
-        self.values: list[bytes] = []
-        self.types: list[str] = []
-        self.headers: list[Headers] = []
-        self.identities: list[bytes] = []
+        self.events: list[_Made] = []
         self.unnamed: list[tuple[int, tuple[bytes, ...]]] = []  # whose keys must be looked up
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return len(self.events)
 
     def add(self, rows: Iterable[Any]) -> None:
         """Take rows of some streams, in order; those of one stream follow one another."""
-        unit = self._unit
+        unit, end_at = self._unit, self._layout.end_at
         for row in rows:
+            if not unit and end_at >= 0 and row[end_at] == _TRUE:
+                self._put(row, "")  # a batch of one row, as most are
+                continue
             if row[1] != self._time or row[0] != self._stream:
                 if unit:
                     self._take(unit)
@@ -113,11 +109,13 @@ class Changes:
 
     def extend(self, other: Changes) -> None:
         """Take all events of another window behind these."""
-        base = len(self.ids)
-        for name in ("times", "ids", "keys", "values", "types", "headers", "identities"):
-            getattr(self, name).extend(getattr(other, name))
+        base = len(self.events)
+        self.events += other.events
         self.unnamed += [(base + index, values) for index, values in other.unnamed]
-        self.left_out += other.left_out
+
+    def columns(self) -> list[Sequence[Any]]:
+        """Times, ids, keys, values, types and headers of all events, and their identities."""
+        return list(zip(*self.events, strict=True)) if self.events else [()] * 7
 
     # Inside.
 
@@ -126,7 +124,6 @@ class Changes:
         end_at = self._layout.end_at
         whole = end_at < 0 or unit[-1][end_at] == _TRUE
         if not whole and self._way.mode == "fast":
-            self.left_out += len(unit)
             return  # the sweep finds it whole
         if len(unit) == 1:
             self._put(unit[0], "" if whole else ',"batch":{"number":0,"of":1,"whole":false}')
@@ -144,7 +141,7 @@ class Changes:
             self._put(row, tail, (before.get(number), after.get(number)))
 
     def _put(self, row: Any, tail: str, images: Sequence[Any] = ()) -> None:
-        stream, time, seq, operation = row[:4]
+        stream, time, seq, operation, *_ = row
         identity = stream + time + seq
         if identity in self._known:
             return
@@ -157,14 +154,11 @@ class Changes:
             tail = f',"ttl":{int.from_bytes(row[ttl_at], "big", signed=True)}{tail}'
         if self._way.type_column is not None:
             name = self._of_column(self._way.type_column, row, images) or name
-        self.identities.append(identity)
-        self.times.append(max(0, time_ms))
-        self.ids.append(self._id(stream, time, seq, time_ms))
-        self.keys.append(self._key(row, images))
-        self.values.append(f'{{"columns":{{{columns}}}{tail}}}'.encode())
-        self.types.append(name)
         late = ((LATE, b"%d" % max(0, self._now_ms - time_ms)),) if self._way.of else ()
-        self.headers.append(late)
+        event_id = self._id(stream, time, seq, time_ms)
+        value = f'{{"columns":{{{columns}}}{tail}}}'.encode()
+        key = self._key(row, images)
+        self.events.append((max(0, time_ms), event_id, key, value, name, late, identity))
 
     def _id(self, stream: bytes, time: bytes, seq: bytes, time_ms: int) -> str:
         second = self._seconds.get(time_ms // 1000)
@@ -187,24 +181,25 @@ class Changes:
                 return found.encode()
             values = tuple(row[at] for _, at, _ in self._layout.key)
             if self._way.key_lookup is not None and None not in values:
-                self.unnamed.append((len(self.keys), values))
+                self.unnamed.append((len(self.events), values))
         parts = [
             label + kind(row[at]) for label, at, kind in self._layout.key if row[at] is not None
         ]
         return f"{{{','.join(parts)}}}".encode()
 
     def _columns(self, row: Any) -> str:
-        parts = []
-        for each in self._layout.columns:
-            value = row[each.at]
-            if each.elements_at >= 0:
-                text = _elements(each, row)
+        parts: list[str] = []
+        done: Column | None = None  # its cells stand side by side
+        for told, cell in zip(self._layout.told, row, strict=True):
+            if cell is None or told is None:
+                continue
+            if isinstance(told, tuple):
+                parts.append(f"{told[0]}{told[1](cell)}}}")
+            elif told is not done:
+                done = told
+                text = _elements(told, row) if told.elements_at >= 0 else _deleted(told, row)
                 if text:
                     parts.append(text)
-            elif value is not None:
-                parts.append(f'{each.label},"value":{each.whole(value)}}}')
-            elif each.deleted_at >= 0 and row[each.deleted_at] == _TRUE:
-                parts.append(f'{each.label},"deleted":true}}')
         return ",".join(parts)
 
     def _image(self, row: Any) -> str:
@@ -229,6 +224,13 @@ class Changes:
 def text_of(value: str) -> str:
     """A JSON value as plain text."""
     return str(json.loads(value)) if value.startswith('"') else value
+
+
+def _deleted(column: Column, row: Any) -> str:
+    """What is said of a column by its mark alone."""
+    if row[column.at] is None and row[column.deleted_at] == _TRUE:
+        return f'{column.label},"deleted":true}}'
+    return ""
 
 
 def _elements(column: Column, row: Any) -> str:
@@ -277,5 +279,5 @@ def _joined(layout: Layout, unit: list[Any]) -> tuple[list[Any], dict[int, Any],
 def _moment(time_ms: int) -> str:
     """A time as rscylla writes it: RFC 3339, with no more digits than there are."""
     whole, rest = divmod(time_ms, 1000)
-    text = datetime.fromtimestamp(whole, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    text = second_text(whole)
     return f"{text}.{rest:03}".rstrip("0") + "Z" if rest else f"{text}Z"

@@ -21,9 +21,10 @@ __all__ = [
     "Layout",
     "LogTable",
     "Schema",
+    "is_present",
     "log_table",
+    "read_layout",
     "read_schema",
-    "window_statement",
 ]
 
 FIXED = ("cdc$stream_id", "cdc$time", "cdc$batch_seq_no", "cdc$operation")  # first in each row
@@ -71,6 +72,8 @@ class Layout:
     end_at: int  # the mark of a batch's last row; the same
     key: tuple[tuple[str, int, ToJson], ...]  # ``"name":``, where, and how
     columns: tuple[Column, ...]
+    told: tuple[tuple[str, ToJson] | Column | None, ...]  # of each cell: how a change tells it
+    version: str  # of the server's schema, when this one was read
 
     def column(self, name: str) -> Column | None:
         """The changing column of a name."""
@@ -145,7 +148,23 @@ def read_schema(session: ScyllaSession) -> Schema:
     )
 
 
-def window_statement(session: ScyllaSession, schema: Schema) -> Layout:
+def read_layout(session: ScyllaSession) -> Layout:
+    """The schema as it is now, with the statement that reads by it."""
+    version = _version(session)
+    return _window_statement(session, read_schema(session), version)
+
+
+def is_present(session: ScyllaSession, layout: Layout) -> bool:
+    """Whether the schema is still the one that a layout is of."""
+    return _version(session) == layout.version or read_schema(session) == layout.schema
+
+
+def _version(session: ScyllaSession) -> str:
+    ((version,),) = session.rows("SELECT schema_version FROM system.local")
+    return str(version)
+
+
+def _window_statement(session: ScyllaSession, schema: Schema, version: str) -> Layout:
     """Prepare what reads a window of some streams, and tell what stands where in its rows."""
     logged = {name for name, _ in schema.log}
     names = [*FIXED, *(name for name in _OPTIONAL if name in logged), *schema.key]
@@ -154,14 +173,29 @@ def window_statement(session: ScyllaSession, schema: Schema) -> Layout:
     at = {name: index for index, name in enumerate(names)}
     statement = session.prepare(_select(session, names))
     kinds = [kind for _, _, _, kind in statement.result_metadata]
+    columns = tuple(_column(schema, name, at, kinds) for name, _ in schema.values)
     return Layout(
         schema=schema,
+        version=version,
         statement=statement,
         ttl_at=at.get("cdc$ttl", -1),
         end_at=at.get("cdc$end_of_batch", -1),
         key=tuple((f"{quoted(name)}:", at[name], to_json(kinds[at[name]])) for name in schema.key),
-        columns=tuple(_column(schema, name, at, kinds) for name, _ in schema.values),
+        columns=columns,
+        told=_told(columns, len(names)),
     )
+
+
+def _told(columns: Sequence[Column], width: int) -> tuple[tuple[str, ToJson] | Column | None, ...]:
+    """For each cell of a row: how a value is told; or whose column it is, to be looked at."""
+    told: list[tuple[str, ToJson] | Column | None] = [None] * width
+    for each in columns:
+        plain = each.elements_at < 0
+        told[each.at] = (f'{each.label},"value":', each.whole) if plain else each
+        for beside in (each.deleted_at, each.elements_at):
+            if beside >= 0:
+                told[beside] = each
+    return tuple(told)
 
 
 def _beside(schema: Schema, name: str) -> tuple[str, ...]:

@@ -30,6 +30,7 @@ from tidelog.sources.scylla_session import ScyllaSession
 __all__ = ["Generations", "Streams", "group_of", "queries_of"]
 
 _STREAMS_AT_ONCE = 32  # in one statement; Scylla allows 100
+_STATEMENTS_MIN = 4  # of a group: the next is under way while the rows of one are used
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - the driver's times are UTC and do not say so
 _MILLISECOND = timedelta(milliseconds=1)
 _VERSION_BITS = 4
@@ -178,8 +179,9 @@ def queries_of(streams: Iterable[bytes]) -> Streams:
         ), stream
 
     some = sorted(streams, key=vnode)
-    starts = range(0, len(some), _STREAMS_AT_ONCE)
-    return tuple(tuple(some[first : first + _STREAMS_AT_ONCE]) for first in starts)
+    at_once = min(_STREAMS_AT_ONCE, -(-len(some) // _STATEMENTS_MIN) or 1)
+    starts = range(0, len(some), at_once)
+    return tuple(tuple(some[first : first + at_once]) for first in starts)
 
 
 def _grouped(streams: Sequence[bytes], groups: int, by_vnode: bool) -> list[Streams]:

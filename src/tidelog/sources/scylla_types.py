@@ -8,22 +8,30 @@ their digits, a map's keys as text. Numbers that JSON lacks are text too: ``"NaN
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import json
 import math
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, date, datetime, timedelta
+from datetime import date
 from itertools import count, repeat
 from typing import Any
 
-__all__ = ["ToJson", "fields_to_json", "quoted", "to_json", "uuid_text", "values_to_json"]
+__all__ = [
+    "ToJson",
+    "fields_to_json",
+    "quoted",
+    "second_text",
+    "to_json",
+    "uuid_text",
+    "values_to_json",
+]
 
 ToJson = Callable[[bytes], str]  # a value's bytes to the text of its JSON
 
 quoted: Callable[[str], str] = json.encoder.encode_basestring
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _DAY_ZERO = 1 << 31  # dates are days, and 1970-01-01 is in the middle of them
 _FIRST_DAY = date(1970, 1, 1).toordinal()
 _LAST_DAY = date.max.toordinal()
@@ -78,6 +86,22 @@ def uuid_text(data: bytes) -> str:
     """A uuid as people write it."""
     text = data.hex()
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+def second_text(time_s: int) -> str:
+    """A time in whole seconds, as ISO 8601."""
+    days, rest = divmod(time_s, 86_400)
+    return f"{_day(days)}T{_clock(rest)}"
+
+
+@functools.lru_cache(1_000)
+def _day(days: int) -> str:
+    return date.fromordinal(_FIRST_DAY + days).isoformat()
+
+
+def _clock(seconds: int) -> str:
+    minutes, second = divmod(seconds, 60)
+    return f"{minutes // 60:02}:{minutes % 60:02}:{second:02}"
 
 
 # Scalars. CQL allows most of them to be empty, which is not null.
@@ -161,11 +185,10 @@ def _timestamp(data: bytes) -> str:
     if not data:
         return '""'
     ms: int = _int64(data)[0]
-    try:
-        moment = _EPOCH + timedelta(milliseconds=ms)
-    except OverflowError:
+    days, rest = divmod(ms, 86_400_000)
+    if not 1 <= _FIRST_DAY + days <= _LAST_DAY:
         return str(ms)
-    return f'"{moment.strftime("%Y").zfill(4)}{moment:-%m-%dT%H:%M:%S}.{ms % 1000:03}Z"'
+    return f'"{_day(days)}T{_clock(rest // 1000)}.{rest % 1000:03}Z"'
 
 
 def _date(data: bytes) -> str:
@@ -174,7 +197,7 @@ def _date(data: bytes) -> str:
     days = _uint32(data)[0] - _DAY_ZERO
     if not 1 <= _FIRST_DAY + days <= _LAST_DAY:
         return str(days)
-    return f'"{date.fromordinal(_FIRST_DAY + days).isoformat()}"'
+    return f'"{_day(days)}"'
 
 
 def _time(data: bytes) -> str:
@@ -184,8 +207,7 @@ def _time(data: bytes) -> str:
     if not 0 <= ns < _NS_DAY:
         return str(ns)
     seconds, rest = divmod(ns, 10**9)
-    minutes, second = divmod(seconds, 60)
-    return f'"{minutes // 60:02}:{minutes % 60:02}:{second:02}.{rest:09}"'
+    return f'"{_clock(seconds)}.{rest:09}"'
 
 
 def _inet(data: bytes) -> str:
