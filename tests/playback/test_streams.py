@@ -6,6 +6,7 @@ import os
 import uuid
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,18 +14,22 @@ import pytest
 
 from tests.playback.stage import T0
 from tests.playback.test_kill import EVENTS, Players, wanted
+from tests.servers.dynamodb import DynamoDb
 from tests.servers.kafka import Kafka
 from tests.servers.moto import Moto
+from tests.servers.s3 import S3
 from tests.sinks.test_kafka import Target
 from tests.sources.test_kinesis import KEYS, Stream
 from tidelog import Event, Home
 from tidelog.errors import NotFoundError
 from tidelog.home import create_home
 from tidelog.model.playback import TimeRange
+from tidelog.playback.asked import Asked, pinned_playback
+from tidelog.playback.named import NamedPlayback
 from tidelog.playback.outlets import Lot, Setting, open_outlet
 from tidelog.playback.pin import pin_topic
-from tidelog.playback.run import Playback, opened, run_playback
-from tidelog.settings import load_settings
+from tidelog.playback.run import Playback, opened, run_named, run_playback
+from tidelog.settings import Settings, load_settings
 
 pytestmark = pytest.mark.server
 
@@ -127,6 +132,35 @@ def test_into_kinesis_by_players_that_die(
         assert {f"key-{number % 17}" for number in each} == {key}
         last = {number: at for at, number in enumerate(each)}
         assert sorted(last, key=last.__getitem__) == sorted(last), "last ones are in order"
+
+
+def test_on_s3_and_dynamodb(
+    s3_server: S3, dynamodb_server: DynamoDb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3_server.access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3_server.secret_key)
+    settings = Settings(
+        f"s3://{s3_server.fresh_bucket()}?endpoint={s3_server.endpoint}&region={s3_server.region}",
+        f"dynamodb://p{uuid.uuid4().hex}?endpoint={dynamodb_server.endpoint}&region=us-east-1",
+    )
+    with create_home(settings)[0] as home:
+        home.create_topic("t", 5)
+        home.create_topic("u", 3)
+        for minute in range(12):
+            times = [T0 + minute * 60_000 + n * 900 for n in range(60)]
+            home.append("t", [Event(b"%d" % time, b"%d" % time, timestamp=time) for time in times])
+        asked = Asked("t", "topic:u", "2023-11-14T22:15:00Z", "2023-11-15")
+        with ThreadPoolExecutor(4) as pool:
+            topic, pinned = pinned_playback(home.log, "p", asked, pool)
+            named = NamedPlayback(home.log, "p")
+            assert named.try_take()
+            setting = Setting.of(home.log, {}, "id", named)
+            playing = Playback(home.log, topic, pinned.pin, pool)
+            played = run_named(playing, named, lambda: open_outlet("topic:u", setting))
+        found = Counter(event.timestamp for p in range(3) for event in home.read("u", p))
+        every = [event.timestamp for p in range(5) for event in home.read("t", p)]
+        assert found == Counter(time for time in every if time >= T0 + 100_000)  # type: ignore[operator]
+        assert played.events == sum(found.values())
 
 
 def records(stream: Stream) -> Iterator[tuple[str, bytes]]:

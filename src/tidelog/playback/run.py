@@ -60,14 +60,24 @@ class Playback:
         """What is left after a cursor, by time."""
         return play(self.log, self.topic, self.pin, after=after, pool=self.pool)
 
-    def lots(self, batches: Iterator[pa.RecordBatch], number: int, events: int) -> Iterator[Lot]:
+    def lots(
+        self,
+        batches: Iterator[pa.RecordBatch],
+        number: int,
+        events: int,
+        is_lost: Callable[[], bool] = lambda: False,
+    ) -> Iterator[Lot]:
         """Lots of some events at most, when they are due, counted from a number on."""
-        for batch in paced(batches, self.how.speed, self.log.clock, self.how.stopped):
+
+        def ended() -> bool:
+            return self.how.stopped() or is_lost()
+
+        for batch in paced(batches, self.how.speed, self.log.clock, ended):
             for first in range(0, batch.num_rows, events):
                 lot = Lot(number, batch.slice(first, events))
                 yield lot
-                number += lot.batch.num_rows
-                if self.how.stopped():
+                number = lot.end
+                if ended():
                     return
 
 
@@ -145,12 +155,12 @@ def _play_rest(
                 outlet.put(Lot(number, first))
                 told.add(Lot(number, first))
             number = state.until_number
-        for lot in playback.lots(left, number, outlet.lot_events):
-            if is_lost():
-                named.beat()  # says so
+        for lot in playback.lots(left, number, outlet.lot_events, is_lost):
             named.intend(lot.last, lot.end, outlet.reached())
             outlet.put(lot)
             told.add(lot)
+        if is_lost():
+            named.beat()  # says so
     return told.done()
 
 

@@ -42,6 +42,7 @@ from tidelog.server.gate import REFRESH_S, Gate
 from tidelog.server.health import Health
 from tidelog.server.ingest import Ingest
 from tidelog.server.limits import Bodies
+from tidelog.server.lookup import Lookups
 from tidelog.server.metrics import Metrics
 from tidelog.server.openapi import description
 from tidelog.server.options import ServeOptions
@@ -79,6 +80,7 @@ OPERATIONS = (
     Operation("topics", "GET", "/topics", "read"),
     Operation("topic", "GET", "/topics/{topic}", "read"),
     Operation("events", "GET", "/topics/{topic}/partitions/{partition}/events", "read"),
+    Operation("range", "GET", "/topics/{topic}/events", "read"),
     Operation("tail", "GET", "/topics/{topic}/tail", "read"),
     Operation("metrics", "GET", "/metrics", "read"),
     Operation("health", "GET", "/healthz", None),
@@ -128,6 +130,7 @@ class FrontDoor:
             "topics": reads.topics,
             "topic": reads.topic,
             "events": reads.events,
+            "range": Lookups(self._home, self._threads, self.metrics).events,
             "tail": tails.tail,
             "metrics": self._show_metrics,
             "health": self._health.alive,

@@ -18,7 +18,9 @@ _TOPIC = {
     "pattern": "^[A-Za-z0-9_][A-Za-z0-9._-]*$",
     "maxLength": model_limits.TOPIC_NAME_MAX,
 }
-_OFFSET = {"type": "integer", "minimum": 0}
+_OFFSET = {"type": "integer", "minimum": 0, "maximum": 2**63 - 1}
+_PARTITION = {"type": "integer", "minimum": 0, "maximum": model_limits.PARTITIONS_MAX - 1}
+_LIMIT = {"type": "integer", "minimum": 1, "maximum": limits.PAGE_EVENTS_MAX, "default": 100}
 _TIME = {"type": "string", "format": "date-time"}
 _BYTES = {
     "description": "Text, or bytes as base64 where they are no UTF-8.",
@@ -46,7 +48,7 @@ def description(options: ServeOptions) -> Json:
         "paths": {
             "/topics": {"get": _topics()},
             "/topics/{topic}": {"get": _topic()},
-            "/topics/{topic}/events": {"post": _append(options)},
+            "/topics/{topic}/events": {"get": _range(), "post": _append(options)},
             "/topics/{topic}/partitions/{partition}/events": {"get": _events()},
             "/topics/{topic}/tail": {"get": _tail()},
             "/track.gif": {"get": _track(False, options)},
@@ -127,19 +129,14 @@ def _append(options: ServeOptions) -> Json:
 def _events() -> Json:
     parameters = [
         _path_topic(),
-        _parameter("partition", {"type": "integer", "minimum": 0}, "path", "A partition"),
+        _parameter("partition", _PARTITION, "path", "A partition"),
         _parameter(
             "offset",
             {"anyOf": [_OFFSET, {"enum": ["earliest", "latest"]}], "default": "earliest"},
             "query",
             "Where to begin",
         ),
-        _parameter(
-            "limit",
-            {"type": "integer", "minimum": 1, "maximum": limits.PAGE_EVENTS_MAX, "default": 100},
-            "query",
-            "How many events at most",
-        ),
+        _parameter("limit", _LIMIT, "query", "How many events at most"),
         _parameter(
             "wait",
             {"type": "number", "minimum": 0, "maximum": limits.WAIT_S_MAX, "default": 0},
@@ -169,10 +166,37 @@ def _events() -> Json:
     return _operation("events", "Events of a partition, from an offset on", answers, parameters)
 
 
+def _range() -> Json:
+    when = "ISO 8601, or back from now (-15m)"
+    parameters = [
+        _path_topic(),
+        _parameter("start", {"type": "string"}, "query", f"{when}; default 15 minutes before end"),
+        _parameter("end", {"type": "string"}, "query", f"Exclusive; {when}; default now"),
+        _parameter("limit", _LIMIT, "query", "How many events at most"),
+        _parameter("cursor", {"type": "string"}, "query", "Of the page before, instead of both"),
+    ]
+    page = {
+        "type": "object",
+        "properties": {
+            "topic": _TOPIC,
+            "start": _TIME,
+            "end": _TIME,
+            "next": {"type": ["string", "null"]},
+            "events": {"type": "array", "items": _ref("StoredEvent")},
+        },
+        "required": ["topic", "start", "end", "next", "events"],
+    }
+    answer = _json("By time; a `Link` header leads to the next page, if there is one", page)
+    answer["content"]["application/x-ndjson"] = {"schema": {"type": "string"}}
+    answer["headers"] = {"Link": {"schema": {"type": "string"}}}
+    answers = {"200": answer, **_named("404", "410", "503")}
+    return _operation("range", "Events of a range of times, by time", answers, parameters)
+
+
 def _tail() -> Json:
     parameters = [
         _path_topic(),
-        _parameter("partition", {"type": "integer", "minimum": 0}, "query", "Only this one"),
+        _parameter("partition", _PARTITION, "query", "Only this one"),
         _parameter(
             "from",
             {"anyOf": [_OFFSET, {"enum": ["earliest", "latest"]}], "default": "latest"},

@@ -13,7 +13,7 @@ from tidelog.log.topics import read_head
 from tidelog.model.topic import Topic
 from tidelog.server.limits import PAGE_BYTES_MAX
 
-__all__ = ["From", "Page", "read_page"]
+__all__ = ["From", "Page", "as_array", "read_page"]
 
 From = int | Literal["earliest", "latest"]
 
@@ -33,9 +33,10 @@ class Page:
         """How many events it has."""
         return self.next - self.first
 
-    def array(self) -> bytes:
-        """The events as a JSON array; within a line JSON has no newline."""
-        return b"[" + self.lines.rstrip(b"\n").replace(b"\n", b",") + b"]"
+
+def as_array(lines: bytes) -> bytes:
+    """JSON lines as one JSON array; within a line JSON has no newline."""
+    return b"[" + lines.rstrip(b"\n").replace(b"\n", b",") + b"]"
 
 
 def read_page(log: Log, topic: Topic, partition: int, offset: From, limit: int) -> Page:

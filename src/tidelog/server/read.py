@@ -5,23 +5,32 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Literal
 
+from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tidelog.errors import InvalidError
+from tidelog.errors import InvalidError, NotFoundError
 from tidelog.home import Home
 from tidelog.log.topics import read_head
+from tidelog.model import limits as model_limits
 from tidelog.model.address import nearest
 from tidelog.model.event import to_iso
 from tidelog.model.topic import Topic
 from tidelog.server import limits
 from tidelog.server.answers import encode
 from tidelog.server.metrics import Metrics
-from tidelog.server.pages import From, Page, read_page
+from tidelog.server.pages import From, Page, as_array, read_page
 from tidelog.server.threads import Threads
 from tidelog.server.watch import Watch
 
-__all__ = ["LINES_TYPE", "Reads", "check_parameters", "offset_of", "whole"]
+__all__ = [
+    "LINES_TYPE",
+    "Reads",
+    "check_parameters",
+    "limit_of",
+    "offset_of",
+    "partition_of",
+]
 
 LINES_TYPE = "application/x-ndjson"
 _LIMIT = 100  # events in a page, where none is given
@@ -54,10 +63,10 @@ class Reads:
         check_parameters(request, ("offset", "limit", "wait"))
         params = request.query_params
         offset = offset_of(params.get("offset", "earliest"))
-        limit = whole("limit", params.get("limit", str(_LIMIT)), 1, limits.PAGE_EVENTS_MAX)
+        limit = limit_of(params)
         wait_s = _seconds(params.get("wait", "0"))
-        partition = whole("partition", request.path_params["partition"], 0, 2**31 - 1)
         topic = await self._threads.run(self._home.topic, request.path_params["topic"])
+        partition = partition_of(topic, request.path_params["partition"])
         page = await self._page(topic, partition, (offset, limit), wait_s)
         self._metrics.events_out += page.count
         return _page_response(request, topic, partition, page, limit)
@@ -108,10 +117,25 @@ def offset_of(text: str) -> From:
     for word in _WORDS:
         if text == word:
             return word
-    return whole("offset", text, 0, 2**63 - 1, "`earliest`, `latest`, or ")
+    return _whole("offset", text, 0, 2**63 - 1, "`earliest`, `latest`, or ")
 
 
-def whole(name: str, text: str, least: int, most: int, other: str = "") -> int:
+def limit_of(params: QueryParams) -> int:
+    """How many events a page may have."""
+    return _whole("limit", params.get("limit", str(_LIMIT)), 1, limits.PAGE_EVENTS_MAX)
+
+
+def partition_of(topic: Topic, text: str) -> int:
+    """A partition that is there. ``InvalidError``, ``NotFoundError``."""
+    partition = _whole("partition", text, 0, model_limits.PARTITIONS_MAX - 1)
+    if partition >= topic.partitions:
+        raise NotFoundError(
+            f"topic `{topic.name}`: has no partition {partition}: give 0 to {topic.partitions - 1}"
+        )
+    return partition
+
+
+def _whole(name: str, text: str, least: int, most: int, other: str = "") -> int:
     """A whole number in its range. ``InvalidError``."""
     if text.isascii() and text.isdigit() and len(text) < 20 and least <= int(text) <= most:
         return int(text)
@@ -158,7 +182,7 @@ def _page_response(
             "next": page.next,
         }
     )
-    body = front[:-1] + b',"events":' + page.array() + b"}"
+    body = front[:-1] + b',"events":' + as_array(page.lines) + b"}"
     return Response(body, headers=headers, media_type="application/json")
 
 

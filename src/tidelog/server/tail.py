@@ -23,7 +23,7 @@ from tidelog.server.answers import BusyError, encode, shape
 from tidelog.server.limits import PARTITIONS_TAILED_MAX, TAILS_MAX
 from tidelog.server.metrics import Metrics
 from tidelog.server.pages import From, Page, read_page
-from tidelog.server.read import check_parameters, offset_of, whole
+from tidelog.server.read import check_parameters, offset_of, partition_of
 from tidelog.server.threads import Threads
 from tidelog.server.watch import Waiter, Watch
 
@@ -110,9 +110,7 @@ def parse_cursors(text: str, partitions: list[int]) -> dict[int, int]:
 
 def _partitions(topic: Topic, given: str | None) -> list[int]:
     if given is not None:
-        partition = whole("partition", given, 0, 2**31 - 1)
-        topic.check_partition(partition)
-        return [partition]
+        return [partition_of(topic, given)]
     if topic.partitions > PARTITIONS_TAILED_MAX:
         raise InvalidError(
             f"topic `{topic.name}`: has {topic.partitions} partitions, a tail follows "

@@ -1,3 +1,4 @@
+# ruff: noqa: PLC0415 - importing datasets brings pandas, which takes a second
 """A file's own columns, as they stand: for people who look into it, and where no event comes back.
 
 Files with typed columns and without the raw value hold no events that could be restored, but rows
@@ -11,7 +12,6 @@ from itertools import islice
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyarrow.dataset import OrcFileFormat
 
 from tidelog.codec.formats.base import Data, file_name
 from tidelog.codec.formats.streams import decoding, open_data
@@ -47,6 +47,8 @@ def _parquet(source: pa.NativeFile, what: str) -> Iterator[pa.RecordBatch]:
 
 
 def _orc(source: pa.NativeFile, what: str) -> Iterator[pa.RecordBatch]:
+    from pyarrow.dataset import OrcFileFormat
+
     with decoding(what):
         fragment = OrcFileFormat().make_fragment(source)
         yield from fragment.to_batches(

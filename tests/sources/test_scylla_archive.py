@@ -1,0 +1,56 @@
+"""A change log in an archive, by the clock of the present: each change once, numbered without gaps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from tests.pipeline.test_archive import an_archive, drive, folder
+from tests.servers.cassandra import Cassandra
+from tests.servers.scylla_play import Play, Row
+from tidelog import Home
+from tidelog.home import World, create_home
+from tidelog.pipeline.archive import archive_status
+from tidelog.settings import Settings
+from tidelog.sources.scylla_session import close_sessions
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    settings = Settings(str(tmp_path / "o"), str(tmp_path / "c.sqlite"), lease_ttl_ms=1_000)
+    with create_home(settings, world=World(environ={}))[0] as made:
+        yield made
+    close_sessions()
+
+
+@pytest.mark.server
+def test_an_archive_of_a_change_log_holds_each_change_once(
+    home: Home, cassandra_server: Cassandra
+) -> None:
+    play = Play(cassandra_server)
+    now_ms = int(time.time() * 1000)
+    play.begin_generation(now_ms - 3_600_000)
+    play.begin_generation(now_ms - 600_000)
+    for number in range(100):
+        row = Row("insert", f"r{number % 9}", number, {"state": "new"})
+        play.write(now_ms - 1_800_000 + number * 15_000, row)
+    archive = an_archive(home, "orders", play.url())
+    assert drive(home, archive) == 100
+    play.write(now_ms - 40_000, Row("row_delete", "r1", 1))
+    assert drive(home, archive) == 1
+    assert drive(home, archive) == 0
+    files = f"{folder(home, archive)}/**/*.parquet"
+    found = duckdb.sql(
+        f'SELECT topic, "partition", "offset", id, type FROM read_parquet(\'{files}\')'
+    ).fetchall()
+    assert len({row[3] for row in found}) == len(found) == 101
+    assert {row[0] for row in found} == {f"{play.keyspace}.orders"}
+    for group in range(4):
+        offsets = sorted(row[2] for row in found if row[1] == group)
+        assert offsets == list(range(len(offsets)))
+    assert sum(each.events for each in archive_status(home, archive)) == 101
+    play.close()
