@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 
-from bench import archive, ground, log, playback, scylla, spark
+from bench import archive, ground, log, playback, scylla, serve, spark
 from bench.measure import show
 from bench.rates import show_rates
 
 SUITES = {
     "ground": lambda: show("ground", ground.run()),
     "log": lambda: show_rates("log", log.run()),
+    "serve": lambda: show_rates("serve", serve.run()),
     "spark": lambda: show_rates("spark", spark.run()),
     "scylla": lambda: show_rates("scylla", scylla.run()),
     "archive": lambda: show_rates("archive", archive.run()),

@@ -1,9 +1,9 @@
 """Reading a change log beside a bare loop of the driver's queries over the same windows.
 
 A played log on Cassandra: 200,000 changes of about 150 bytes in 64 streams, over an hour. Each
-contender reads all of it, window by window of ten minutes and by the same statements: the bare loop
-only counts rows, ours makes events of them, in one process and on Spark with two cores. Then a day of silence in a table
-of 1,536 streams and few changes, from a cold start to committed heads.
+contender reads all of it, window by window of ten minutes and by the same statements: the bare
+loop only counts rows, ours makes events of them, in one process and on Spark with two cores. Then
+a day of silence in a table of 1,536 streams and few changes, from a cold start to committed heads.
 """
 
 from __future__ import annotations

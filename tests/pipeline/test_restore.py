@@ -22,6 +22,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.pipeline.test_archive import an_archive, drive, fill
 from tests.servers.kafka import Kafka
+from tests.servers.s3 import S3
 from tests.sinks.ranges import EVERYTHING, NAMED
 from tidelog import Event, Home
 from tidelog.codec.events import STORED_SCHEMA
@@ -300,7 +301,6 @@ def kill_restores(home: Home, archive: str, to: str, seconds: float) -> None:
         home.sweep(0)
         sweep_archives(home, 0)
         progress.append(done_by_restores(home))
-        print(progress)
     rest = bring(home, archive, to)
     assert rest == done_by_restores(home) - progress[-1]
     assert len({0, *progress, progress[-1] + rest}) > 3, "too few were killed at work"
@@ -318,7 +318,7 @@ def done_by_restores(home: Home) -> int:
 
 
 def test_restores_that_are_killed_bring_each_event_once(home: Home) -> None:
-    fill(home, 60_000)
+    fill(home, 30_000)
     archive = an_archive(home, "daily", parser="json:at")
     drive(home, archive, policy=Policy(max_bytes=1))
     kill_restores(home, "daily", "topic:back", 0.06)
@@ -348,7 +348,7 @@ def test_two_restores_at_once_in_one_process(home: Home) -> None:
 def kafka_topic(bootstrap: str, partitions: int = 3) -> str:
     name = f"restored-{uuid.uuid4().hex}"
     settings = {"retention.ms": "-1", "message.timestamp.after.max.ms": str((1 << 63) - 1)}
-    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
     for future in admin.create_topics([NewTopic(name, partitions, 1, config=settings)]).values():
         future.result()
     return f"kafka://{bootstrap}/{name}"
@@ -370,14 +370,31 @@ def kafka_rows(home: Home, url: str) -> list[list[dict[str, object]]]:
 
 
 @pytest.mark.server
-def test_into_kafka_byte_for_byte_and_once_over_kills(home: Home, kafka_server: Kafka) -> None:
-    home.append("t", EVERYTHING, partition=1)
-    fill(home, 40_000)
+@pytest.mark.long
+def test_restores_into_kafka_that_are_killed_bring_each_event_once(
+    home: Home, kafka_server: Kafka
+) -> None:
+    fill(home, 30_000)
     drive(home, an_archive(home, "raw"), policy=Policy(max_bytes=1))
     url = kafka_topic(kafka_server.bootstrap)
     kill_restores(home, "raw", url, 0.3)
+    assert_same_in_kafka(home, url, 30_000)
+
+
+@pytest.mark.server
+def test_into_kafka_byte_for_byte(home: Home, kafka_server: Kafka) -> None:
+    home.append("t", EVERYTHING, partition=1)
+    fill(home, 2_000)
+    drive(home, an_archive(home, "raw"))
+    url = kafka_topic(kafka_server.bootstrap)
+    assert bring(home, "raw", url) == 2_005
+    assert bring(home, "raw", url) == 0
+    assert_same_in_kafka(home, url, 2_005)
+
+
+def assert_same_in_kafka(home: Home, url: str, count: int) -> None:
     deadline = time.monotonic() + 30
-    while sum(map(len, kafka_rows(home, url))) < 40_005:  # the brokers' markers come a bit later
+    while sum(map(len, kafka_rows(home, url))) < count:  # the brokers' markers come a bit later
         assert time.monotonic() < deadline
         time.sleep(0.2)
     expected = [table(home, "t", p).select(ROWS).to_pylist() for p in range(3)]
@@ -421,3 +438,25 @@ def test_the_command_tells_its_progress(home: Home) -> None:
     assert failed.returncode == 1
     assert "topic `nope`: not found" in failed.stderr
     assert isinstance(next(list_pipelines(home)), NamedPipeline)
+
+
+@pytest.mark.server
+def test_a_home_on_s3(s3_server: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    environ = {
+        "AWS_ACCESS_KEY_ID": s3_server.access_key,
+        "AWS_SECRET_ACCESS_KEY": s3_server.secret_key,
+    }
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    place = f"endpoint={s3_server.endpoint}&region={s3_server.region}"
+    store = f"s3://{s3_server.fresh_bucket()}?{place}"
+    settings = Settings(store, str(tmp_path / "c.sqlite"), lease_ttl_ms=500)
+    with create_home(settings, world=World(environ=environ))[0] as home:
+        home.create_topic("t", 3)
+        home.create_topic("back", 3)
+        fill(home, 2_000)
+        drive(home, an_archive(home, "raw"))
+        assert bring(home, "raw", "topic:back") == 2_000
+        assert bring(home, "raw", "topic:back") == 0
+        assert_same(home)
+        assert list(home.store.list("staging/")) == []

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import random
+import threading
+import time
 from collections import Counter
 from dataclasses import replace
 
 import pytest
 
-from tests.playback.stage import T0, Stage
+from tests.playback.stage import T0, Stage, places
+from tidelog.clock import SystemClock
 from tidelog.errors import FencedError, InvalidError, NotFoundError, TidelogError
 from tidelog.log.base import Log, LogSettings
 from tidelog.log.topics import delete_topic, find_topic
+from tidelog.log.trim import ToOffsets, trim_topic
 from tidelog.model.backoff import Backoff
 from tidelog.model.event import Event
 from tidelog.model.playback import Cursor
@@ -46,10 +50,7 @@ class Listing:
         self._kept = kept
 
     def put(self, lot: Lot) -> None:
-        batch = lot.batch
-        columns = (batch.column(n).to_pylist() for n in ("timestamp", "partition", "offset"))
-        for time, partition, offset in zip(*columns, strict=True):
-            self._kept.append(Cursor(int(time.timestamp() * 1000), partition, offset))
+        self._kept += [Cursor(*place) for place in places([lot.batch])]
 
     def reached(self) -> int:
         return 0
@@ -312,6 +313,52 @@ def _broken(kept: list[Cursor]) -> Outlet:
             raise OSError("no such thing")
 
     return Broken(kept)
+
+
+def test_a_trim_between_two_processes_is_told_from_one_behind_them() -> None:
+    theatre = Theatre(runs=40)
+    asked = Asked("main", "null:", START, END)
+    kept: list[Cursor] = []
+    how = How(stopped=lambda: len(kept) >= 80)
+    theatre.resume(theatre.player(), asked, how, Listing(kept))
+    trim_topic(theatre.log, theatre.main, ToOffsets({0: 16, 1: 16}))  # all of it is out
+    how = How(stopped=lambda: len(kept) >= 100)
+    theatre.resume(theatre.player(), asked, how, Listing(kept))
+    trim_topic(theatre.log, theatre.main, ToOffsets({0: 72}))
+    with pytest.raises(NotFoundError, match="were trimmed while it ran"):
+        theatre.resume(theatre.player(), asked, outlet=Listing(kept))
+    assert len(kept) == len(set(kept)) == 100
+
+
+def test_it_is_kept_alive_in_a_pause_and_ends_soon_when_it_is_taken() -> None:
+    theatre = Theatre(runs=1)
+    theatre.run([T0 + 3_600_000])
+    quick = LogSettings(lease_ttl_ms=300)
+    log = replace(theatre.player(), clock=SystemClock(), settings=quick)
+    other = NamedPlayback(replace(theatre.player(), clock=SystemClock(), settings=quick), "p")
+    kept: list[Cursor] = []
+    raised: list[BaseException] = []
+
+    def play() -> None:
+        try:
+            theatre.resume(log, Asked("main", "null:", START, END), How(speed=1), Listing(kept))
+        except FencedError as exc:
+            raised.append(exc)
+
+    playing = threading.Thread(target=play)
+    playing.start()
+    until_s = time.monotonic() + 20
+    while len(kept) < 4 and time.monotonic() < until_s:
+        time.sleep(0.01)
+    began_s = time.monotonic()
+    while time.monotonic() - began_s < 1:
+        assert not other.try_take(), "it beats, though it has nothing to do for an hour"
+    other._is_over = lambda *_: True  # type: ignore[method-assign]
+    while not other.try_take():  # a beat may come between
+        pass
+    playing.join(20)
+    assert not playing.is_alive()
+    assert "another process has taken it" in str(raised[0])
 
 
 # What a name stands for.

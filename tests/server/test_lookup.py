@@ -154,13 +154,13 @@ def test_forged_cursors_are_refused(served: Served) -> None:
         {"ends": (1, 2)},
         {"incarnation": "../../etc"},
         {"start_ms": -1},
+        {"start_ms": good.end_ms, "end_ms": good.start_ms},
+        {"start_ms": FIRST_MS + 59 * SECOND},
         {"end_ms": 10**17},
     ):
         bad = msgspec.structs.replace(good, **forged).text()
         answer = served.client.get(f"/topics/t/events?cursor={bad}")
         assert answer.status_code in (400, 404), forged
-    swapped = msgspec.structs.replace(good, start_ms=good.end_ms, end_ms=good.start_ms)
-    assert served.client.get(f"/topics/t/events?cursor={swapped.text()}").json()["events"] == []
     source = random.Random(7)
     for _ in range(200):
         packed = bytearray(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))

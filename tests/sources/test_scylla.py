@@ -9,7 +9,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 from decimal import Decimal
 
+import cassandra
 import pytest
+from cassandra.cluster import NoHostAvailable
 
 from tests.servers.base import free_port
 from tests.servers.cassandra import Cassandra, running
@@ -33,7 +35,7 @@ from tidelog.sources import scylla_read as reading
 from tidelog.sources.base import Range, SourcePartition
 from tidelog.sources.scylla_place import format_scylla, parse_scylla
 from tidelog.sources.scylla_position import Place, is_before
-from tidelog.sources.scylla_session import close_sessions
+from tidelog.sources.scylla_session import ScyllaSession, close_sessions
 from tidelog.sources.scylla_streams import group_of
 
 SHAPES: tuple[Shape, ...] = ("one table", "two tables", "tablets")
@@ -156,6 +158,24 @@ def test_silence_is_one_window_and_moves_no_position_for_a_while(play: Play) -> 
     assert not later.before(chunk.position, end)
     fill(play, 20)
     assert any(source.waits(Range(p, bounds.first, bounds.end)) for p in source.partitions())
+
+
+@pytest.mark.server
+def test_a_group_that_stays_quiet_has_an_end_that_asks_for_nothing(play: Play) -> None:
+    clock = at(2)
+    source = opened(play.url(groups=1), clock)
+    (partition,) = source.partitions()
+    bounds = source.bounds([partition])[partition]
+    for _ in range(2):  # whoever reads it twice from one place has found nothing there
+        list(source.read(Range(partition, bounds.first, bounds.end)))
+    clock.advance(60)
+    quiet = source.bounds([partition])[partition].end
+    assert not source.before(bounds.first, quiet)
+    play.write(START_MS + 100_000, Row("insert", "r", 1, {"state": "x"}))
+    end = source.bounds([partition])[partition].end
+    assert source.before(bounds.first, end)
+    (chunk,) = source.read(Range(partition, bounds.first, end))
+    assert chunk.batch.num_rows == 1
 
 
 @pytest.mark.server
@@ -496,6 +516,36 @@ def test_a_server_that_is_not_there_is_unavailable() -> None:
     source = open_source(f"scylla://127.0.0.1:{free_port()}/ks.t", environ={})
     with pytest.raises(UnavailableError, match="cannot be reached"):
         source.partitions()
+
+
+class RightlessSession(ScyllaSession):
+    """One that never connected."""
+
+    def __init__(self) -> None:
+        self.place = parse_scylla(parse_address("scylla://h/ks.t"), {}, 0)[0]
+        self._what = "change log of `ks.t`"
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "message"),
+    [
+        (cassandra.Unauthorized("no SELECT"), InvalidError, "grant it SELECT on ks.t_scylla_cdc"),
+        (
+            NoHostAvailable("no", {"h": cassandra.AuthenticationFailed("bad")}),
+            InvalidError,
+            "TIDELOG_SCYLLA_USERNAME",
+        ),
+        (cassandra.OperationTimedOut(), UnavailableError, "see that the servers are up"),
+        (cassandra.InvalidRequest("unconfigured table"), NotFoundError, "was the table dropped"),
+        (cassandra.InvalidRequest("nonsense"), InvalidError, "refuses the request"),
+    ],
+)
+def test_errors_of_the_driver_say_what_to_do(
+    error: Exception, kind: type[TidelogError], message: str
+) -> None:
+    found = RightlessSession().error(error)
+    assert type(found) is kind
+    assert message in str(found)
 
 
 def test_a_short_lag_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import AdminClient, TopicDescription  # type: ignore[attr-defined]
 
 from tidelog.errors import (
     CorruptError,
@@ -29,11 +29,13 @@ __all__ = [
     "KafkaPlace",
     "Watch",
     "client_properties",
+    "described",
     "is_lasting",
     "made",
     "open_admin",
     "parse_place",
     "time_limits",
+    "topic_id",
     "translated",
 ]
 
@@ -49,6 +51,7 @@ _FROM_ENVIRONMENT = (
     "ssl.key.pem",
     "ssl.keystore.password",
 )
+_NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"  # of topics on brokers that give none, before Kafka 2.8
 _USUAL = {"client.id": "tidelog", "log_level": 0}
 _TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
@@ -168,6 +171,32 @@ def open_admin(place: KafkaPlace, timeout_s: float, watch: Watch) -> AdminClient
         "error_cb": watch.note,
     }
     return made(place, lambda: AdminClient(properties))
+
+
+def described(
+    admin: AdminClient, topics: Iterable[str], timeout_s: float, watch: Watch
+) -> dict[str, TopicDescription]:
+    """What these topics are. ``NotFoundError`` for one that is not there.
+
+    Asking by ``list_topics`` would make the brokers create it, where they are told to.
+    """
+    found: dict[str, TopicDescription] = {}
+    names = sorted(topics)
+    if names:
+        answers = admin.describe_topics(TopicCollection(names), request_timeout=timeout_s)
+        for name, answer in answers.items():
+            try:
+                found[name] = answer.result()
+            except KafkaException as exc:
+                admin.poll(0)  # what the client has to tell comes with this
+                raise translated(f"kafka topic `{name}`", exc.args[0], watch) from exc
+    return found
+
+
+def topic_id(topic: TopicDescription) -> str:
+    """The id of a topic, which no later one has; empty where brokers give none."""
+    text = str(topic.topic_id)
+    return "" if text == _NO_ID else text
 
 
 def made(place: KafkaPlace, make: Callable[[], C]) -> C:

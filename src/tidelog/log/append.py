@@ -20,7 +20,7 @@ write can never land any more, since it expects a version that never recurs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -352,12 +352,12 @@ class Appender:
     def _deleted(self) -> NotFoundError:
         return NotFoundError(f"topic `{self._topic.name}`: was deleted: nothing was appended")
 
-    def _delays(self) -> list[float]:
-        """Short waits first: a conflict means that somebody else got on."""
-        return [
+    def _delays(self) -> Iterator[float]:
+        """Short waits first: a conflict means that somebody else got on. Drawn as they are used."""
+        return (
             self._log.random.uniform(0, min(0.2, 0.001 * 2 ** min(attempt, 8)))
             for attempt in range(limits.COMMIT_ATTEMPTS)
-        ]
+        )
 
 
 def _sent_batch(base: int, count: int, given: Sequence[int] | None, following: int) -> SentBatch:

@@ -26,17 +26,16 @@ from dataclasses import dataclass
 
 import msgspec
 
-from tidelog.catalog.base import ABSENT, Delete, Put, Row
+from tidelog.catalog.base import Delete, Put, Row
 from tidelog.errors import ConflictError, FencedError, UnavailableError, UnknownOutcomeError
 from tidelog.log.base import Log
+from tidelog.log.hold import put_held
 from tidelog.log.start import Start, resolve_start
 from tidelog.model import layout
 from tidelog.model.run import decode_row, encode_row
 from tidelog.model.topic import Topic
 
 __all__ = ["Held", "Lease", "Membership", "read_lease"]
-
-_SETTLE_ATTEMPTS = 20  # of one lease write whose replies get lost
 
 
 class Member(msgspec.Struct, frozen=True):
@@ -214,26 +213,11 @@ class Membership:
     def _put(self, partition: int, lease: Lease, version: str | None) -> bool:
         """Write our lease by the version that we know; False when somebody else was first."""
         where = layout.lease_partition(self._topic.incarnation, self._name, partition)
-        change = Put("lease", encode_row(lease), expect=version or ABSENT)
-        write_id = self._log.ids.new()
-        for attempt in range(_SETTLE_ATTEMPTS):
-            try:
-                self._log.catalog.write(where, change, write_id=write_id)
-            except ConflictError:
-                return False
-            except UnknownOutcomeError:
-                # Only this write carries this id: if the row has it, it is ours.
-                row = self._log.catalog.get(where, "lease")
-                if row is None or row.version not in (version, write_id):
-                    return False
-                if row.version != write_id:
-                    self._log.clock.sleep(0.01 * attempt)
-                    continue
-            self.held[partition] = Held(partition, lease, write_id)
-            return True
-        raise UnavailableError(
-            f"lease on `{self._topic.name}/{partition}`: replies keep getting lost: try again"
-        )
+        what = f"lease on `{self._topic.name}/{partition}`"
+        mine = put_held(self._log, where, "lease", encode_row(lease), version, what)
+        if mine is not None:
+            self.held[partition] = Held(partition, lease, mine)
+        return mine is not None
 
     def _lost(self, partition: int, held: Held) -> None:
         self.held.pop(partition, None)

@@ -15,15 +15,14 @@ import contextlib
 
 import msgspec
 
-from tidelog.catalog.base import ABSENT, Put
-from tidelog.errors import ConflictError, FencedError, UnavailableError, UnknownOutcomeError
+from tidelog.catalog.base import Put
+from tidelog.errors import ConflictError, FencedError, UnknownOutcomeError
 from tidelog.log.base import Log
+from tidelog.log.hold import put_held
 from tidelog.model import layout
 from tidelog.model.run import decode_row, encode_row
 
 __all__ = ["Shard", "ShardLease"]
-
-_ATTEMPTS = 20  # of one write whose replies get lost
 
 
 class ShardLease(msgspec.Struct, frozen=True):
@@ -81,23 +80,11 @@ class Shard:
 
     def _put(self, lease: ShardLease, version: str | None) -> bool:
         """Write our lease by the version that we know; False when somebody else was first."""
-        write_id = self._log.ids.new()
-        change = Put(self._row, encode_row(lease), expect=version or ABSENT)
-        for attempt in range(_ATTEMPTS):
-            try:
-                self._log.catalog.write(self._where, change, write_id=write_id)
-            except ConflictError:
-                return False
-            except UnknownOutcomeError:
-                row = self._log.catalog.get(self._where, self._row)
-                if row is None or row.version not in (version, write_id):
-                    return False
-                if row.version != write_id:
-                    self._log.clock.sleep(0.01 * attempt)
-                    continue
-            self.epoch, self._version = lease.epoch, write_id
-            return True
-        raise UnavailableError(f"shard `{self._row}`: replies keep getting lost: try again")
+        what = f"shard `{self._row}`"
+        mine = put_held(self._log, self._where, self._row, encode_row(lease), version, what)
+        if mine is not None:
+            self.epoch, self._version = lease.epoch, mine
+        return mine is not None
 
     def _is_over(self, lease: ShardLease, version: str) -> bool:
         if lease.owner == self._id or self._log.processes.is_dead(lease.mark):

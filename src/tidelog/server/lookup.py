@@ -63,10 +63,13 @@ class RangeCursor(msgspec.Struct, frozen=True, array_like=True):
         try:
             packed = base64.b64decode(text + "=" * (-len(text) % 4), b"-_", validate=True)
             found = msgspec.msgpack.decode(packed, type=cls)
-            check_timestamp(found.start_ms)
-            check_timestamp(found.end_ms)
         except (binascii.Error, ValueError, msgspec.MsgspecError) as exc:
-            raise InvalidError("cursor: is none that a page has given: begin anew") from exc
+            raise _forged() from exc
+        check_timestamp(found.start_ms)
+        check_timestamp(found.end_ms)
+        at_ms = found.start_ms if found.after is None else found.after.time_ms
+        if not found.start_ms <= at_ms <= found.end_ms:
+            raise _forged()
         return found
 
 
@@ -97,7 +100,7 @@ class Lookups:
         if cursor is not None and (start is not None or end is not None):
             raise InvalidError("query: a cursor knows its range: leave out start and end")
         if cursor is not None and len(cursor) > _CURSOR_MAX:
-            raise InvalidError("cursor: is none that a page has given: begin anew")
+            raise _forged()
         page = await self._threads.run(
             self._read, request.path_params["topic"], cursor, (start, end), limit
         )
@@ -120,7 +123,7 @@ def read_range(log: Log, topic: Topic, cursor: RangeCursor, limit: int) -> Range
     if cursor.incarnation != topic.incarnation or len(cursor.ends) != topic.partitions:
         raise NotFoundError(f"topic `{topic.name}`: was made again since: begin anew")
     _check_heads(log, topic, cursor)
-    times = TimeRange(cursor.start_ms, max(cursor.start_ms, cursor.end_ms))
+    times = TimeRange(cursor.start_ms, cursor.end_ms)
     none_needed = (Floors(),) * topic.partitions  # whether one was trimmed, heads tell
     pin = Pin(topic.incarnation, times, cursor.starts, cursor.ends, none_needed)
     playing = play(log, topic, pin, after=cursor.after, bounds=_BOUNDS)
@@ -142,6 +145,10 @@ def read_range(log: Log, topic: Topic, cursor: RangeCursor, limit: int) -> Range
     return RangePage(b"".join(lines), count, times, following)
 
 
+def _forged() -> InvalidError:
+    return InvalidError("cursor: is none that a page has given: begin anew")
+
+
 def _begin(log: Log, topic: Topic, times: TimeRange) -> RangeCursor:
     if topic.partitions > limits.PARTITIONS_TAILED_MAX:
         raise InvalidError(
@@ -160,11 +167,11 @@ def _heads(log: Log, topic: Topic) -> Sequence[Head]:
 def _check_heads(log: Log, topic: Topic, cursor: RangeCursor) -> None:
     """Refuse when a start has moved, or when the cursor's ends are not those of this topic."""
     if len(cursor.starts) != topic.partitions:
-        raise InvalidError("cursor: is none that a page has given: begin anew")
+        raise _forged()
     for partition, head in enumerate(_heads(log, topic)):
         start, end = cursor.starts[partition], cursor.ends[partition]
         if not 0 <= start <= end <= head.next:
-            raise InvalidError("cursor: is none that a page has given: begin anew")
+            raise _forged()
         if head.start > start:
             raise NotFoundError(
                 f"partition `{topic.name}/{partition}`: offsets {start} to {head.start} were "

@@ -22,9 +22,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from confluent_kafka import KafkaException, TopicCollection
 
-from tidelog.clients.kafka import KafkaPlace, Watch, open_admin, parse_place, translated
+from tidelog.clients.kafka import (
+    KafkaPlace,
+    Watch,
+    described,
+    open_admin,
+    parse_place,
+    topic_id,
+)
 from tidelog.clock import Clock, SystemClock
 from tidelog.codec.segment import read_piece
 from tidelog.errors import CorruptError, InvalidError, NotFoundError
@@ -55,7 +61,7 @@ class KafkaSettings:
 
     store: str  # URL of the home's store, where segments are staged
     partitions: int
-    incarnation: str  # Kafka's id of the topic
+    incarnation: str  # Kafka's id of the topic, where it gives one
     keep_partition: bool  # else Kafka's partitioner chooses
     timeout_s: float = _TIMEOUT_S
 
@@ -70,7 +76,7 @@ def open_kafka(
     keep_partition = keeps_partition(address)
     place = _place_of(address, environ)
     check_properties(place)
-    incarnation, partitions = _described(place, timeout_s)
+    incarnation, partitions = _look(place, timeout_s)
     settings = KafkaSettings(store, partitions, incarnation, keep_partition, timeout_s)
     return KafkaSink(place, settings)
 
@@ -111,7 +117,7 @@ class KafkaSink:
         if not manifest.read:
             return
         end = manifest.ordinal + manifest.read
-        if _described(self._place, self._settings.timeout_s)[0] != self.incarnation:
+        if _look(self._place, self._settings.timeout_s)[0] != self.incarnation:
             raise NotFoundError(
                 f"{self._what}: was deleted and made again since this pipeline began: "
                 "start a new pipeline into it"
@@ -204,17 +210,12 @@ def _place_of(address: Address, environ: Mapping[str, str]) -> KafkaPlace:
     return replace(place, properties=properties)
 
 
-def _described(place: KafkaPlace, timeout_s: float) -> tuple[str, int]:
-    """The topic's id, which no later topic has, and how many partitions it has."""
+def _look(place: KafkaPlace, timeout_s: float) -> tuple[str, int]:
+    """Which one of the topics of this name it is, and how many partitions it has."""
     watch = Watch()
     admin = open_admin(place, timeout_s, watch)
-    asked = admin.describe_topics(TopicCollection([place.topic]), request_timeout=timeout_s)
-    try:
-        topic = asked[place.topic].result()
-    except KafkaException as exc:
-        admin.poll(0)  # what the client has to tell comes with this
-        raise translated(f"kafka topic `{place.topic}`", exc.args[0], watch) from exc
-    return str(topic.topic_id), len(topic.partitions)
+    topic = described(admin, [place.topic], timeout_s, watch)[place.topic]
+    return topic_id(topic) or f"{place.servers}/{place.topic}", len(topic.partitions)
 
 
 def _reopened(url: str, settings: KafkaSettings) -> KafkaSink:

@@ -22,7 +22,6 @@ from confluent_kafka import (
     IsolationLevel,
     KafkaError,
     KafkaException,
-    TopicCollection,
     TopicPartition,
 )
 from confluent_kafka.admin import OffsetSpec, TopicDescription  # type: ignore[attr-defined]
@@ -35,9 +34,11 @@ from tidelog.sources.kafka_client import (
     KafkaPlace,
     Watch,
     check_properties,
+    described,
     open_admin,
     open_consumer,
     place_of,
+    topic_id,
     translated,
 )
 from tidelog.sources.kafka_read import Columns, Reading
@@ -45,7 +46,6 @@ from tidelog.sources.kafka_read import Columns, Reading
 __all__ = ["KafkaSource", "open_kafka"]
 
 _TIMEOUT_S = 15.0  # without any progress; then the brokers count as unreachable
-_NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"  # of topics on brokers that give none, before Kafka 2.8
 _RETRY_S = 0.1  # between questions about a partition that is moving to another broker
 _MOVING = (
     KafkaError.FENCED_LEADER_EPOCH,
@@ -179,14 +179,13 @@ class _Questions:
         This comes before the questions about offsets: a client that has not yet heard of the
         partitions' brokers now and then waits for seconds before it asks them.
         """
-        described = self._described({each.topic for each in partitions})
-        known = _numbers(described)
+        found = self._described({each.topic for each in partitions})
+        known = _numbers(found)
         for each in partitions:
             if _number(each) not in known[each.topic]:
                 error = KafkaError(KafkaError._UNKNOWN_PARTITION)
                 raise translated(f"kafka partition `{each.text}`", error)
-        ids = {name: str(topic.topic_id) for name, topic in described.items()}
-        return {name: "" if text == _NO_ID else text for name, text in ids.items()}
+        return {name: topic_id(topic) for name, topic in found.items()}
 
     def offsets(
         self, partitions: Sequence[SourcePartition], wanted: OffsetSpec
@@ -232,20 +231,7 @@ class _Questions:
         raise self._failed(what, error)
 
     def _described(self, topics: set[str]) -> dict[str, TopicDescription]:
-        """What these topics are. ``NotFoundError`` for one that is not there.
-
-        Asking by ``list_topics`` would make the brokers create it, where they are told to.
-        """
-        described: dict[str, TopicDescription] = {}
-        if topics:
-            asked = TopicCollection(sorted(topics))
-            answers = self._admin.describe_topics(asked, request_timeout=self._timeout_s)
-            for name, answer in answers.items():
-                try:
-                    described[name] = answer.result()
-                except KafkaException as exc:
-                    raise self._failed(f"kafka topic `{name}`", exc.args[0]) from exc
-        return described
+        return described(self._admin, topics, self._timeout_s, self._watch)
 
     def _failed(self, what: str, error: KafkaError) -> TidelogError:
         self._admin.poll(0)  # what the client has to tell comes with this
@@ -263,9 +249,9 @@ def _reopened(url: str, timeout_s: float) -> KafkaSource:
     return KafkaSource(place_of(parse_address(url), environ), timeout_s=timeout_s)
 
 
-def _numbers(described: Mapping[str, TopicDescription]) -> dict[str, set[int]]:
+def _numbers(topics: Mapping[str, TopicDescription]) -> dict[str, set[int]]:
     """The partitions of topics."""
-    return {name: {each.id for each in topic.partitions} for name, topic in described.items()}
+    return {name: {each.id for each in topic.partitions} for name, topic in topics.items()}
 
 
 def _place(partition: SourcePartition) -> TopicPartition:

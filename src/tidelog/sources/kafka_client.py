@@ -11,11 +11,13 @@ from tidelog.clients.kafka import (
     KafkaPlace,
     Watch,
     client_properties,
+    described,
     is_lasting,
     made,
     open_admin,
     parse_place,
     time_limits,
+    topic_id,
     translated,
 )
 from tidelog.model.address import Address
@@ -24,10 +26,12 @@ __all__ = [
     "KafkaPlace",
     "Watch",
     "check_properties",
+    "described",
     "is_lasting",
     "open_admin",
     "open_consumer",
     "place_of",
+    "topic_id",
     "translated",
 ]
 

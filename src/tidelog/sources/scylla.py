@@ -46,7 +46,7 @@ from tidelog.sources.scylla_place import (
     parse_scylla,
 )
 from tidelog.sources.scylla_position import Place, is_before
-from tidelog.sources.scylla_read import Generation, Plan, Reading, refresh_ms
+from tidelog.sources.scylla_read import Generation, Plan, Reading, first_times, refresh_ms
 from tidelog.sources.scylla_rows import time_ms_of
 from tidelog.sources.scylla_schema import LogTable, log_table
 from tidelog.sources.scylla_session import ScyllaSession, session_of
@@ -58,6 +58,7 @@ __all__ = ["ScyllaRange", "ScyllaSource", "open_scylla"]
 _NOTED_MAX = 100_000  # changes of a range whose manifest notes them
 _ENDS_S = 1.0  # ends are whole seconds, or quarters where the lag is short
 _SHORT_LAG_MS = 10_000
+_QUIET_LOOKS = 30  # at a quiet group, before somebody is made to read it again
 _MARGIN_MS = 60_000  # what is about to be forgotten is not begun with
 
 
@@ -110,6 +111,8 @@ class ScyllaSource:
         self._times: list[int] = []  # of generations, as last seen
         self._table: LogTable | None = None  # as last seen
         self._begin_ms: int | None = None  # the first change, once it was looked for
+        self._asked: dict[SourcePartition, str] = {}  # where the last range began
+        self._quiet: dict[SourcePartition, int] = {}  # looks at groups whose last range was empty
 
     @property
     def url(self) -> str:
@@ -151,7 +154,8 @@ class ScyllaSource:
                 begin = max(passed[each].first, begin, key=lambda place: place.time_ms)
                 end = min(passed[each].end, end, key=lambda place: place.time_ms)
                 end = max(begin, end, key=lambda place: place.time_ms)
-            found[each] = Bounds(begin.held(held_ms).text, end.limit().text, incarnation)
+            limit = self._quiet_end(each, end.limit().text)
+            found[each] = Bounds(begin.held(held_ms).text, limit, incarnation)
         return found
 
     def waits(self, range: Range) -> bool:
@@ -171,7 +175,13 @@ class ScyllaSource:
         return self.reader(range).read()
 
     def reader(self, range: Range) -> ScyllaRange:
-        return ScyllaRange(self, self._plan(range))
+        plan = self._plan(range)
+        if self._asked.get(range.partition) == range.start:
+            self._quiet[range.partition] = 0
+        else:
+            self._quiet.pop(range.partition, None)
+        self._asked[range.partition] = range.start
+        return ScyllaRange(self, plan)
 
     def planned(self, plan: Plan) -> Iterator[Chunk]:
         """The chunks of a plan."""
@@ -205,6 +215,19 @@ class ScyllaSource:
             self._times = self._generations.times()
             return self._table
 
+    def _quiet_end(self, partition: SourcePartition, end: str) -> str:
+        """The end; where all is quiet, where the last range began: nobody need ask for it again.
+
+        Now and then the end is told all the same, lest somebody has moved on from there.
+        """
+        looks = self._quiet.get(partition)
+        if looks is None or looks >= _QUIET_LOOKS or not is_before(self._asked[partition], end):
+            return end
+        self._quiet[partition] = looks + 1
+        if self.waits(Range(partition, self._asked[partition], end)):
+            return end
+        return Place.parse(self._asked[partition]).limit().text
+
     def _end_ms(self, now_ms: int, table: LogTable) -> int:
         lag_ms = self._way.lag_ms
         if lag_ms is None:
@@ -232,11 +255,6 @@ class ScyllaSource:
     def _first_change_ms(self, session: ScyllaSession, start_ms: int, end_ms: int) -> int:
         """The second of the first change that is there, else the end."""
         generations = self._generations or Generations(session, self._way.groups)
-        statement = session.prepare(
-            f'SELECT "cdc$time" FROM "{self._place.keyspace}"."{self._place.log_table}" '  # noqa: S608
-            'WHERE "cdc$stream_id" IN ? AND "cdc$time" >= minTimeuuid(?) '
-            'AND "cdc$time" < minTimeuuid(?) PER PARTITION LIMIT 1'
-        )
         for index, time_ms in enumerate(self._times):
             ends = [*self._times[index + 1 :], end_ms]
             begin, end = max(start_ms, time_ms), min(end_ms, ends[0])
@@ -245,10 +263,7 @@ class ScyllaSource:
             found = [
                 time_ms_of(time)
                 for group in range(self._way.groups)
-                for streams in generations.streams(time_ms, group)
-                for page in session.pages(statement, (list(streams), begin, end))
-                for (time,) in page
-                if time is not None
+                for time in first_times(session, generations.streams(time_ms, group), begin, end)
             ]
             if found:
                 return min(found) // 1000 * 1000

@@ -29,16 +29,7 @@ _OPTIONS = (
     "of",
     "type_column",
 )
-_LEVELS = (
-    "one",
-    "two",
-    "three",
-    "quorum",
-    "all",
-    "local_quorum",
-    "each_quorum",
-    "local_one",
-)
+_LEVELS = ("one", "two", "three", "quorum", "all", "local_quorum", "local_one")
 _LAGS_MS = {"safe": SAFE_LAG_MS, "fast": 1_000, "sweep": 60_000}
 
 

@@ -33,7 +33,7 @@ from tidelog.sources.scylla_streams import Streams
 from tidelog.sources.scylla_types import to_json
 from tidelog.store.here import open_store_here
 
-__all__ = ["Before", "Generation", "Plan", "Reading", "refresh_ms"]
+__all__ = ["Before", "Generation", "Plan", "Reading", "first_times", "refresh_ms"]
 
 _WINDOW_ROWS = 40_000  # more are not held at once, unless they are of one millisecond
 _CHUNK_EVENTS = 20_000
@@ -92,7 +92,8 @@ class Plan:
 
     def generation(self, time_ms: int) -> Generation:
         """The one that changes of a time are in."""
-        return [each for each in self.generations if each.start_ms <= time_ms][-1]
+        begun = [each for each in self.generations if each.start_ms <= time_ms]
+        return begun[-1] if begun else self.generations[0]
 
 
 def refresh_ms(ttl_ms: int) -> int:
@@ -139,11 +140,10 @@ class Reading:
 
     def is_empty(self) -> bool:
         """Whether no change is there, by looking for the first one."""
-        layout = self._layout()
         for generation in self._plan.generations:
             start = max(generation.start_ms, self._start.time_ms)
             end = min(filter(None, (generation.end_ms, self._limit.time_ms)))
-            if start < end and any(True for _ in self._pages(layout, generation, start, end)):
+            if start < end and any(first_times(self._session, generation.streams, start, end)):
                 return False
         return True
 
@@ -187,21 +187,13 @@ class Reading:
     def _pages(
         self, layout: Layout, generation: Generation, start: int, end: int
     ) -> Iterator[list[tuple[bytes | None, ...]]]:
-        """All rows of a window, stream by stream; some statements are under way at once."""
-        todo = iter(generation.streams)
-        under_way: deque[Any] = deque()
-        while True:
-            for streams in islice(todo, _AT_ONCE - len(under_way)):
-                values = (list(streams), start, end)
-                under_way.append(self._session.pages(layout.statement, values))
-            if not under_way:
-                return
-            yield from under_way.popleft()
+        """All rows of a window, stream by stream."""
+        return _asked(self._session, layout.statement, generation.streams, start, end)
 
     def _layout(self) -> Layout:
-        if self._session.layout is None:
-            self._session.layout = read_layout(self._session)
-        layout: Layout = self._session.layout
+        layout: Layout | None = self._session.layout  # other threads may forget it meanwhile
+        if layout is None:
+            layout = self._session.layout = read_layout(self._session)
         self._check_columns(layout)
         return layout
 
@@ -284,6 +276,34 @@ class Reading:
                 lost_from=self._start.text,
                 first=held_ms,
             )
+
+
+def first_times(session: ScyllaSession, streams: Streams, start: int, end: int) -> Iterator[bytes]:
+    """The time of the first change in a window, of each stream that has one."""
+    place = session.place
+    statement = session.known(
+        f'SELECT "cdc$time" FROM "{place.keyspace}"."{place.log_table}" '  # noqa: S608 - checked
+        'WHERE "cdc$stream_id" IN ? AND "cdc$time" >= minTimeuuid(?) '
+        'AND "cdc$time" < minTimeuuid(?) PER PARTITION LIMIT 1'
+    )
+    for page in _asked(session, statement, streams, start, end):
+        for (time,) in page:
+            if time is not None:
+                yield time
+
+
+def _asked(
+    session: ScyllaSession, statement: Any, streams: Streams, start: int, end: int
+) -> Iterator[list[tuple[bytes | None, ...]]]:
+    """The pages of a statement on some streams after others; a few are under way at once."""
+    todo = iter(streams)
+    under_way: deque[Any] = deque()
+    while True:
+        for some in islice(todo, _AT_ONCE - len(under_way)):
+            under_way.append(session.pages(statement, (list(some), start, end)))
+        if not under_way:
+            return
+        yield from under_way.popleft()
 
 
 class _Known:

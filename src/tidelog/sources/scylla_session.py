@@ -133,9 +133,16 @@ class ScyllaSession:
     def rows(self, text: str, values: Sequence[object] = ()) -> list[Any]:
         """All rows that a statement finds. Errors as ours."""
         try:
-            return list(self._session.execute(self._statement(text), values))
+            return list(self._session.execute(self.known(text), values))
         except DRIVER_ERRORS as exc:
             raise self.error(exc) from exc
+
+    def known(self, text: str) -> Any:
+        """A statement whose result has the same types for good; prepared once."""
+        with self._lock:
+            if text not in self._prepared:
+                self._prepared[text] = self.prepare(text)
+            return self._prepared[text]
 
     def prepare(self, text: str) -> Any:
         """A statement, prepared anew: the types that it tells are those of the present schema."""
@@ -192,12 +199,6 @@ class ScyllaSession:
     def close(self) -> None:
         """End the connections."""
         self._cluster.shutdown()
-
-    def _statement(self, text: str) -> Any:
-        with self._lock:
-            if text not in self._prepared:
-                self._prepared[text] = self._session.prepare(text)
-            return self._prepared[text]
 
     def _datacenter_error(self) -> InvalidError | None:
         found = {host.datacenter for host in self._cluster.metadata.all_hosts()} - {None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
@@ -263,3 +264,16 @@ def test_dates(pattern: str, text: str, expected: int | str) -> None:
         assert found[0] == found[3] == expected
     else:
         assert times_of(f"date:at|{pattern}", values) == [expected, None, None, expected]
+
+
+def test_parsers_of_several_threads_do_not_meet() -> None:
+    def lay_out(day: int) -> None:
+        parser = open_parser("iso8601:at", LayoutSettings())
+        rows = batch([as_json({"at": f"2026-11-{day:02}T10:00:00Z"})] * 50)
+        for _ in range(20):
+            paths = parser.lay_out(rows).paths
+            assert set(paths.to_pylist()) == {f"dt=2026-11-{day:02}"}
+
+    with ThreadPoolExecutor(8) as pool:
+        for done in [pool.submit(lay_out, day) for day in range(1, 17)]:
+            done.result()

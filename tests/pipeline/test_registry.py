@@ -1,0 +1,203 @@
+"""Named pipelines: made once, found, and removed so that nothing of the old one can come back."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tidelog import Event, Home
+from tidelog.errors import AlreadyExistsError, FencedError, InvalidError, NotFoundError
+from tidelog.home import World, create_home
+from tidelog.model import layout
+from tidelog.pipeline.base import Pipeline
+from tidelog.pipeline.cycle import Cycle
+from tidelog.pipeline.driver import Driver, Driving
+from tidelog.pipeline.registry import (
+    create_pipeline,
+    delete_pipeline,
+    find_pipeline,
+    list_pipelines,
+    open_named,
+)
+from tidelog.pipeline.shard import Shard
+from tidelog.pipeline.workers import LocalWorkers
+from tidelog.settings import Settings
+from tidelog.testing.faults import Faults, FaultyCatalog, FaultyStore
+from tidelog.testing.scheduler import Crash
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    settings = Settings(str(tmp_path / "o"), str(tmp_path / "c.sqlite"), lease_ttl_ms=300)
+    with create_home(settings, world=World(environ={}))[0] as made:
+        made.create_topic("from", 2)
+        made.create_topic("to", 2)
+        yield made
+
+
+def append(home: Home, first: int, end: int) -> None:
+    for partition in range(2):
+        events = [Event(b"%d" % n) for n in range(first, end)]
+        home.append("from", events, partition=partition)
+
+
+def opened(home: Home, name: str = "copy") -> Pipeline:
+    return open_named(home, find_pipeline(home, name), LocalWorkers())
+
+
+def drive(home: Home, name: str = "copy") -> int:
+    return Driver(home.log, opened(home, name), Driving()).run()
+
+
+def copied(home: Home) -> int:
+    return sum(len(list(home.read("to", partition))) for partition in range(2))
+
+
+def test_a_pipeline_is_made_once_and_found_by_its_name(home: Home) -> None:
+    made = create_pipeline(home, "copy", "topic:from", "topic:to?partition=same")
+    assert find_pipeline(home, "copy") == made
+    assert list(list_pipelines(home)) == [made]
+    assert made.target == home.topic("to").incarnation
+    with pytest.raises(AlreadyExistsError, match="pipeline `copy`: exists already"):
+        create_pipeline(home, "copy", "topic:from", "topic:to")
+    append(home, 0, 5)
+    assert drive(home) == 10
+    assert drive(home) == 0
+
+
+BAD = {
+    "no such source": (("copy", "topic:nope", "topic:to"), "topic `nope`: not found"),
+    "no such sink": (("copy", "topic:from", "topic:nope"), "topic `nope`: not found"),
+    "a name with a slash": (("a/b", "topic:from", "topic:to"), "pipeline name `a/b`"),
+    "no name": (("", "topic:from", "topic:to"), "pipeline name ``"),
+    "a name without end": (("x" * 251, "topic:from", "topic:to"), "give 1 to 250 letters"),
+    "too few partitions": (("copy", "topic:from", "topic:thin?partition=same"), "1 partitions"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_could_never_run_is_not_made(home: Home, case: str) -> None:
+    given, message = BAD[case]
+    home.create_topic("thin", 1)
+    with pytest.raises((InvalidError, NotFoundError), match=message):
+        create_pipeline(home, *given)
+    assert list(list_pipelines(home)) == []
+
+
+def test_of_many_who_make_the_same_one_does(home: Home) -> None:
+    made: list[str] = []
+    refused: list[Exception] = []
+
+    def make() -> None:
+        try:
+            made.append(create_pipeline(home, "copy", "topic:from", "topic:to").incarnation)
+        except AlreadyExistsError as exc:
+            refused.append(exc)
+
+    makers = [threading.Thread(target=make) for _ in range(6)]
+    for maker in makers:
+        maker.start()
+    for maker in makers:
+        maker.join()
+    assert made == [find_pipeline(home, "copy").incarnation]
+    assert len(refused) == 5
+
+
+def test_a_target_that_was_made_anew_is_refused(home: Home) -> None:
+    create_pipeline(home, "copy", "topic:from", "topic:to")
+    home.delete_topic("to")
+    home.create_topic("to", 2)
+    with pytest.raises(InvalidError, match="`topic:to` was deleted and made again"):
+        opened(home)
+
+
+def test_a_removed_pipeline_leaves_what_it_wrote_and_its_name_is_free(home: Home) -> None:
+    made = create_pipeline(home, "copy", "topic:from", "topic:to")
+    append(home, 0, 5)
+    drive(home)
+    delete_pipeline(home, "copy")
+    assert copied(home) == 10
+    with pytest.raises(NotFoundError, match="pipeline `copy`: not found"):
+        find_pipeline(home, "copy")
+    with pytest.raises(NotFoundError, match="nothing to delete"):
+        delete_pipeline(home, "copy")
+    for folder in ("staging/", "pipelines/"):
+        assert list(home.store.list(folder)) == []
+    where = layout.pipeline_partition(made.incarnation, "from/0")
+    assert [row.row for row in home.catalog.scan(where)] == ["head"]
+    create_pipeline(home, "copy", "topic:from", "topic:to")
+    assert drive(home) == 10
+    assert copied(home) == 20
+
+
+def test_a_driver_that_slept_through_the_removal_writes_nothing(home: Home) -> None:
+    made = create_pipeline(home, "copy", "topic:from", "topic:to")
+    append(home, 0, 5)
+    pipeline = opened(home)
+    cycle = Cycle(home.log, pipeline, 1)
+    partitions = pipeline.source.partitions()
+    bounds = pipeline.source.bounds(partitions)
+    for partition in partitions:
+        cycle.adopt(partition, lambda: "0")
+    cycle.run(dict.fromkeys(partitions, "3"), bounds)
+    assert copied(home) == 6
+    delete_pipeline(home, "copy")
+    report = cycle.run(dict.fromkeys(partitions, "5"), bounds)
+    assert all(isinstance(error, FencedError) for error in report.errors.values())
+    with pytest.raises(FencedError):
+        Cycle(home.log, pipeline, 99).adopt(partitions[0], lambda: "0")
+    assert copied(home) == 6
+    assert made.incarnation == pipeline.id
+
+
+def test_a_pipeline_that_is_driven_is_not_removed(home: Home) -> None:
+    made = create_pipeline(home, "copy", "topic:from", "topic:to")
+    shard, stop = Shard(home.log, made.incarnation, 0), threading.Event()
+    assert shard.try_take()
+
+    def beat() -> None:
+        while not stop.wait(0.05):
+            shard.beat()
+
+    driver = threading.Thread(target=beat)
+    driver.start()
+    try:
+        with pytest.raises(InvalidError, match="a driver runs it: stop that one"):
+            delete_pipeline(home, "copy")
+    finally:
+        stop.set()
+        driver.join()
+    assert find_pipeline(home, "copy") == made
+    delete_pipeline(home, "copy")  # one that fell silent is waited for
+
+
+def test_a_removal_that_dies_after_any_call_is_finished_by_the_next(home: Home) -> None:
+    real = home.log
+    append(home, 0, 3)
+    for call in range(1, 200):
+        create_pipeline(home, "copy", "topic:from", "topic:to")
+        assert drive(home) == 6
+        faults = Faults(crash_after_call=call)
+        home.log = replace(
+            real,
+            catalog=FaultyCatalog(real.catalog, faults, real.clock),
+            store=FaultyStore(real.store, faults),
+        )
+        died = True
+        with contextlib.suppress(Crash):
+            delete_pipeline(home, "copy")
+            died = False
+        home.log = real
+        with contextlib.suppress(NotFoundError):  # it died after its last write
+            delete_pipeline(home, "copy")
+        assert list(list_pipelines(home)) == []
+        assert list(home.store.list("pipelines/")) == []
+        if not died:
+            break
+    assert not died
+    assert call > 10
