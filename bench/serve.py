@@ -24,7 +24,7 @@ from bench.rates import Rate, against
 from tidelog.home import create_home
 from tidelog.settings import Settings
 
-CONNECTIONS = 128
+CONNECTIONS = 256  # what is durable takes a disk's time, so there must be some at once
 SECONDS = 4
 ROUNDS = 5
 GOAL = 1 / 3

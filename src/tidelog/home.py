@@ -1,4 +1,4 @@
-"""A home: one store and one catalog that belong together. Alone in choosing implementations.
+"""A home: one store and one catalog that belong together.
 
 :func:`open_home` opens what the settings point to, :func:`create_home` makes it where it is not
 there (the steps are in ``identity``), and :class:`Home` is the one object that users work with.
@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import replace
 from types import TracebackType
 
 import pyarrow as pa
 
-from tidelog.catalog import Catalog, open_catalog
-from tidelog.catalog.settle import Repeat
-from tidelog.clock import Clock, Ids, RandomIds, SystemClock, system_random
+from tidelog.catalog import Catalog
 from tidelog.errors import InvalidError, NotFoundError, TidelogError
 from tidelog.identity import (
     Identity,
@@ -37,10 +33,9 @@ from tidelog.log.lag import Lag, consumer_lag, consumer_names
 from tidelog.log.notifier import Notifier
 from tidelog.log.partitions import PartitionState, partition_states
 from tidelog.log.positions import Positions
-from tidelog.log.process import LocalProcesses, check_process
+from tidelog.log.process import check_process
 from tidelog.log.producer import Producer
 from tidelog.log.read import Reader
-from tidelog.log.spans import NoSpans, Spans
 from tidelog.log.start import Start
 from tidelog.log.sweep import SweepReport, sweep_home
 from tidelog.log.targets import check_target, open_target
@@ -48,31 +43,20 @@ from tidelog.log.topics import create_topic, delete_topic, find_topic, list_topi
 from tidelog.log.trim import Trimmed, TrimTo, trim_topic
 from tidelog.log.verify import VerifyReport, verify_topic
 from tidelog.model.event import Event
+from tidelog.model.playback import Time
 from tidelog.model.times import duration_ms
 from tidelog.model.topic import Topic, partition_for
+from tidelog.playback.play import play_arrow, play_events
 from tidelog.settings import Settings, config_string, load_settings
-from tidelog.store import Store, open_store
+from tidelog.store import Store
 from tidelog.store.cache import CachedStore
-from tidelog.store.meter import Meter, MeteredStore
+from tidelog.store.meter import Meter
 from tidelog.store.probe import probe_store
-from tidelog.store.retry import RetryingStore
+from tidelog.substrates import World, log_of, open_catalog_of, open_store_of, real_world
 
 __all__ = ["Home", "World", "create_home", "open_home"]
 
 _READERS = 4  # objects fetched at once, for all readers of a home
-_REMOTE_COMMITS = 8  # partitions of one flush that are committed side by side
-
-
-@dataclass(frozen=True)
-class World:
-    """What comes from outside: time, ids, randomness, environment, and the folder we stand in."""
-
-    environ: Mapping[str, str]
-    folder: Path = field(default_factory=Path.cwd)
-    clock: Clock = field(default_factory=SystemClock)
-    ids: Ids = field(default_factory=RandomIds)
-    random: random.Random = field(default_factory=system_random)
-    spans: Spans = field(default_factory=NoSpans)
 
 
 class Home:
@@ -231,6 +215,22 @@ class Home:
         log = replace(self.log, store=store)
         return verify_topic(log, self.topic(topic), self._pool, progress)
 
+    def playback(self, topic: str, start: Time = None, end: Time = None) -> Iterator[Event]:
+        """The events of ``[start, end)`` in the order of their times, up to the ends of now."""
+        self._check_open()
+        return play_events(self.log, topic, start, end)
+
+    def playback_arrow(
+        self, topic: str, start: Time = None, end: Time = None
+    ) -> Iterator[pa.RecordBatch]:
+        """The same as batches in event columns."""
+        self._check_open()
+        return play_arrow(self.log, topic, start, end)
+
+    def watch(self, topic: str) -> None:
+        """Let this process notify a topic's targets of what it commits there by other ways."""
+        self._notifier.watch(self.topic(topic))
+
     def close(self) -> None:
         """Close what was opened from here, flushing what is under way; raises what failed."""
         check_process(self._process, f"home `{self.id}`")
@@ -299,19 +299,19 @@ def open_home(home: str | os.PathLike[str] | None = None, *, world: World | None
     ``NotFoundError`` is raised. A store and a catalog of different homes, or a home that needs
     newer code, raise ``InvalidError``.
     """
-    world = world or _real_world()
+    world = world or real_world()
     settings = load_settings(None if home is None else os.fspath(home), world.environ, world.folder)
     if settings.is_default or settings.store == "memory:":
         return create_home(settings, world=world)[0]
     meter = Meter()
-    store = _open_store(settings, world, meter)
-    catalog = _open_catalog(settings, world, create=False)
+    store = open_store_of(settings, world, meter)
+    catalog = open_catalog_of(settings, world, create=False)
     try:
         identity = read_pair(store, catalog)
     except BaseException:
         catalog.close()
         raise
-    return Home(identity, settings, _log(settings, world, store, catalog), meter, world)
+    return Home(identity, settings, log_of(settings, world, store, catalog), meter, world)
 
 
 def create_home(
@@ -322,9 +322,9 @@ def create_home(
     Idempotent, also when several processes do it at once or one died on the way.
     ``create_catalog`` makes the catalog's file or table where it is missing.
     """
-    world = world or _real_world()
+    world = world or real_world()
     meter = Meter()
-    store = _open_store(settings, world, meter)
+    store = open_store_of(settings, world, meter)
     catalog = _find_catalog(store, settings, world, create_catalog)
     is_new = True
     try:
@@ -333,13 +333,13 @@ def create_home(
             identity, is_new = read_pair(store, catalog), False
         else:
             probe_store(store, world.ids)
-            catalog = catalog or _open_catalog(settings, world, create=True)
+            catalog = catalog or open_catalog_of(settings, world, create=True)
             identity = create_identity(store, catalog, world.ids)
     except BaseException:
         if catalog:
             catalog.close()
         raise
-    return Home(identity, settings, _log(settings, world, store, catalog), meter, world), is_new
+    return Home(identity, settings, log_of(settings, world, store, catalog), meter, world), is_new
 
 
 def _find_catalog(
@@ -348,51 +348,10 @@ def _find_catalog(
     """Step 1: look at both sides before anything is made on either; None for "to be created"."""
     in_store = read_store(store)
     try:
-        return _open_catalog(settings, world, create=False)
+        return open_catalog_of(settings, world, create=False)
     except NotFoundError:
         if in_store is not None:
             raise other_catalog(store, settings.catalog, in_store) from None
         if not may_create:
             raise
         return None
-
-
-def _open_store(settings: Settings, world: World, meter: Meter) -> Store:
-    store = open_store(
-        settings.store,
-        clock=world.clock,
-        ids=world.ids,
-        random=world.random,
-        environ=world.environ,
-    )
-    metered = MeteredStore(store, meter, clock=world.clock)
-    retrying = RetryingStore(
-        metered, clock=world.clock, random=world.random, backoff=settings.backoff()
-    )
-    return CachedStore(retrying, settings.cache_bytes)
-
-
-def _open_catalog(settings: Settings, world: World, *, create: bool) -> Catalog:
-    repeat = Repeat(world.clock, world.random, settings.backoff())
-    return open_catalog(settings.catalog, create=create, repeat=repeat, environ=world.environ)
-
-
-def _log(settings: Settings, world: World, store: Store, catalog: Catalog) -> Log:
-    remote_store = not store.url.startswith(("file:", "memory:"))
-    remote_catalog = not catalog.url.startswith(("sqlite:", "memory:"))
-    return Log(
-        store=store,
-        catalog=catalog,
-        clock=world.clock,
-        ids=world.ids,
-        random=world.random,
-        settings=settings.log_settings(remote_store),
-        backoff=settings.backoff(),
-        processes=LocalProcesses(),
-        spans=world.spans,
-        commits_at_once=_REMOTE_COMMITS if remote_catalog else 1,
-    )
-
-
-def _real_world() -> World:
-    return World(environ=os.environ)  # noqa: TID251 - here the world comes in

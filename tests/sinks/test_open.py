@@ -25,7 +25,7 @@ def home(tmp_path: Path) -> Iterator[Home]:
 BAD = {
     "an unknown scheme": ("topik:t", "unknown scheme `topik` .did you mean `topic`"),
     "no scheme": ("t", "has no scheme"),
-    "a source that is no sink": ("archive:daily", "give one of kafka, topic"),
+    "a source that is no sink": ("archive:daily", "give one of kafka, kinesis, topic"),
     "slashes": ("topic://t", "give topic:NAME, without slashes"),
     "no topic": ("topic:", "topic name ``"),
     "a topic's unknown option": ("topic:t?partitions=same", "did you mean `partition`"),

@@ -179,6 +179,25 @@ def test_a_sweep_waits_for_the_pipelines_before_it(home: Home, play: Play) -> No
 
 
 @pytest.mark.server
+def test_a_generation_that_is_told_too_late_is_left_to_the_sweep(home: Home, play: Play) -> None:
+    make(home, play)
+    clock = at(1)
+    play.write(START_MS + 40_000, Row("insert", "r", 1, {"state": "x"}))
+    assert drain(home, "fast", clock) == 1
+    play.begin_generation(START_MS + 30_000)
+    for number in range(12):
+        play.write(START_MS + 35_000, Row("insert", f"r{number}", 2, {"state": "x"}))
+        play.write(START_MS + 90_000, Row("insert", f"r{number}", 3, {"state": "x"}))
+    clock.advance(120)
+    assert drain(home, "fast", clock) >= 12  # groups that were quiet are read as a whole
+    drain(home, "sweep", clock)
+    check_whole(home, play)
+    clock.advance(22.98 * 3600)
+    assert drain(home, "last", clock) == 0
+    check_whole(home, play)
+
+
+@pytest.mark.server
 def test_a_torn_batch_is_left_to_the_sweep_as_a_whole(home: Home, play: Play) -> None:
     make(home, play)
     clock = at(1)

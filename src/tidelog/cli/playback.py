@@ -239,7 +239,7 @@ class _Running:
     def _open(self, setting: Setting) -> Outlet:
         sink = self._options.sink
         if sink.startswith("topic:"):
-            self._home.append(parse_address(sink).path, ())  # its targets are told from now on
+            self._home.watch(parse_address(sink).path)
         return open_outlet(sink, setting)
 
     def _playback(self, topic: Topic, pin: Pin, pool: ThreadPoolExecutor) -> Playback:

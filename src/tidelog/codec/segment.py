@@ -23,7 +23,10 @@ __all__ = ["Piece", "Segment", "encode_segment", "read_piece"]
 _MAGIC_BYTES = 8  # "ARROW1" and padding, before the schema
 _SCHEMA = STORED_SCHEMA.serialize().to_pybytes()
 _FIRST_BATCH = _MAGIC_BYTES + len(_SCHEMA)
-_OPTIONS = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1))
+_ZSTD = pa.Codec("zstd", compression_level=1)
+_OPTIONS = pa.ipc.IpcWriteOptions(compression=_ZSTD)
+_SMALL_OPTIONS = pa.ipc.IpcWriteOptions(compression=_ZSTD, use_threads=False)
+_SMALL_BYTES = 256 << 10  # less is compressed sooner than shared out to threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,9 @@ def encode_segment(parts: Sequence[tuple[int, pa.Table]]) -> Segment:
     """Pack the events of each partition; every part has at least one."""
     sink = pa.BufferOutputStream()
     ends: list[int] = []
-    with pa.ipc.new_file(sink, STORED_SCHEMA, options=_OPTIONS) as writer:
+    is_small = sum(table.nbytes for _, table in parts) < _SMALL_BYTES
+    options = _SMALL_OPTIONS if is_small else _OPTIONS
+    with pa.ipc.new_file(sink, STORED_SCHEMA, options=options) as writer:
         for _, table in parts:
             if table.num_rows == 0:
                 raise InternalError("a segment was to hold a partition without events")

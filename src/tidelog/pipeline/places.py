@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from tidelog.home import Home, open_home
 from tidelog.log.base import Log
+from tidelog.model.address import parse_address
 from tidelog.sinks import open_sink
 from tidelog.sinks.base import TargetSink
 from tidelog.sources import open_source
@@ -24,8 +25,15 @@ def source_at(home: Home, url: str) -> Source:
 
 
 def sink_at(home: Home, url: str) -> TargetSink:
-    """What a URL names, to be written to; events are staged in this home's store."""
-    return open_sink(url, environ=home.world.environ, open_log=_LogOf(home.config, home.log))
+    """What a URL names, to be written to; events are staged in this home's store.
+
+    A topic's notifications are this process's to send, as it commits there.
+    """
+    sink = open_sink(url, environ=home.world.environ, open_log=_LogOf(home.config, home.log))
+    address = parse_address(url)
+    if address.scheme == "topic":
+        home.watch(address.path)
+    return sink
 
 
 def store_at(home: Home, url: str) -> Store:

@@ -41,6 +41,7 @@ from tidelog.errors import (
     UnknownOutcomeError,
 )
 from tidelog.log.base import Log
+from tidelog.log.hold import put_held
 from tidelog.model import layout
 from tidelog.model.playback import Cursor, Pinned, PlaybackState, check_playback_name
 from tidelog.model.run import decode_row, encode_row
@@ -182,23 +183,11 @@ class NamedPlayback:
 
     def _put(self, state: PlaybackState, version: str) -> bool:
         """Write by the version that we know; False when somebody else was first."""
-        write_id = self._log.ids.new()
-        change = Put(layout.PLAYBACK_STATE, encode_row(state), expect=version)
-        for attempt in range(_ATTEMPTS):
-            try:
-                self._log.catalog.write(self._where, change, write_id=write_id)
-            except ConflictError:
-                return False
-            except UnknownOutcomeError:
-                row = self._log.catalog.get(self._where, layout.PLAYBACK_STATE)
-                if row is None or row.version not in (version, write_id):
-                    return False
-                if row.version != write_id:
-                    self._log.clock.sleep(0.01 * attempt)
-                    continue
-            self.state, self._version = state, write_id
-            return True
-        raise UnavailableError(f"playback `{self.name}`: replies keep getting lost: try again")
+        row, what = layout.PLAYBACK_STATE, f"playback `{self.name}`"
+        mine = put_held(self._log, self._where, row, encode_row(state), version, what)
+        if mine is not None:
+            self.state, self._version = state, mine
+        return mine is not None
 
     def _is_over(self, state: PlaybackState, version: str) -> bool:
         if state.owner == self._id or self._log.processes.is_dead(state.mark):

@@ -122,7 +122,9 @@ class Transactions:
         try:
             self._producer.init_transactions(timeout_s)
         except KafkaException as exc:
-            raise self._failed(exc) from exc
+            error = self._failed(exc)
+            self.close()
+            raise error from exc
 
     def reached(self) -> int | None:
         """The number of the next event, as the last transaction said; None for "none yet"."""

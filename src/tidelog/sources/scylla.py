@@ -21,7 +21,7 @@ import logging
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC
 from typing import Any
 
@@ -294,11 +294,11 @@ class ScyllaSource:
             for time_ms, after in zip(self._times, [*self._times[1:], None], strict=True)
             if start.generation_ms <= time_ms <= limit.time_ms
         ]
-        plan = Plan(range, tuple(wanted), table.ttl_ms)
+        plan = Plan(range, tuple(wanted), table.ttl_ms, reaches_back=not self._way.remembers)
         if self._swept is None:
             return plan
         before, store, until_ms = self._swept.before(range)
-        return Plan(range, plan.generations, plan.ttl_ms, before, store, until_ms)
+        return replace(plan, before=before, store=store, limit_ms=until_ms)
 
     def _place_at(self, time_ms: int) -> Place:
         """A time, in the generation that it is in."""

@@ -71,6 +71,7 @@ class Plan:
     before: tuple[Before, ...] = ()
     store: str = ""  # where those manifests are
     limit_ms: int | None = None  # reads no further, though the range reaches further
+    reaches_back: bool = True  # for what a generation holds that was told too late
 
     @property
     def limit(self) -> Place:
@@ -84,9 +85,12 @@ class Plan:
     def start(self) -> Place:
         """Where the range begins: earlier than it says where a generation was told too late.
 
-        What is in the streams of that one is all unread.
+        What is in the streams of that one is all unread. Readers that note their changes leave it
+        to the sweep behind them, which looks for notes by the times of their ranges.
         """
         start = Place.parse(self.range.start).plain
+        if not self.reaches_back:
+            return start
         later = [each.start_ms for each in self.generations if each.start_ms > start.generation_ms]
         return replace(start, time_ms=min([start.time_ms, *later]))
 
@@ -246,7 +250,8 @@ class Reading:
         """Where reading stands. Where all was silent this is where it began, but now and then."""
         quiet_ms = time_ms - self._start.time_ms
         generation_ms = self._plan.generation(time_ms).start_ms
-        same = generation_ms == self._start.generation_ms
+        whole = time_ms >= Place.parse(self._plan.range.limit).time_ms
+        same = whole and generation_ms == self._start.generation_ms
         if not self._rows and same and quiet_ms < refresh_ms(self._plan.ttl_ms):
             return self._plan.range.start
         return Place(generation_ms, time_ms).text

@@ -60,7 +60,7 @@ def time_ms_of(timeuuid: bytes) -> int:
 
 
 class Changes:
-    """Events that come of the rows of one window, column by column."""
+    """Events that come of the rows of one window."""
 
     def __init__(
         self,
@@ -78,8 +78,6 @@ class Changes:
         self._seconds: dict[int, str] = {}
         self._streams: dict[bytes, str] = {}
         self._unit: list[Any] = []
-        self._stream: bytes | None = None
-        self._time: bytes | None = None
         self.events: list[_Made] = []
         self.unnamed: list[tuple[int, tuple[bytes, ...]]] = []  # whose keys must be looked up
 
@@ -90,22 +88,22 @@ class Changes:
         """Take rows of some streams, in order; those of one stream follow one another."""
         unit, end_at = self._unit, self._layout.end_at
         for row in rows:
-            if not unit and end_at >= 0 and row[end_at] == _TRUE:
+            if unit and (row[1] != unit[0][1] or row[0] != unit[0][0]):
+                self._take(unit)
+                unit.clear()
+            if end_at < 0 or row[end_at] != _TRUE:
+                unit.append(row)
+            elif unit:
+                self._take([*unit, row])
+                unit.clear()
+            else:
                 self._put(row, "")  # a batch of one row, as most are
-                continue
-            if row[1] != self._time or row[0] != self._stream:
-                if unit:
-                    self._take(unit)
-                    unit.clear()
-                self._stream, self._time = row[0], row[1]
-            unit.append(row)
 
     def end(self) -> None:
         """No more rows of these streams come."""
         if self._unit:
             self._take(self._unit)
         self._unit.clear()
-        self._stream = self._time = None
 
     def extend(self, other: Changes) -> None:
         """Take all events of another window behind these."""
