@@ -130,8 +130,8 @@ def by_wrk(url: str, body: Path | None) -> Measured:
     bad = re.search(r"Non-2xx or 3xx responses: (\d+)", out)
     return Measured(
         float(number(r"Requests/sec:\s+([\d.]+)", out)),
-        milliseconds(number(r"^\s+50%\s+(\S+)$", out)),
-        milliseconds(number(r"^\s+99%\s+(\S+)$", out)),
+        milliseconds(number(r"^\s+50%\s+(\S+)", out)),
+        milliseconds(number(r"^\s+99%\s+(\S+)", out)),
         int(bad[1]) if bad else 0,
     )
 

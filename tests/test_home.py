@@ -206,8 +206,8 @@ class TestDiesAfterEveryStep:
     def create(
         self, monkeypatch: pytest.MonkeyPatch, store: Store, catalog: Catalog, seed: int
     ) -> tuple[home_module.Home, bool]:
-        monkeypatch.setattr(home_module, "_open_store", lambda *_: store)
-        monkeypatch.setattr(home_module, "_open_catalog", lambda *_, create: catalog)
+        monkeypatch.setattr(home_module, "open_store_of", lambda *_: store)
+        monkeypatch.setattr(home_module, "open_catalog_of", lambda *_, create: catalog)
         outside = World(environ={}, clock=FakeClock(), ids=seeded_ids(seed))
         return create_home(Settings("s3://store", "dynamodb://catalog"), world=outside)
 

@@ -339,7 +339,7 @@ def kill_at(home: Home, play: Play, calls: range) -> None:
 @pytest.mark.server
 def test_pumps_that_are_killed_at_some_calls_bring_each_change_once(home: Home, play: Play) -> None:
     make(home, play, groups=2)
-    kill_at(home, play, range(5, 50, 15))
+    kill_at(home, play, range(12, 40, 16))
 
 
 @pytest.mark.long
