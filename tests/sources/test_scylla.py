@@ -359,16 +359,16 @@ def test_reading_begins_at_a_time_or_at_the_first_change(play: Play) -> None:
     clock = at(60)
     begins = {
         option: Place.parse(next(iter(source.bounds(source.partitions()).values())).first).time_ms
-        for option in ("held", "first", "-10m", "2026-11-13T20:20:10Z")
-        for source in [opened(play.url(**{"from": option}), clock)]
+        for option in ("oldest", "first", "-10m", "2026-11-13T20:20:10Z")
+        for source in [opened(play.url(start=option), clock)]
     }
     assert begins == {
-        "held": START_MS,
+        "oldest": START_MS,
         "first": START_MS + 20 * 60_000,
         "-10m": START_MS + 50 * 60_000,
         "2026-11-13T20:20:10Z": START_MS + 20 * 60_000 + 10_000,
     }
-    later = opened(play.url(**{"from": "2026-11-13T20:20:10Z"}), clock)
+    later = opened(play.url(start="2026-11-13T20:20:10Z"), clock)
     assert len(read_all(later)) == 20
 
 
@@ -494,7 +494,7 @@ BAD = {
     "two keys": ("ks.t?key_column=a&key_lookup=b", "contradict"),
     "the log itself": ("ks.t_scylla_cdc_log", "the table that it belongs to"),
     "a password": ("ks.t?password=x", "looks like a secret"),
-    "a time that is none": ("ks.t?from=yesterday", "yesterday"),
+    "a time that is none": ("ks.t?start=yesterday", "yesterday"),
 }
 
 
@@ -562,7 +562,7 @@ def test_an_address_comes_back_as_it_is() -> None:
         place, way = parse_scylla(parse_address(f"scylla://a,[::1]:9042/ks.t{options}"), {}, 0)
         url = format_scylla(place, way)
         assert parse_scylla(parse_address(url), {}, 5) == (place, way)
-    assert "from=2026-11-13" in opened("scylla://a/ks.t?from=-15m", at(0)).url
+    assert "start=2026-11-13" in opened("scylla://a/ks.t?start=-15m", at(0)).url
 
 
 def test_positions_are_in_order_and_an_end_is_before_nothing() -> None:

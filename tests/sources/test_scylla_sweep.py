@@ -13,6 +13,7 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.servers.cassandra import Cassandra
 from tests.servers.scylla_play import Play, Row
@@ -23,7 +24,12 @@ from tidelog.errors import InvalidError, NotFoundError, TidelogError
 from tidelog.home import World, create_home
 from tidelog.pipeline.cycle import LostError
 from tidelog.pipeline.driver import Driver, Driving
-from tidelog.pipeline.registry import create_pipeline, delete_pipeline
+from tidelog.pipeline.registry import (
+    create_pipeline,
+    delete_pipeline,
+    ensure_pipeline,
+    find_pipeline,
+)
 from tidelog.settings import Settings
 from tidelog.sources import scylla_sweep
 from tidelog.sources.scylla_rows import LATE
@@ -276,6 +282,7 @@ def test_a_log_or_a_pipeline_that_was_made_anew_is_another_one(home: Home, play:
     ("source", "message"),
     [
         ({"mode": "sweep", "of": "nobody"}, "pipeline `nobody`: not found"),
+        ({"mode": "sweep", "of": "changing"}, "has a transform"),
         ({"mode": "sweep", "of": "safe"}, "with\n? ?mode=fast"),
         ({"mode": "sweep", "of": "fast", "groups": 5}, "in as many"),
     ],
@@ -285,6 +292,8 @@ def test_sweeps_of_what_cannot_be_swept_are_refused(
 ) -> None:
     create_pipeline(home, "safe", play.url(), "topic:changes")
     create_pipeline(home, "fast", play.url(mode="fast"), "topic:changes")
+    changing = replace(find_pipeline(home, "fast"), name="changing", transform="m:f")
+    ensure_pipeline(home, changing)
     with pytest.raises(TidelogError, match=message):
         create_pipeline(home, "sweep", play.url(**source), "topic:changes")
 

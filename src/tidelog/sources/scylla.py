@@ -69,7 +69,7 @@ def open_scylla(
     open_log: OpenLog | None = None,
     clock: Clock | None = None,
 ) -> ScyllaSource:
-    """The source at ``scylla://HOST:9042/KEYSPACE.TABLE?mode=…&lag=…&from=…``.
+    """The source at ``scylla://HOST:9042/KEYSPACE.TABLE?mode=…&lag=…&start=oldest|first|TIME``.
 
     A time such as ``-15m`` is relative to this call: the source's own URL tells which it is.
     """
@@ -246,7 +246,7 @@ class ScyllaSource:
         if isinstance(self._way.start, int):
             return self._way.start
         margin_ms = min(_MARGIN_MS, ttl_ms // 10) if held_ms > self._times[0] else 0
-        if self._way.start == "held" or self._swept is not None:
+        if self._way.start == "oldest" or self._swept is not None:
             return held_ms + margin_ms
         if self._begin_ms is None:
             self._begin_ms = self._first_change_ms(session, held_ms + margin_ms, end_ms)

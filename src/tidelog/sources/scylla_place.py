@@ -19,7 +19,6 @@ _GROUPS_MAX = 4_096
 _OPTIONS = (
     "consistency",
     "datacenter",
-    "from",
     "generations",
     "groups",
     "key_column",
@@ -27,6 +26,7 @@ _OPTIONS = (
     "lag",
     "mode",
     "of",
+    "start",
     "type_column",
 )
 _LEVELS = ("one", "two", "three", "quorum", "all", "local_quorum", "local_one")
@@ -65,7 +65,7 @@ class ScyllaWay:
     mode: Literal["safe", "fast", "sweep"] = "safe"
     lag_ms: int | None = SAFE_LAG_MS  # None: shortly before the log's time to live ends
     groups: int = 16  # source partitions
-    start: Literal["held", "first"] | int = "held"  # of who begins: or a time in ms
+    start: Literal["oldest", "first"] | int = "oldest"  # of who begins: or a time in ms
     of: tuple[str, ...] = ()  # pipelines whose changes a sweep leaves out
     type_column: str | None = None
     key_column: str | None = None
@@ -121,13 +121,13 @@ def format_scylla(place: ScyllaPlace, way: ScyllaWay) -> str:
         "groups": str(way.groups),
         "mode": way.mode,
         "lag": "last" if way.lag_ms is None else f"{way.lag_ms}ms",
-        "from": to_iso(way.start) if isinstance(way.start, int) else way.start,
+        "start": to_iso(way.start) if isinstance(way.start, int) else way.start,
         "of": ",".join(way.of) or None,
         "type_column": way.type_column,
         "key_column": way.key_column,
         "key_lookup": way.key_lookup,
     }
-    defaults = {"consistency": "quorum", "groups": "16", "mode": "safe", "from": "held"}
+    defaults = {"consistency": "quorum", "groups": "16", "mode": "safe", "start": "oldest"}
     said = {
         name: text
         for name, text in options.items()
@@ -159,7 +159,7 @@ def _way(address: Address, options: Mapping[str, str], now_ms: int) -> ScyllaWay
         mode=mode,  # type: ignore[arg-type]
         lag_ms=_lag_ms(address, options.get("lag"), mode),
         groups=_groups(address, options.get("groups", "16")),
-        start=_start(options.get("from", "held"), now_ms),
+        start=_start(options.get("start", "oldest"), now_ms),
         of=of,
         type_column=options.get("type_column"),
         key_column=options.get("key_column"),
@@ -190,8 +190,8 @@ def _groups(address: Address, text: str) -> int:
     return int(text)
 
 
-def _start(text: str, now_ms: int) -> Literal["held", "first"] | int:
-    if text in ("held", "first"):
+def _start(text: str, now_ms: int) -> Literal["oldest", "first"] | int:
+    if text in ("oldest", "first"):
         return text  # type: ignore[return-value]
     return moment_ms(text, now_ms)
 

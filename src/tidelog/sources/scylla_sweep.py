@@ -130,6 +130,11 @@ class Swept:
                 f"pipeline `{name}`: not found: a sweep goes behind one that is there"
             )
         found = decode_row(row.value, NamedPipeline, f"registry row `{row.row}`")
+        if found.transform:
+            raise InvalidError(
+                f"pipeline `{name}`: has a transform, behind which nobody can tell what it has "
+                "brought: sweep behind one without"
+            )
         address = parse_address(found.source)
         if address.scheme == "scylla":
             place, way = parse_scylla(address, {}, 0)
