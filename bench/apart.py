@@ -18,6 +18,7 @@ from typing import Any
 
 _EVERY_S = 0.05
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Apart:
@@ -62,39 +63,56 @@ def _serve(calls: Connection, make: Callable[..., Any], arguments: tuple[Any, ..
     made.close()
 
 
+class Usage:
+    """What a process and all below it used while it was watched; memory they share counts twice."""
+
+    def __init__(self) -> None:
+        self.peak_mib = 0.0
+        self.cpu_s = 0.0
+
+
 @contextlib.contextmanager
-def peak_of(pid: int) -> Iterator[Callable[[], float]]:
-    """The greatest resident memory of a process and all below it while the body runs, in MiB."""
-    peak, ended = [0], threading.Event()
+def watched(pid: int) -> Iterator[Usage]:
+    """Look at a process tree all the time while the body runs; what it used is known at the end."""
+    usage, ended = Usage(), threading.Event()
+    before, after = spent(pid)[1], 0.0
 
     def watch() -> None:
         while not ended.wait(_EVERY_S):
-            peak[0] = max(peak[0], resident(pid))
+            look()
+
+    def look() -> None:
+        nonlocal after
+        size, seconds = spent(pid)
+        usage.peak_mib = max(usage.peak_mib, size / (1 << 20))
+        after = max(after, seconds)
 
     thread = threading.Thread(target=watch)
     thread.start()
     try:
-        yield lambda: peak[0] / (1 << 20)
+        yield usage
     finally:
         ended.set()
         thread.join()
+        look()
+        usage.cpu_s = after - before
 
 
-def resident(pid: int) -> int:
-    """Bytes in memory now, of a process and all below it; what they share counts each time."""
-    parents: dict[int, int] = {}
+def spent(pid: int) -> tuple[int, float]:
+    """Bytes in memory now, and processor seconds so far, of a process and all below it."""
+    found: dict[int, list[str]] = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():
             with contextlib.suppress(OSError):
                 text = (folder / "stat").read_text()
-                parents[int(folder.name)] = int(text.rpartition(")")[2].split()[1])
-    family, size = {pid}, 0
-    while more := {each for each, parent in parents.items() if parent in family} - family:
+                found[int(folder.name)] = text.rpartition(")")[2].split()
+    family = {pid}
+    while more := {each for each, stat in found.items() if int(stat[1]) in family} - family:
         family |= more
-    for each in family:
-        with contextlib.suppress(OSError):
-            size += int(Path(f"/proc/{each}/statm").read_text().split()[1]) * _PAGE
-    return size
+    stats = [found[each] for each in family if each in found]
+    # Ticks of a process and of its children that have ended; resident pages.
+    ticks = sum(int(tick) for stat in stats for tick in stat[11:15])
+    return sum(int(stat[21]) for stat in stats) * _PAGE, ticks / _TICKS
 
 
 def timed(call: Callable[[], Any]) -> float:

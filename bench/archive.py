@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 
 from bench import ten_lines
-from bench.apart import Apart, peak_of, timed
+from bench.apart import Apart, Usage, timed, watched
 from bench.connector import jars
 from bench.cycles import Cycles
 from bench.messages import EVENTS, TOPIC, fill
@@ -131,13 +131,13 @@ def folder_of(home: Home, archive: Archive) -> str:
 
 
 def warm(ours: Apart, peer: Apart, source: str) -> list[Rate]:
-    memory: dict[str, list[float]] = {}
+    used: dict[str, list[Usage]] = {}
 
-    def watched(name: str, side: Apart, *arguments: str) -> Callable[[], float]:
+    def noted(name: str, side: Apart, *arguments: str) -> Callable[[], float]:
         def once() -> float:
-            with peak_of(side.pid) as peak:
+            with watched(side.pid) as usage:
                 rate: float = side("run", *arguments)
-                memory.setdefault(name, []).append(peak())
+            used.setdefault(name, []).append(usage)
             return rate
 
         return once
@@ -151,17 +151,27 @@ def warm(ours: Apart, peer: Apart, source: str) -> list[Rate]:
         "archive, by JSON date, warm": (ours, (source, "dated")),
     }
     rates = contest(
-        {name: watched(name, side, *arguments) for name, (side, arguments) in runs.items()}
+        {name: noted(name, side, *arguments) for name, (side, arguments) in runs.items()}
     )
     lines, plain, topic, transformed, lines_dated, dated = rates.values()
     against(plain, lines, 1.5)
     against(topic, plain, 1.5)
     against(transformed, plain, 0.6)
     against(dated, lines_dated, 1.8)
-    peaks = {name: Rate(f"memory: {name}", found[1:], "MiB") for name, found in memory.items()}
+    for rate in rates.values():
+        rate.note = cpu_note(used[rate.what][1:])
+    peaks = {name: memory_rate(name, found[1:]) for name, found in used.items()}
     below(peaks[plain.what], peaks[lines.what])
     below(peaks[dated.what], peaks[lines_dated.what])
     return [*rates.values(), *peaks.values()]
+
+
+def cpu_note(used: list[Usage]) -> str:
+    return f"{statistics.median(each.cpu_s for each in used):.1f} CPU s"
+
+
+def memory_rate(what: str, used: list[Usage]) -> Rate:
+    return Rate(f"memory: {what}", [each.peak_mib for each in used], "MiB")
 
 
 def below(rate: Rate, peer: Rate) -> None:
@@ -187,33 +197,36 @@ def cycles(ours: Apart, servers: str) -> list[Rate]:
 def cold(config: str, servers: str, folder: str) -> list[Rate]:
     """From the start of a process to its end, each time a new one."""
     lines, ours = Rate("ten lines, verbatim, cold"), Rate("archive, verbatim, cold")
-    lines_memory = Rate("memory: ten lines, verbatim, cold", unit="MiB")
-    ours_memory = Rate("memory: archive, verbatim, cold", unit="MiB")
+    used: dict[str, list[Usage]] = {lines.what: [], ours.what: []}
     for _ in range(COLD_ROUNDS):
         target = f"{folder}/{uuid.uuid4().hex}"
         job = [sys.executable, "-m", "bench.ten_lines", jars(), servers, TOPIC, target, "verbatim"]
-        process_rate(job, lines, lines_memory)
+        used[lines.what].append(process_rate(job, lines))
         shutil.rmtree(target)
         with open_home(config) as home:
             archive = new_archive(home, f"kafka://{servers}/{TOPIC}", MAKINGS["verbatim"])
             command = ["--home", config, "archive", "run", archive.name, "--master", "local[2]"]
             tidelog = str(Path(sys.executable).with_name("tidelog"))
-            process_rate([tidelog, *command], ours, ours_memory)
+            used[ours.what].append(process_rate([tidelog, *command], ours))
             shutil.rmtree(folder_of(home, archive))
     against(ours, lines, 1.2)
-    below(ours_memory, lines_memory)
-    return [lines, ours, lines_memory, ours_memory]
+    memory = [memory_rate(name, found) for name, found in used.items()]
+    below(memory[1], memory[0])
+    for rate in (lines, ours):
+        rate.note = cpu_note(used[rate.what])
+    return [lines, ours, *memory]
 
 
-def process_rate(command: list[str], rate: Rate, memory: Rate) -> None:
-    began = time.perf_counter()
+def process_rate(command: list[str], rate: Rate) -> Usage:
+    """Run a command to its end, and note how fast it was."""
     with tempfile.TemporaryFile() as said:
+        began = time.perf_counter()
         process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT)
-        with peak_of(process.pid) as peak:
+        with watched(process.pid) as usage:
             process.wait()
             rate.rounds.append(EVENTS / (time.perf_counter() - began))
-            memory.rounds.append(peak())
         if process.returncode:
             said.seek(0)
             text = said.read().decode(errors="replace")
             raise RuntimeError(f"{command}: exit code {process.returncode}\n{text[-2_000:]}")
+    return usage

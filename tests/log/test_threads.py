@@ -128,7 +128,7 @@ def test_a_kept_future_does_not_keep_the_bytes(home: Home) -> None:
     with home.producer("t") as producer:
         futures = [producer.send(b"x" * 1_000) for _ in range(10)]
         producer.flush()
-        flush = futures[0]._flush
+        flush = futures[0].flush
         assert flush.table is None
         assert all(not hasattr(part, "table") for part, _ in flush._bases)
 

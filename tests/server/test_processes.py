@@ -191,12 +191,12 @@ def test_an_idle_server_ends_at_once_and_says_where_it_listened(home: str) -> No
     assert process.stdout is not None
     first = process.stdout.readline().decode()
     assert first.startswith("Listening on http://127.0.0.1:")
+    assert process.stdout.readline() == b"Open to all on this machine.\n"
     host, port = first.split("//")[1].strip().split(":")
     with socket.create_connection((host, int(port))):  # one that says nothing holds up no stop
         process.terminate()
         out, _ = process.communicate(timeout=30)
-    assert process.returncode == 0
-    assert out == b"Open to all on this machine.\n"
+    assert (process.returncode, out) == (0, b"")
 
 
 def test_several_servers_of_one_home_share_it(home: str) -> None:

@@ -23,6 +23,13 @@ def fill(served: Served, count: int, topic: str = "t") -> None:
     served.home.append(topic, [Event(b"%d" % n) for n in range(count)])
 
 
+def wait_until(served: Served, metric: str) -> None:
+    deadline = time.monotonic() + 30
+    while metric not in served.client.get("/metrics").text:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 def test_topics_are_listed_and_shown(served: Served) -> None:
     served.home.create_topic("other", 3)
     fill(served, 5)
@@ -136,7 +143,8 @@ def test_a_long_poll_ends_at_once_when_something_comes(served: Served) -> None:
     polls = [threading.Thread(target=poll) for _ in range(10)]
     for each in polls:
         each.start()
-    time.sleep(0.7)  # so long that looking again by itself would take as long
+    wait_until(served, "tidelog_waiting 10.0")
+    time.sleep(2)  # by then they look again by themselves once a second only
     served.post({"value": "news"})
     posted = time.monotonic()
     for each in polls:
@@ -145,8 +153,8 @@ def test_a_long_poll_ends_at_once_when_something_comes(served: Served) -> None:
     for at, page in came:
         assert [event["value"] for event in page["events"]] == ["news"]
         assert at - posted < 5
-    fastest = min(at for at, _ in came)
-    assert fastest - posted < 0.5
+    times = sorted(at - posted for at, _ in came)
+    assert times[5] < 0.4, "most of them were woken"
 
 
 def test_a_long_poll_sees_what_other_processes_commit_and_ends_in_time(served: Served) -> None:
@@ -219,7 +227,4 @@ def test_tails_that_went_away_are_forgotten(served: Served) -> None:
     for _ in range(5):
         with served.client.stream("GET", "/topics/t/tail") as answer:
             next(answer.iter_lines())
-    deadline = time.monotonic() + 20
-    while "tidelog_waiting 0.0" not in served.client.get("/metrics").text:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_until(served, "tidelog_waiting 0.0")

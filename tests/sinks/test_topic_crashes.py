@@ -83,14 +83,15 @@ class World:
         self.clock = FakeClock()
         self.rows, self.objects = MemoryCatalog(), MemoryStore(self.clock)
         self.source = source or KeyedSource(2, 25)
-        self.epoch = 0
+        self.epoch = self.seed = 0
         self.plain = Log(self.objects, self.rows, self.clock, seeded_ids(7), random.Random(7))
         wanted = Topic("t", self.plain.ids.new(), PARTITIONS, 0)
         self.topic = create_topic(self.plain, wanted)
 
     def log(self, faults: Faults, scheduler: Scheduler | None = None) -> Log:
         clock = scheduler.clock if scheduler else self.clock
-        chance, ids = random.Random(self.epoch), seeded_ids(1_000 + self.epoch)
+        self.seed += 1  # ids of two processes never meet
+        chance, ids = random.Random(self.seed), seeded_ids(1_000 + self.seed)
         store = RetryingStore(
             FaultyStore(self.objects, faults),
             clock=clock,

@@ -162,7 +162,7 @@ def test_what_the_fast_reader_misses_the_sweep_adds_and_the_last_sweep_finds_the
         play.write(own_ms, Row("update", f"old{old}", old, {"state": "late"}))
     drain(home, "fast", clock)
     assert drain(home, "sweep", clock) == 0
-    clock.advance(23 * 3600 - 200)
+    clock.advance(23 * 3600 - 100)
     assert drain(home, "fast", clock) == drain(home, "sweep", clock) == 0
     assert drain(home, "last", clock) == 25
     check_whole(home, play)

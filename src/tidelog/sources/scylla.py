@@ -56,8 +56,7 @@ from tidelog.sources.scylla_sweep import Passed, Swept
 __all__ = ["ScyllaRange", "ScyllaSource", "open_scylla"]
 
 _NOTED_MAX = 100_000  # changes of a range whose manifest notes them
-_ENDS_S = 1.0  # ends are whole seconds, or quarters where the lag is short
-_SHORT_LAG_MS = 10_000
+_STEPS_MS = ((3_600_000, 60_000), (60_000, 10_000), (10_000, 1_000), (0, 250))  # of ends, by lag
 _QUIET_LOOKS = 30  # at a quiet group, before somebody is made to read it again
 _MARGIN_MS = 60_000  # what is about to be forgotten is not begun with
 
@@ -237,7 +236,7 @@ class ScyllaSource:
                     "is no last time to sweep: give a lag, such as 1d, instead of last"
                 )
             lag_ms = table.ttl_ms - max(table.ttl_ms // 24, min(_MARGIN_MS, table.ttl_ms // 2))
-        step_ms = int(1000 * _ENDS_S) if lag_ms >= _SHORT_LAG_MS else int(250 * _ENDS_S)
+        step_ms = next(step for least, step in _STEPS_MS if lag_ms >= least)
         return (now_ms - lag_ms) // step_ms * step_ms
 
     def _first_ms(self, session: ScyllaSession, held_ms: int, end_ms: int) -> int:
