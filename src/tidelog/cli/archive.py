@@ -12,7 +12,7 @@ from tidelog.cli.archive_generations import backfill, drop, flush, promote
 from tidelog.cli.archive_look import cat, dead, find, verify
 from tidelog.cli.archive_restore import restore
 from tidelog.cli.archive_upkeep import finalize, register, status
-from tidelog.cli.driving import Watch, open_workers, worker_options
+from tidelog.cli.driving import Watch, open_workers, shard_of, worker_options
 from tidelog.cli.making import making_of, making_options
 from tidelog.cli.output import Output, json_option
 from tidelog.errors import FencedError, InvalidError
@@ -109,7 +109,7 @@ def run(home_text: str | None, output: Output, /, name: str, **given: Any) -> No
       tidelog archive run daily --follow --master spark://host:7077
       tidelog archive run daily --follow --take-over
     """
-    shard, shards = _shard(given["shard"])
+    shard, shards = shard_of(given["shard"])
     with open_home(home_text) as home, Watch(output, name) as watch:
         workers = open_workers(name, given)
         after = AfterCycles(home, name, given["metrics_file"])
@@ -208,13 +208,6 @@ def _wanted(home: Home, name: str, given: dict[str, Any]) -> Archive:
         max_bytes=given["max_bytes"],
         max_age_ms=duration_ms(given["max_age"]),
     )
-
-
-def _shard(text: str) -> tuple[int, int]:
-    number, _, count = text.partition("/")
-    if not (number.isdecimal() and count.isdecimal()):
-        raise InvalidError(f"--shard {text}: give M/N, such as 0/2 and 1/2")
-    return int(number), int(count)
 
 
 def _describe(archive: Archive) -> dict[str, Any]:

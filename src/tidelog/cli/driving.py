@@ -19,7 +19,7 @@ from tidelog.pipeline.base import Workers
 from tidelog.pipeline.cycle import CycleReport
 from tidelog.pipeline.workers import LocalWorkers
 
-__all__ = ["Watch", "open_workers", "worker_options"]
+__all__ = ["Watch", "open_workers", "shard_of", "worker_options"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -57,6 +57,14 @@ def open_workers(name: str, given: dict[str, Any]) -> Workers:
             raise InvalidError(f"--conf {text}: give spark.NAME=VALUE")
         conf[key] = value
     return SparkWorkers(open_spark(given["master"], name, conf))
+
+
+def shard_of(text: str) -> tuple[int, int]:
+    """The number of a share of source partitions, and how many there are, from ``M/N``."""
+    number, _, count = text.partition("/")
+    if not (number.isdecimal() and count.isdecimal()):
+        raise InvalidError(f"--shard {text}: give M/N, such as 0/2 and 1/2")
+    return int(number), int(count)
 
 
 class Watch:

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from tidelog.cli.driving import Watch, open_workers, worker_options
+from tidelog.cli.driving import Watch, open_workers, shard_of, worker_options
 from tidelog.cli.output import Output, json_option
 from tidelog.codec.fields import FieldPaths
 from tidelog.home import open_home
@@ -46,6 +46,7 @@ __all__ = ["pump"]
     show_default=True,
     help="Where source partitions begin that are new to the pump.",
 )
+@click.option("--shard", metavar="M/N", default="0/1", help="Drive one of N shares of partitions.")
 @worker_options
 @json_option
 @click.pass_obj
@@ -64,6 +65,7 @@ def pump(home_text: str | None, output: Output, /, source: str, topic: str, **gi
     paths = FieldPaths(
         given["key_field"], given["id_field"], given["type_field"], given["time_field"]
     )
+    shard, shards = shard_of(given["shard"])
     wanted = Pumping(source, topic, given["name"], paths, given["transform"], given["partition"])
     with open_home(home_text) as home, Watch(output, f"pump {topic}") as watch:
         pipeline = open_pump(home, wanted, open_workers(topic, given), given["rate"])
@@ -71,6 +73,8 @@ def pump(home_text: str | None, output: Output, /, source: str, topic: str, **gi
             follow=given["follow"],
             policy=Policy(given["max_bytes"], duration_ms(given["max_age"])),
             accept_loss=given["accept_loss"],
+            shard=shard,
+            shards=shards,
             start=given["start"],
             take_over=given["take_over"],
             flush_on_stop=True,
