@@ -252,6 +252,8 @@ def test_other_paths_methods_and_upgrades_are_refused(served: Served) -> None:
     assert (wrong.status_code, wrong.headers["allow"]) == (405, "GET, HEAD")
     assert error(wrong)["kind"] == "method_not_allowed"
     assert served.client.head("/topics/t").status_code == 200
+    for path in ("/topics/t/tail", "/track/t.gif"):
+        assert served.client.head(path).status_code == 405
     upgrade = GET + b"connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-key: x\r\n\r\n"
     assert status(ask(served.address, upgrade)) in (200, 400)
     assert served.values() == []

@@ -111,6 +111,7 @@ def run(home_text: str | None, output: Output, /, name: str, **given: Any) -> No
     """
     shard, shards = shard_of(given["shard"])
     with open_home(home_text) as home, Watch(output, name) as watch:
+        find_archive(home, name)  # before Spark is started
         workers = open_workers(name, given)
         after = AfterCycles(home, name, given["metrics_file"])
         events = 0

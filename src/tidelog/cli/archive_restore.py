@@ -6,11 +6,12 @@ from typing import Any
 
 import click
 
-from tidelog.cli.driving import Watch, open_workers, worker_options
+from tidelog.cli.driving import Watch, with_workers, worker_options
 from tidelog.cli.output import Output, json_option
 from tidelog.home import open_home
 from tidelog.pipeline.driver import Driver, Driving
 from tidelog.pipeline.restore import Restoring, open_restore
+from tidelog.pipeline.workers import LocalWorkers
 
 __all__ = ["restore"]
 
@@ -43,7 +44,7 @@ def restore(home_text: str | None, output: Output, /, name: str, to: str, **give
     """
     wanted = Restoring(name, to, given["generation"], given["partition"])
     with open_home(home_text) as home, Watch(output, f"restore {name}") as watch:
-        pipeline = open_restore(home, wanted, open_workers(name, given), given["rate"])
+        pipeline = with_workers(open_restore(home, wanted, LocalWorkers(), given["rate"]), given)
         how = Driving(stop=watch.stop, on_look=watch.look, on_cycle=watch.cycle)
         events = Driver(home.log, pipeline, how).run()
         output.record({"archive": name, "to": to, "events": events})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -15,11 +16,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from tidelog.cli.interruption import Interruption
 from tidelog.cli.output import Output
 from tidelog.errors import InvalidError
-from tidelog.pipeline.base import Workers
+from tidelog.pipeline.base import Pipeline, Workers
 from tidelog.pipeline.cycle import CycleReport
 from tidelog.pipeline.workers import LocalWorkers
 
-__all__ = ["Watch", "open_workers", "shard_of", "worker_options"]
+__all__ = ["Watch", "open_workers", "shard_of", "with_workers", "worker_options"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -42,6 +43,11 @@ def worker_options(command: F) -> F:
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
+
+
+def with_workers(pipeline: Pipeline, given: dict[str, Any]) -> Pipeline:
+    """A pipeline whose settings are good, with the workers that the options ask for."""
+    return replace(pipeline, workers=open_workers(pipeline.name, given))
 
 
 def open_workers(name: str, given: dict[str, Any]) -> Workers:

@@ -15,6 +15,7 @@ from tidelog.cli.exit_codes import FAILED, INTERRUPTED, exit_code
 from tidelog.cli.home import home, init
 from tidelog.cli.load import load
 from tidelog.cli.output import print_error
+from tidelog.cli.pipeline import pipeline
 from tidelog.cli.playback import playback
 from tidelog.cli.produce import produce
 from tidelog.cli.pump import pump
@@ -53,7 +54,7 @@ def cli(context: click.Context, home_text: str | None) -> None:
 
 
 for command in (
-    *(init, home, topic, produce, consume, playback, pump),
+    *(init, home, topic, produce, consume, playback, pump, pipeline),
     *(lag, trim, sweep, verify, archive, serve, token, load, demo),
 ):
     cli.add_command(command)

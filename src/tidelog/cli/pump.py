@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from tidelog.cli.driving import Watch, open_workers, shard_of, worker_options
+from tidelog.cli.driving import Watch, shard_of, with_workers, worker_options
 from tidelog.cli.output import Output, json_option
 from tidelog.codec.fields import FieldPaths
 from tidelog.home import open_home
@@ -14,6 +14,7 @@ from tidelog.model.times import duration_ms
 from tidelog.pipeline.driver import Driver, Driving
 from tidelog.pipeline.policy import Policy
 from tidelog.pipeline.pump import Pumping, open_pump
+from tidelog.pipeline.workers import LocalWorkers
 
 __all__ = ["pump"]
 
@@ -68,7 +69,7 @@ def pump(home_text: str | None, output: Output, /, source: str, topic: str, **gi
     shard, shards = shard_of(given["shard"])
     wanted = Pumping(source, topic, given["name"], paths, given["transform"], given["partition"])
     with open_home(home_text) as home, Watch(output, f"pump {topic}") as watch:
-        pipeline = open_pump(home, wanted, open_workers(topic, given), given["rate"])
+        pipeline = with_workers(open_pump(home, wanted, LocalWorkers(), given["rate"]), given)
         how = Driving(
             follow=given["follow"],
             policy=Policy(given["max_bytes"], duration_ms(given["max_age"])),

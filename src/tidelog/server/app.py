@@ -57,6 +57,7 @@ __all__ = ["APPEND", "OPERATIONS", "TRACK", "TRACK_TOPIC", "FrontDoor", "Operati
 
 _TICK_S = 1.0
 _GONE = 499  # counted for clients that left before they were answered
+_GET_ALONE = ("append", "track", "track_topic", "tail")  # HEAD would store, or never end
 _JSON_TYPE = (b"content-type", b"application/json")
 
 
@@ -140,8 +141,8 @@ class FrontDoor:
         for operation in OPERATIONS:
             handler = handlers.get(operation.name)
             route = Route(operation.path, handler or _nothing, methods=[operation.method])
-            if handler is None and route.methods:
-                route.methods.discard("HEAD")  # it would store an event
+            if operation.name in _GET_ALONE and route.methods:
+                route.methods.discard("HEAD")
             self._routes.append((route, operation, handler))
         await self._threads.run(_warm_up)
         await self.gate.refresh()

@@ -81,6 +81,13 @@ class Connection(HttpToolsProtocol):
         self._relax()
         super().on_message_complete()
 
+    def shutdown(self) -> None:
+        """The server stops: who has not sent a whole request yet is not waited for."""
+        if self._complete:
+            super().shutdown()
+        else:
+            self._refuse(503, "unavailable", "server: stops now: send the request again")
+
     def pause_writing(self) -> None:
         super().pause_writing()
         self._slowness = self.loop.call_later(limits.WRITE_S, self.transport.abort)

@@ -85,15 +85,14 @@ class OpenTopics:
 
     async def open(self, name: str) -> OpenTopic:
         """A topic, open for writing. ``InvalidError``, ``NotFoundError``, ``UnavailableError``."""
-        found = self._open.get(name)
-        if found is not None:
-            return found
         check_topic_name(name)
-        task = self._opening.get(name)
-        if task is None:
-            task = self._opening[name] = asyncio.create_task(self._open_now(name))
-            task.add_done_callback(lambda _: self._opening.pop(name, None))
-        return await asyncio.shield(task)
+        while (found := self._open.get(name)) is None:
+            task = self._opening.get(name)
+            if task is None:
+                task = self._opening[name] = asyncio.create_task(self._open_now(name))
+                task.add_done_callback(lambda _: self._opening.pop(name, None))
+            await asyncio.shield(task)
+        return found
 
     def drop(self, topic: OpenTopic) -> None:
         """Forget a topic that was deleted, or made again, since it was opened."""

@@ -1,0 +1,99 @@
+"""``tidelog pipeline``: pumps and restores by their names, how far they are, and their removal."""
+
+from __future__ import annotations
+
+import click
+
+from tidelog.cli.output import Output, json_option
+from tidelog.home import Home, open_home
+from tidelog.log.archives import read_partitions, read_progress
+from tidelog.model.event import to_iso
+from tidelog.model.pipeline import NamedPipeline
+from tidelog.pipeline.registry import delete_pipeline, find_pipeline, list_pipelines
+
+__all__ = ["pipeline"]
+
+
+@click.group()
+def pipeline() -> None:
+    """Pumps and restores: list them, see how far they are, remove them.
+
+    \b
+    Examples:
+      tidelog pipeline list
+      tidelog pipeline show pump.orders.0a1b2c3d4e5f6071
+    """
+
+
+@pipeline.command("list")
+@json_option
+@click.pass_obj
+def list_all(home_text: str | None, output: Output, /) -> None:
+    """List pipelines that have names of their own.
+
+    \b
+    Examples:
+      tidelog pipeline list --json
+    """
+    with open_home(home_text) as home:
+        rows = [_described(home, each) for each in list_pipelines(home)]
+        output.records(("name", "source", "sink", "events", "last_commit", "state"), rows)
+
+
+@pipeline.command()
+@click.argument("name")
+@json_option
+@click.pass_obj
+def show(home_text: str | None, output: Output, /, name: str) -> None:
+    """Show how far a pipeline has come, partition by partition.
+
+    \b
+    Examples:
+      tidelog pipeline show pump.orders.0a1b2c3d4e5f6071
+    """
+    with open_home(home_text) as home:
+        found = find_pipeline(home, name)
+        rows = []
+        for partition in read_partitions(home.log, found.incarnation):
+            head = read_progress(home.log, found.incarnation, partition)
+            if head is not None:
+                row = {"partition": partition, "position": head.position, "events": head.ordinal}
+                rows.append({**row, "last_commit": _time(head.totals.committed_ms)})
+        output.records(("partition", "position", "events", "last_commit"), rows)
+
+
+@pipeline.command()
+@click.argument("name")
+@click.confirmation_option(prompt="Remove it? What it has written stays.")
+@json_option
+@click.pass_obj
+def delete(home_text: str | None, output: Output, /, name: str) -> None:
+    """Remove a pipeline, not what it has written.
+
+    \b
+    Examples:
+      tidelog pipeline delete pump.orders.0a1b2c3d4e5f6071 --yes
+    """
+    with open_home(home_text) as home:
+        delete_pipeline(home, name)
+        output.record({"deleted": name})
+
+
+def _described(home: Home, found: NamedPipeline) -> dict[str, object]:
+    heads = [
+        head
+        for partition in read_partitions(home.log, found.incarnation)
+        if (head := read_progress(home.log, found.incarnation, partition)) is not None
+    ]
+    return {
+        "name": found.name,
+        "source": found.source,
+        "sink": found.sink,
+        "events": sum(head.ordinal for head in heads),
+        "last_commit": _time(max((head.totals.committed_ms for head in heads), default=0)),
+        "state": found.state,
+    }
+
+
+def _time(committed_ms: int) -> str | None:
+    return to_iso(committed_ms) if committed_ms else None
