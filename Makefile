@@ -24,7 +24,7 @@ demo: $(READY)
 
 test: $(READY)
 	@$(BIN)/python -m tests.servers check
-	$(BIN)/python -m pytest -m "not long" -n $(WORKERS) --dist loadgroup
+	$(BIN)/python -m pytest -m "not long" -n $(WORKERS) --dist loadgroup --durations=30
 
 test-long: $(READY)
 	@$(BIN)/python -m tests.servers check

@@ -27,7 +27,7 @@ from tidelog.settings import Settings
 CONNECTIONS = 256  # what is durable takes a disk's time, so there must be some at once
 SECONDS = 4
 ROUNDS = 5
-GOAL = 1 / 3
+GOAL = 0.334  # a third
 BODY = b'{"key":"Claps-7f-a0","value":"{\\"MemberId\\":\\"7f\\",\\"PostId\\":\\"a0\\"}"}'
 PIXEL = "track/t.gif?type=Claps&member=7f&post=a0"
 BARE = """

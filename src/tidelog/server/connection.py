@@ -82,11 +82,11 @@ class Connection(HttpToolsProtocol):
         super().on_message_complete()
 
     def shutdown(self) -> None:
-        """The server stops: who has not sent a whole request yet is not waited for."""
-        if self._complete:
-            super().shutdown()
-        else:
-            self._refuse(503, "unavailable", "server: stops now: send the request again")
+        """The server stops: a body that is on its way has a moment left."""
+        super().shutdown()
+        if not self._complete and not self.transport.is_closing():
+            self._relax()
+            self._wait(limits.LAST_S)
 
     def pause_writing(self) -> None:
         super().pause_writing()

@@ -19,6 +19,7 @@ __all__ = [
     "HEAD_BYTES_MAX",
     "HEAD_S",
     "IDLE_S",
+    "LAST_S",
     "PAGE_BYTES_MAX",
     "PAGE_EVENTS_MAX",
     "PARAMETERS_MAX",
@@ -39,6 +40,7 @@ HEAD_BYTES_MAX = 32_768  # a request's line and headers
 HEADERS_MAX = 100
 HEAD_S = 10.0  # in which the head of a request must be there, from its first byte
 BODY_S = 30.0  # in which its body must be there, from the end of its head
+LAST_S = 2.0  # in which it must be there once the server stops
 WRITE_S = 30.0  # in which a client must take what was written for it
 IDLE_S = 60.0  # between two requests
 

@@ -158,6 +158,7 @@ class FilesWriter:
             self._finish(path)
         self._dead.close(self._partition, self._read, self._settings.dead_share_max)
         files = self._uploads.close()
+        pa.default_memory_pool().release_unused()  # a worker lives on, and may have other work
         written = sum(file.events for file in files if file.kind == "data")
         return Written(files, written, self._dead.count)
 
