@@ -229,6 +229,9 @@ def test_a_topic_without_targets_costs_nothing() -> None:
         producer.append([Event(b"a")])
         assert "tidelog-notify" not in [thread.name for thread in threading.enumerate()]
         assert notifier.close()
+    deadline = time.monotonic() + 10  # the producer's timer ends when it is next scheduled
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
     assert threading.active_count() <= before
     assert read_state(log, topic, 0)[1] is None
 

@@ -209,6 +209,7 @@ def test_a_follower_picks_up_new_shards_and_reads_on_without_a_pause(
     thread.start()
     try:
         _until(lambda: len(archived(home, archive)) == 5_000)
+        _until(lambda: len(committed_s) >= 5)  # files are there before their cycle has ended
         assert committed_s[4] - committed_s[0] < 4 * age_s
         split(stream, 0, 2**127)
         put(stream, range(5_000, 5_100))

@@ -285,7 +285,7 @@ def test_a_new_generation_replaces_the_old_one(home: Home, table: str) -> None:
     promoted = promote(home, archive.name, keep=True)
     assert promoted.tables == (table,)
     (done,) = register(home, promoted)
-    assert done.events == 100
+    assert done.events == 0, "promoting has brought the table over"
     assert numbers(contents(promoted, table)) == Counter(range(100))
     paths = (
         [file.file.file_path for file in read_iceberg(table).scan().plan_files()]

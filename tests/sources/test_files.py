@@ -127,7 +127,8 @@ def test_a_backup_of_any_format_is_read_from_its_folder_alone(
         source = pickle.loads(pickle.dumps(at(tmp_path / root, options)))
         assert source.partitions() == [CLICKS, other]
         assert bounds(source) == (5, 120)
-        assert bounds(source, other) == (0, 7)
+        first = 1 if "schema" in settings else 0  # the event at 0 is a dead letter then
+        assert bounds(source, other) == (first, 7)
         assert read(source, 5, 120).equals(pa.Table.from_batches([events(expected)]))
     for start, limit in ((5, 6), (49, 52), (60, 61), (50, 51), (7, 7), (119, 120)):
         wanted = [n for n in expected if start <= n < limit]

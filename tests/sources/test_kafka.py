@@ -392,7 +392,9 @@ def test_what_is_deleted_while_it_is_read_is_told(
     done(broker.admin.delete_records([TopicPartition(topic, 0, 39)]))
     with pytest.raises(NotFoundError) as caught:
         positions.extend(int(chunk.position) for chunk in chunks)
-    assert caught.value.context == {"lost_from": positions[-1], "first": 39}
+    assert caught.value.context["first"] == 39
+    lost_from = caught.value.context["lost_from"]
+    assert lost_from - positions[-1] in (0, 1), "what came along with the error is not given out"
 
 
 def test_a_topic_that_was_made_anew_is_told(broker: Broker) -> None:

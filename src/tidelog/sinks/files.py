@@ -61,7 +61,7 @@ class FilesSettings:
     format_settings: FormatSettings = field(default_factory=FormatSettings)
     file_bytes_max: int = 200_000_000
     open_files_max: int = 50
-    held_bytes_max: int = 128 << 20  # of events that wait; then all are written
+    held_bytes_max: int = 64 << 20  # of events that wait; then all are written
     folders_max: int = RANGE_FOLDERS_MAX
     dead_share_max: float = 0.1
 
