@@ -277,7 +277,9 @@ def kill_workers(
         drivers[0].kill()
         for driver in drivers:
             driver.wait(120)
-    for token in tokens.iterdir():
+    left = list(tokens.iterdir())
+    assert len(left) < 3 * len(range(0, kills, 4)), "no worker has died"
+    for token in left:
         token.unlink()
     drive(home, archive)
     source.check(in_manifest(home, archive))
@@ -300,17 +302,22 @@ def test_many_spark_workers_and_drivers_that_die(home: Home, tmp_path: Path) -> 
 @pytest.mark.server
 @pytest.mark.long
 def test_workers_of_a_cluster_that_die_with_an_archive_on_s3(
-    spark_cluster: SparkCluster, s3_server: S3, tmp_path: Path
+    spark_cluster: SparkCluster, s3_server: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     environ = {
         "AWS_ACCESS_KEY_ID": s3_server.access_key,
         "AWS_SECRET_ACCESS_KEY": s3_server.secret_key,
     }
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
     place = f"endpoint={s3_server.endpoint}&region={s3_server.region}"
     store = f"s3://{s3_server.fresh_bucket()}?{place}"
     settings = Settings(store, str(tmp_path / "c.sqlite"), lease_ttl_ms=500)
-    with create_home(settings, world=World(environ=environ))[0] as home:
-        conf = [f"--conf={key}={value}" for key, value in spark_cluster.settings().items()]
+    there = {**environ, TOKENS: str(tmp_path / "tokens"), "PYTHONPATH": str(ROOT)}
+    executors = {f"spark.executorEnv.{name}": value for name, value in there.items()}
+    with create_home(settings)[0] as home:
+        wanted = {**spark_cluster.settings(), **executors}
+        conf = [f"--conf={key}={value}" for key, value in wanted.items()]
         more = ["--master", spark_cluster.master_url, *conf]
         kill_workers(home, tmp_path, 8, more, environ)
 

@@ -180,3 +180,17 @@ def test_an_error_of_the_client_itself_is_translated() -> None:
 
     with pytest.raises(UnavailableError, match="it is broken"):
         Broken().read()
+
+
+@pytest.mark.parametrize("some", [[None], [b""], [b"x"], [None, b"", b"x", b"longer"]])
+def test_null_and_empty_stay_apart_however_messages_come(some: list[bytes | None]) -> None:
+    expected = [(some[n * n % len(some)], some[n % len(some)]) for n in range(40)]
+    messages = [
+        Message("clicks", 3, n, key=key, value=value, timestamp=(1, n))
+        for n, (key, value) in enumerate(expected)
+    ]
+    turns = [messages[:1], messages[1:3], messages[3:20], messages[20:]]
+    (chunk,) = ScriptedConsumer(*turns, held=(0, 40)).chunks(0, 40)
+    chunk.batch.validate(full=True)
+    rows = chunk.batch.select(["key", "value"]).to_pylist()
+    assert [(row["key"], row["value"]) for row in rows] == expected

@@ -5,7 +5,8 @@ partition's end: the offsets before it may hold no events, and then nothing else
 messages that a reader must not see are passed over, librdkafka's statistics show that it goes on.
 
 The work for each message is the cost of all reading, so messages are taken apart by method objects
-and ``map``, a few hundred at a time: more of them would keep Python's garbage collector busy.
+and ``map``, a few hundred at a time: more of them would keep Python's garbage collector busy. Their
+bytes are joined at once, so that the same memory serves the next ones.
 """
 
 from __future__ import annotations
@@ -163,39 +164,39 @@ class Columns:
         self._clear()
 
     def _clear(self) -> None:
-        self._values: list[bytes | None] = []
-        self._keys: list[bytes | None] = []
-        self._times: list[int] = []
-        self._offsets: list[Any] = []
+        self._values, self._keys = _Bytes(), _Bytes()
+        self._times = [np.empty(0, np.int64)]
+        self._offsets = [np.empty(0, np.int64)]
         self._header_counts: list[int] = []
         self._header_names: list[str] = []
         self._header_values: list[bytes] = []
-        self._bytes = 0
+        self._rows = self._bytes = 0
 
     @property
     def end(self) -> int:
         """The offset after the last message."""
-        last: int = self._offsets[-1]
-        return last + 1
+        return int(self._offsets[-1][-1]) + 1
 
     @property
     def is_full(self) -> bool:
         """Whether a batch is worth making."""
-        return len(self._offsets) >= _CHUNK_MESSAGES or self._bytes >= _CHUNK_BYTES
+        return self._rows >= _CHUNK_MESSAGES or self._bytes >= _CHUNK_BYTES
 
     def add(self, messages: Sequence[Message], at: int) -> int:
         """Take messages, the first of which stands at ``at`` or later; the size of their values."""
-        first = _offset(messages[0])
-        if first < at:
+        rows = len(messages)
+        offsets = np.fromiter(map(Message.offset, messages), np.int64, rows)
+        if offsets[0] < at:
             raise InternalError(
-                f"kafka partition `{self._partition.text}`: offset {first} came after {at - 1}"
+                f"kafka partition `{self._partition.text}`: offset {offsets[0]} came after {at - 1}"
             )
-        size = sum(map(len, messages))
-        self._values += map(Message.value, messages)
-        self._keys += map(Message.key, messages)
-        self._times += map(_second, map(Message.timestamp, messages))
-        self._offsets += map(Message.offset, messages)
+        times = map(_second, map(Message.timestamp, messages))
+        self._offsets.append(offsets)
+        self._times.append(np.fromiter(times, np.int64, rows))
+        self._keys.add(list(map(Message.key, messages)))
+        size = self._values.add(list(map(Message.value, messages)))
         self._add_headers(list(map(Message.headers, messages)))
+        self._rows += rows
         self._bytes += size
         return size
 
@@ -211,19 +212,19 @@ class Columns:
 
     def take(self) -> pa.RecordBatch:
         """All that waits, in event columns."""
-        rows = len(self._offsets)
-        offsets = np.array(self._offsets, np.int64)
-        if rows and (np.diff(offsets) <= 0).any():
+        rows = self._rows
+        offsets = np.concatenate(self._offsets)
+        if (np.diff(offsets) <= 0).any():
             raise InternalError(
                 f"kafka partition `{self._partition.text}`: offsets do not rise "
                 f"between {offsets[0]} and {offsets[-1]}"
             )
-        times = np.array(self._times, np.int64)
+        times = np.concatenate(self._times)
         times[(times < 0) | (times >= limits.TIMESTAMP_MS_END)] = 0
         columns = {
             "timestamp": pa.array(times).cast(STORED_SCHEMA.field("timestamp").type),
-            "key": pa.array(self._keys, pa.binary()),
-            "value": pa.array(self._values, pa.binary()),
+            "key": self._keys.array(),
+            "value": self._values.array(),
             "headers": self._headers(),
         }
         self._clear()
@@ -246,6 +247,51 @@ class Columns:
         pairs = pa.StructArray.from_arrays([names, values], fields=list(_HEADERS.value_type))
         without = pa.array(counts == 0)
         return pa.ListArray.from_arrays(pa.array(ends), pairs, type=_HEADERS, mask=without)
+
+
+class _Bytes:
+    """A column of bytes, of which some may be null."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._lengths = [np.empty(0, np.int32)]
+        self._valid = [np.empty(0, np.bool_)]
+        self._nulls = 0
+
+    def add(self, values: list[Any]) -> int:
+        """Take values; how many bytes they have."""
+        rows, nulls = len(values), values.count(None)
+        self._nulls += nulls
+        if nulls == rows:  # as keys often are
+            self._lengths.append(np.zeros(rows, np.int32))
+            self._valid.append(np.zeros(rows, np.bool_))
+            return 0
+        valid = np.ones(rows, np.bool_)
+        if nulls:
+            valid[:] = [value is not None for value in values]
+            values = [value or b"" for value in values]
+        self._parts.append(b"".join(values))
+        self._lengths.append(np.fromiter(map(len, values), np.int32, rows))
+        self._valid.append(valid)
+        return len(self._parts[-1])
+
+    def array(self) -> pa.Array:
+        """All of them. The memory is Arrow's, which keeps it for the next."""
+        lengths, valid = np.concatenate(self._lengths), np.concatenate(self._valid)
+        if self._nulls == len(valid):
+            return pa.nulls(len(valid), pa.binary())
+        ends = np.zeros(len(lengths) + 1, np.int64)
+        np.cumsum(lengths, out=ends[1:])
+        if ends[-1] > np.iinfo(np.int32).max:
+            raise InternalError(f"kafka: {ends[-1]} bytes in one batch are more than Arrow takes")
+        data = pa.allocate_buffer(int(ends[-1]))
+        view, at = memoryview(data).cast("B"), 0
+        for part in self._parts:
+            view[at : at + len(part)] = part
+            at += len(part)
+        bitmap = pa.py_buffer(np.packbits(valid, bitorder="little")) if self._nulls else None
+        buffers = [bitmap, pa.py_buffer(ends.astype(np.int32)), data]
+        return pa.Array.from_buffers(pa.binary(), len(lengths), buffers, self._nulls)
 
 
 def _offset(message: Message) -> int:
