@@ -36,6 +36,7 @@ __all__ = ["change_tables", "check_table", "open_table", "register", "register_t
 
 _FILES_AT_ONCE = 1_000  # in one commit of a table
 _ATTEMPTS = 50  # of a commit that others come before
+_REPEATS = 4  # of one whose store or catalog does not answer
 
 
 def check_table(archive: Archive, name: str) -> None:
@@ -74,7 +75,7 @@ def register_table(home: Home, archive: Archive, name: str) -> Registered:
     of Parquet, and for a table that holds something else.
     """
     table = open_table(home, archive, name)
-    files = events = conflicts = 0
+    files = events = conflicts = refused = 0
     while conflicts < _ATTEMPTS:
         lot = _next_lot(home.log, archive, table)
         if not lot.files:
@@ -84,6 +85,14 @@ def register_table(home: Home, archive: Archive, name: str) -> Registered:
         except ConflictError:
             conflicts += 1
             home.log.clock.sleep(home.log.random.random() * min(1.0, 0.05 * conflicts))
+            continue
+        except (
+            UnavailableError
+        ):  # whether it has landed or not: the table itself says how far it is
+            refused += 1
+            if refused >= _REPEATS:
+                raise
+            home.log.clock.sleep(home.log.random.random() * refused)
             continue
         files += len(lot.files)
         events += sum(file.entry.events for file in lot.files)
