@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tidelog.cli.main import cli
-from tidelog.model import layout
+from tidelog.model.kinds import OBJECTS, ROWS, Kind
 from tidelog.settings import Settings
 
 ROOT = Path(__file__).parent.parent
@@ -89,10 +89,10 @@ def test_the_settings_table_is_the_code() -> None:
 
 @pytest.mark.parametrize(
     ("heading", "kinds"),
-    [("### Objects", layout.OBJECTS), ("### Rows", layout.ROWS)],
+    [("### Objects", OBJECTS), ("### Rows", ROWS)],
     ids=["objects", "rows"],
 )
-def test_the_layout_tables_are_the_code(heading: str, kinds: tuple[layout.Kind, ...]) -> None:
+def test_the_layout_tables_are_the_code(heading: str, kinds: tuple[Kind, ...]) -> None:
     shown = [(row[0].strip("`"), row[1]) for row in table_after("ARCHITECTURE.md", heading)]
     assert shown == [tuple(kind) for kind in kinds]
 

@@ -2,10 +2,12 @@
 
 Any Arrow reader can open it. A run's row names the byte range of its partition and its crc32c, so a
 reader fetches and checks that range alone. Offsets are not in it: they are given out at commit.
+Behind a partition whose events have ids stands an empty batch that carries their index.
 """
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -14,11 +16,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidelog.codec.events import STORED_SCHEMA, batch_bytes
+from tidelog.codec.ids import IdIndex, decode_index, encode_index
 from tidelog.errors import CorruptError, InternalError
 from tidelog.model.limits import BATCH_EVENTS_MAX
 from tidelog.model.run import Piece
 
-__all__ = ["Piece", "Segment", "encode_segment", "read_piece"]
+__all__ = ["Piece", "Segment", "encode_segment", "read_index", "read_piece"]
 
 _MAGIC_BYTES = 8  # "ARROW1" and padding, before the schema
 _SCHEMA = STORED_SCHEMA.serialize().to_pybytes()
@@ -27,6 +30,8 @@ _ZSTD = pa.Codec("zstd", compression_level=1)
 _OPTIONS = pa.ipc.IpcWriteOptions(compression=_ZSTD)
 _SMALL_OPTIONS = pa.ipc.IpcWriteOptions(compression=_ZSTD, use_threads=False)
 _SMALL_BYTES = 256 << 10  # less is compressed sooner than shared out to threads
+_NO_EVENTS = pa.RecordBatch.from_pylist([], schema=STORED_SCHEMA)
+_IDS = b"tidelog.ids"  # metadata of a batch; as base64, since other readers may want text
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +45,7 @@ class Segment:
 def encode_segment(parts: Sequence[tuple[int, pa.Table]]) -> Segment:
     """Pack the events of each partition; every part has at least one."""
     sink = pa.BufferOutputStream()
-    ends: list[int] = []
+    ends: list[tuple[int, int]] = []  # of each piece, and of its index
     is_small = sum(table.nbytes for _, table in parts) < _SMALL_BYTES
     options = _SMALL_OPTIONS if is_small else _OPTIONS
     with pa.ipc.new_file(sink, STORED_SCHEMA, options=options) as writer:
@@ -49,11 +54,16 @@ def encode_segment(parts: Sequence[tuple[int, pa.Table]]) -> Segment:
                 raise InternalError("a segment was to hold a partition without events")
             for batch in table.combine_chunks().to_batches(max_chunksize=BATCH_EVENTS_MAX):
                 writer.write_batch(batch)
-            ends.append(sink.tell())
+            end = sink.tell()
+            index = encode_index([table.column("id")])
+            if index:
+                writer.write_batch(_NO_EVENTS, custom_metadata={_IDS: base64.b64encode(index)})
+            ends.append((end, sink.tell()))
     data = sink.getvalue().to_pybytes()
     view = memoryview(data)
     pieces = []
-    for (partition, table), start, end in zip(parts, [_FIRST_BATCH, *ends], ends, strict=False):
+    starts = [_FIRST_BATCH, *(end for _, end in ends)]
+    for (partition, table), start, (end, ids_end) in zip(parts, starts, ends, strict=False):
         times = pc.min_max(table.column("timestamp").cast(pa.int64())).as_py()
         pieces.append(
             Piece(
@@ -65,6 +75,7 @@ def encode_segment(parts: Sequence[tuple[int, pa.Table]]) -> Segment:
                 first_ms=times["min"],
                 last_ms=times["max"],
                 raw_bytes=batch_bytes(table),
+                ids_end=ids_end if ids_end > end else 0,
             )
         )
     return Segment(data, tuple(pieces))
@@ -95,3 +106,14 @@ def read_piece(
         raise CorruptError(f"{what}: does not decode ({exc}): keep the object") from exc
     if rows != count:
         raise CorruptError(f"{what}: holds {rows} events, its row says {count}: keep both")
+
+
+def read_index(data: bytes, what: str) -> IdIndex:
+    """The id index that stands behind a piece. ``CorruptError``."""
+    try:
+        stream = pa.ipc.open_stream(pa.BufferReader(_SCHEMA + data))
+        found = stream.read_next_batch_with_custom_metadata().custom_metadata
+        encoded = base64.b64decode(found[_IDS], validate=True)
+    except (pa.ArrowInvalid, OSError, EOFError, KeyError, TypeError, ValueError) as exc:
+        raise CorruptError(f"{what}: its id index does not decode ({exc}): keep it") from exc
+    return decode_index(encoded, what)

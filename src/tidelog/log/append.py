@@ -187,6 +187,8 @@ class Appender:
             last_ms=piece.last_ms,
             raw_bytes=piece.raw_bytes,
             committed_ms=now_ms,
+            ids_start=piece.byte_end if piece.ids_end else 0,
+            ids_end=piece.ids_end,
         )
         new_head = msgspec.structs.replace(head, next=run.end)
         new_state = ProducerState(

@@ -67,7 +67,16 @@ _DELETES_AT_ONCE = 1_000  # objects; what S3 takes in one request
 _TOPICS = "topics/"
 _INCARNATION = re.compile(r"[0-9a-f]{32}")
 # Whether rows of a kind name segments. What a sink has staged is its own, and no sweep looks there.
-_REFERRING = {"head": False, "producer": False, "run": True, "sink": False, "slot": False}
+_REFERRING = {
+    "amend": False,
+    "compile": False,
+    "head": False,
+    "journal": False,
+    "producer": False,
+    "run": True,
+    "sink": False,
+    "slot": False,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,39 +1,44 @@
-"""Every object path and every catalog row that Tidelog keeps, on one screen.
-
-Persisted names are stable: they may be added to, never renamed. ``OBJECTS`` and ``ROWS`` list
-them for people; ARCHITECTURE.md shows the same tables, and a test compares the two. ``<t>`` is a
-topic's incarnation and ``<p>`` a partition.
-"""
+"""How every object path and every catalog row is made; ``model.kinds`` lists them for people."""
 
 from __future__ import annotations
 
 import hashlib
-from typing import NamedTuple
 from urllib.parse import quote
 
 from tidelog.model.limits import ROW_BYTES_MAX
 
 __all__ = [
+    "COMPILE_ROW",
     "FLUSH_ROW",
     "FORMAT",
     "HOME_OBJECT",
     "HOME_PARTITION",
     "HOME_ROW",
-    "OBJECTS",
+    "KEEPERS",
     "PLAYBACK_PIN",
     "PLAYBACK_STATE",
     "REGISTRY",
     "REGISTRY_CHANGES",
-    "ROWS",
     "TOPIC_ROW_KINDS",
-    "Kind",
+    "amend_offset",
+    "amend_row",
+    "amendment",
+    "amendments",
     "archive_row",
+    "audit_partition",
+    "audit_row",
     "commit_row",
     "consumer_members",
     "consumer_row",
     "counted_row",
+    "erased_partition",
     "folder_row",
     "folder_rows",
+    "journal",
+    "journal_place",
+    "journal_row",
+    "journals",
+    "keeper_row",
     "lease_partition",
     "manifest",
     "manifest_epoch",
@@ -45,6 +50,7 @@ __all__ = [
     "pipeline_row",
     "pipeline_shards",
     "playback_partition",
+    "playback_row",
     "probe",
     "producer_row",
     "run_row",
@@ -73,110 +79,26 @@ __all__ = [
 
 FORMAT = 1  # of everything below; a home says the least that its readers and writers must know
 
-
-class Kind(NamedTuple):
-    """One kind of object (its path) or row (its partition and key)."""
-
-    name: str
-    what: str
-
-
-OBJECTS = (
-    Kind("home.json", "the home's id and the formats it needs; written once, by init"),
-    Kind("probe/<id>", "tries out conditional writes during init; deleted at once"),
-    Kind(
-        "topics/<t>/segments/<generation>/<xx>/<id>.arrow",
-        "segment: Arrow IPC file, zstd; the events of one flush, partition by partition",
-    ),
-    Kind(
-        "topics/<t>/sinks/<sink>/<batch>/<id>.arrow",
-        "staged segment of a Spark writer's task, copied to where segments are at commit",
-    ),
-    Kind(
-        "topics/<t>/sinks/<sink>/<batch>/<id>.json",
-        "manifest: the staged segments that a Spark writer's batch consists of",
-    ),
-    Kind(
-        "pipelines/<name>/manifests/<epoch>/<source partition>/<id>.json",
-        "what a range produced: files, counts, checksums, the end reached",
-    ),
-    Kind(
-        "staging/<pipeline>/<epoch>/<attempt>/<id>/<n>",
-        "a file that is not yet published; in the store where it will stand",
-    ),
-    Kind("archives/<name>/_owner", "whose folder an archive's root is"),
-    Kind(
-        "archives/<name>/g<generation>/<topic>/<names>/<generation>_<partition>_<offset>.<ext>",
-        "archive file; the offset is that of its own first event",
-    ),
-    Kind(
-        "archives/<name>/g<generation>/<topic>/<names>/_SUCCESS",
-        "says that a date folder has all its events: watermark, files, events",
-    ),
-    Kind(
-        "archives/<name>/g<generation>/_delta_log/<version>.json",
-        "the files as a Delta table; the deltalake library writes it",
-    ),
-    Kind(
-        "archives/<name>/_iceberg/<table>/metadata/<id>.avro",
-        "the files as an Iceberg table; the pyiceberg library writes it",
-    ),
-    Kind(
-        "dead/<archive>/<topic>/<generation>_<partition>_<offset>.parquet",
-        "dead letters: events that no parser took, with all fields and the error",
-    ),
-    Kind(
-        "dead/<archive>/_replayed/<attempt>/<topic>/<generation>_<partition>_<offset>.parquet",
-        "those that a replay could not place either; replaces files of dead letters",
-    ),
-)
-
-ROWS = (
-    Kind("home · identity", "the same id and formats, and whether init has finished"),
-    Kind("registry · changes", "counts creations and deletions; each of them expects its version"),
-    Kind("registry · topic/<name>", "incarnation, settings, segment generation, state"),
-    Kind("registry · consumer/<t>/<name>", "that this consumer exists"),
-    Kind("registry · archive/<name>", "incarnation, source, folder, settings, generation, state"),
-    Kind("registry · token/<id>", "a token of the server: hash of its secret, scopes, label"),
-    Kind("registry · pipeline/<name>", "incarnation, source, sink and its incarnation, state"),
-    Kind("topic/<t>/<p> · head", "next and start offset, segment floor, closed or not"),
-    Kind("topic/<t>/<p> · run/<base>", "a run: object, byte range, checksum, times"),
-    Kind("topic/<t>/<p> · slot/<level>/<start>/<base>/<write id>", "time index: the run's end"),
-    Kind("topic/<t>/<p> · producer/<name>", "epoch, last sequence, recent batches and offsets"),
-    Kind(
-        "topic/<t>/0 · sink/<name>", "a Spark writer's query, its last batch, manifest, done or not"
-    ),
-    Kind("consumer/<t>/<name> · member/<id>", "a member's heartbeat, host and process"),
-    Kind("consumer/<t>/<name>/<p> · lease", "owner, epoch, cursor, resolved start"),
-    Kind("notify/<t>/<p> · state", "the debounce waiter, and the offset notified so far"),
-    Kind("pipeline/<name> · shard/<m>", "the shard's driver, its epoch and heartbeat"),
-    Kind("pipeline/<name> · flush", "changes when somebody asks for a flush"),
-    Kind(
-        "pipeline/<name> · counted/<kind>/<source partition>",
-        "how far folder rows have its files",
-    ),
-    Kind("pipeline/<name> · folder/<end>/<folder>", "a date folder: files, events, final or not"),
-    Kind("pipeline/<name> · unsettled/<end>/<folder>", "that its marker is being put or removed"),
-    Kind("pipeline/<name> · partition/<source partition>", "that the pipeline has a head for it"),
-    Kind(
-        "pipeline/<name>/<source partition> · head",
-        "position, ordinal, epoch of its driver, incarnation of the source",
-    ),
-    Kind("pipeline/<name>/<source partition> · intent", "a range under way; then its manifest"),
-    Kind("pipeline/<name>/<source partition> · commit/<ordinal>/<start>", "a range that is done"),
-    Kind("playback/<name> · pin", "topic, range, ends and sink, as they were when it began"),
-    Kind("playback/<name> · state", "its driver, epoch and cursor; the lot under way"),
-)
-
 HOME_OBJECT = "home.json"
 HOME_PARTITION = "home"
 HOME_ROW = "identity"
+KEEPERS = "keepers"
 REGISTRY = "registry"
 REGISTRY_CHANGES = "changes"
 FLUSH_ROW = "flush"
 PLAYBACK_PIN = "pin"
 PLAYBACK_STATE = "state"
-TOPIC_ROW_KINDS = ("head", "producer", "run", "sink", "slot")  # what a sweep must understand
+COMPILE_ROW = "compile"
+TOPIC_ROW_KINDS = (
+    "amend",
+    "compile",
+    "head",
+    "journal",
+    "producer",
+    "run",
+    "sink",
+    "slot",
+)  # what a sweep must understand
 
 
 def probe(probe_id: str) -> str:
@@ -197,6 +119,32 @@ def segment(incarnation: str, generation: int, segment_id: str) -> str:
 def segment_generation(key: str) -> int:
     """The generation under which a segment was written."""
     return int(key.split("/")[3])
+
+
+def journals(incarnation: str) -> str:
+    """The folder of a topic's journals."""
+    return f"topics/{incarnation}/journals/"
+
+
+def journal(incarnation: str, partition: int, epoch: int, base: int, journal_id: str) -> str:
+    folder = f"{journals(incarnation)}{partition:06}/{epoch:010}"
+    return f"{folder}/{base:020}_{journal_id}.parquet"
+
+
+def journal_place(key: str) -> tuple[int, int]:
+    """The partition of a journal, and under which epoch it was compiled."""
+    partition, epoch = key.split("/")[3:5]
+    return int(partition), int(epoch)
+
+
+def amendments(incarnation: str) -> str:
+    """The folder of the large values of a topic's updates."""
+    return f"topics/{incarnation}/amendments/"
+
+
+def amendment(incarnation: str, generation: int, value_id: str) -> str:
+    """Where the new value of an update stands; its generation is read as a segment's is."""
+    return f"{amendments(incarnation)}{generation:010}/{value_id[:2]}/{value_id}"
 
 
 def sinks(incarnation: str, sink: str) -> str:
@@ -235,6 +183,33 @@ def topic_partition(incarnation: str, partition: int) -> str:
 
 def run_row(base: int) -> str:
     return f"run/{base:020}"
+
+
+def journal_row(base: int) -> str:
+    return f"journal/{base:020}"
+
+
+def amend_row(offset: int) -> str:
+    return f"amend/{offset:020}"
+
+
+def amend_offset(row: str) -> int:
+    """The offset of the event that a row amends."""
+    return int(row[6:])
+
+
+def audit_partition(incarnation: str) -> str:
+    """The catalog partition of a topic's audit records."""
+    return f"audit/{incarnation}"
+
+
+def audit_row(at_ms: int, record_id: str) -> str:
+    return f"{at_ms:015}/{record_id}"
+
+
+def erased_partition(incarnation: str, digest: str) -> str:
+    """The catalog partition that says whether an id, given as its sha256 in hex, was erased."""
+    return f"erased/{incarnation}/{digest[:2]}"
 
 
 def slot_row(level: int, start_ms: int, base: int, write_id: str) -> str:
@@ -281,12 +256,20 @@ def archive_row(name: str) -> str:
     return f"archive/{name}"
 
 
+def keeper_row(keeper_id: str) -> str:
+    return f"keeper/{keeper_id}"
+
+
 def token_row(token_id: str) -> str:
     return f"token/{token_id}"
 
 
 def pipeline_row(name: str) -> str:
     return f"pipeline/{name}"
+
+
+def playback_row(name: str) -> str:
+    return f"playback/{name}"
 
 
 def pipeline_shards(incarnation: str) -> str:
@@ -333,7 +316,7 @@ def pipeline_partition(incarnation: str, source_partition: str) -> str:
 
 
 def playback_partition(name: str) -> str:
-    """The catalog partition that holds a named playback's rows, which stay for good."""
+    """The catalog partition that holds a named playback's rows."""
     return f"playback/{name}"
 
 

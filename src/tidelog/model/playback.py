@@ -78,6 +78,7 @@ class Pinned(msgspec.Struct, frozen=True):
     asked: tuple[str, str, str]  # start, end and as-of as they were given
     pin: Pin
     began_ms: int
+    generation: int = 1  # of its name: how many there were, with this one
 
 
 class PlaybackState(msgspec.Struct, frozen=True):
@@ -93,6 +94,7 @@ class PlaybackState(msgspec.Struct, frozen=True):
     until_number: int = 0  # of the first event after that lot
     reached: int = 0  # how long a file was at the cursor
     finished_ms: int = 0  # when all was out
+    generation: int = 1  # of the pin that it belongs to; without one, of the next
 
 
 def time_range(start: Time, end: Time, now_ms: int) -> TimeRange:

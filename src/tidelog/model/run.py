@@ -1,15 +1,25 @@
-"""The rows of a topic's partition, its head, its runs and its producers; and what a run is of."""
+"""The rows of a topic's partition: its head, its runs and journals, amendments and producers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
 from tidelog.errors import CorruptError
 
-__all__ = ["Head", "Piece", "ProducerState", "Run", "SentBatch", "decode_row", "encode_row"]
+__all__ = [
+    "Amendment",
+    "Head",
+    "Journal",
+    "Piece",
+    "ProducerState",
+    "Run",
+    "SentBatch",
+    "decode_row",
+    "encode_row",
+]
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -20,8 +30,11 @@ class Head(msgspec.Struct, frozen=True):
     next: int = 0  # the offset that the next event gets
     start: int = 0  # the first offset that can be read
     floor: int = 0  # segments of a generation below this are no longer accepted
-    amendments: int = 0  # how many updates and deletes wait to be compiled in
     closed: bool = False  # the topic is being deleted
+    journaled: int = 0  # journals hold what is below this offset, runs what follows
+    compiled: int = 0  # how often journals took the place of others; grows with each swap
+    amendments: int = 0  # the sequence of the newest amendment
+    amended: tuple[int, int] | None = None  # first and last offset with an amendment row, or more
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +49,23 @@ class Piece:
     first_ms: int
     last_ms: int
     raw_bytes: int
+    ids_end: int = 0  # its id index stands from ``byte_end`` to here; 0: it has none
+
+
+class Journal(msgspec.Struct, frozen=True, array_like=True):
+    """What a compiled run has beside: it is a whole Parquet object, with explicit offsets."""
+
+    footer: int  # where the footer begins; it ends with the object
+    footer_crc: int  # crc32c of those bytes; the pages have checksums of their own
+    events: int  # that it holds: fewer than offsets where some were erased
+    applied: int  # amendments up to this sequence are in it
 
 
 class Run(msgspec.Struct, frozen=True):
-    """Where a contiguous stretch of events is."""
+    """Where a contiguous stretch of offsets is: in a segment, or in a journal of its own."""
 
-    base: int  # offset of its first event
-    count: int
+    base: int  # its first offset
+    count: int  # of offsets; in a segment each has its event
     object: str  # key in the store
     byte_start: int
     byte_end: int
@@ -51,11 +74,30 @@ class Run(msgspec.Struct, frozen=True):
     last_ms: int
     raw_bytes: int  # before compression
     committed_ms: int
+    ids_start: int = 0  # bytes of the object that hold its id index; none where both are 0
+    ids_end: int = 0
+    journal: Journal | None = None  # None: a piece of a segment
 
     @property
     def end(self) -> int:
-        """The offset after its last event."""
+        """The offset after its last."""
         return self.base + self.count
+
+    @property
+    def events(self) -> int:
+        """How many events it holds."""
+        return self.count if self.journal is None else self.journal.events
+
+
+class Amendment(msgspec.Struct, frozen=True):
+    """What became of the event at an offset: another value, or nothing."""
+
+    sequence: int  # in its partition; the higher one counts
+    kind: Literal["update", "delete"]
+    at_ms: int
+    value: bytes | None = None  # of an update, where it is small; None is a value too
+    object: str | None = None  # of an update whose value stands in the store
+    audit: str = ""  # the record that says who and why
 
 
 class SentBatch(msgspec.Struct, frozen=True, array_like=True):

@@ -1,0 +1,125 @@
+"""Every object path and every catalog row that Tidelog keeps, on one screen.
+
+Persisted names are stable: they may be added to, never renamed. ARCHITECTURE.md shows the same
+tables, and a test compares the two. ``<t>`` is a topic's incarnation and ``<p>`` a partition. How a
+name is made says ``model.layout``.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["OBJECTS", "ROWS", "Kind"]
+
+
+class Kind(NamedTuple):
+    """One kind of object (its path) or row (its partition and key)."""
+
+    name: str
+    what: str
+
+
+OBJECTS = (
+    Kind("home.json", "the home's id and the formats it needs; written once, by init"),
+    Kind("probe/<id>", "tries out conditional writes during init; deleted at once"),
+    Kind(
+        "topics/<t>/segments/<generation>/<xx>/<id>.arrow",
+        "segment: Arrow IPC file, zstd; the events of one flush, partition by partition",
+    ),
+    Kind(
+        "topics/<t>/journals/<partition>/<epoch>/<base>_<id>.parquet",
+        "journal: compiled runs with their offsets, amendments applied; Parquet, zstd",
+    ),
+    Kind(
+        "topics/<t>/amendments/<generation>/<xx>/<id>",
+        "the new value of an updated event, where it is too large for a row",
+    ),
+    Kind(
+        "topics/<t>/sinks/<sink>/<batch>/<id>.arrow",
+        "staged segment of a Spark writer's task, copied to where segments are at commit",
+    ),
+    Kind(
+        "topics/<t>/sinks/<sink>/<batch>/<id>.json",
+        "manifest: the staged segments that a Spark writer's batch consists of",
+    ),
+    Kind(
+        "pipelines/<name>/manifests/<epoch>/<source partition>/<id>.json",
+        "what a range produced: files, counts, checksums, the end reached",
+    ),
+    Kind(
+        "staging/<pipeline>/<epoch>/<attempt>/<id>/<n>",
+        "a file that is not yet published; in the store where it will stand",
+    ),
+    Kind("archives/<name>/_owner", "whose folder an archive's root is"),
+    Kind(
+        "archives/<name>/g<generation>/<topic>/<names>/<generation>_<partition>_<offset>.<ext>",
+        "archive file; the offset is that of its own first event",
+    ),
+    Kind(
+        "archives/<name>/g<generation>/<topic>/<names>/_SUCCESS",
+        "says that a date folder has all its events: watermark, files, events",
+    ),
+    Kind(
+        "archives/<name>/g<generation>/_delta_log/<version>.json",
+        "the files as a Delta table; the deltalake library writes it",
+    ),
+    Kind(
+        "archives/<name>/_iceberg/<table>/metadata/<id>.avro",
+        "the files as an Iceberg table; the pyiceberg library writes it",
+    ),
+    Kind(
+        "dead/<archive>/<topic>/<generation>_<partition>_<offset>.parquet",
+        "dead letters: events that no parser took, with all fields and the error",
+    ),
+    Kind(
+        "dead/<archive>/_replayed/<attempt>/<topic>/<generation>_<partition>_<offset>.parquet",
+        "those that a replay could not place either; replaces files of dead letters",
+    ),
+)
+
+ROWS = (
+    Kind("home · identity", "the same id and formats, and whether init has finished"),
+    Kind("registry · changes", "counts creations and deletions; each of them expects its version"),
+    Kind("registry · topic/<name>", "incarnation, settings, segment generation, state"),
+    Kind("registry · consumer/<t>/<name>", "that this consumer exists"),
+    Kind("registry · archive/<name>", "incarnation, source, folder, settings, generation, state"),
+    Kind("registry · token/<id>", "a token of the server: hash of its secret, scopes, label"),
+    Kind("registry · pipeline/<name>", "incarnation, source, sink and its incarnation, state"),
+    Kind("registry · playback/<name>", "that a playback of this name may be there; for listing"),
+    Kind(
+        "topic/<t>/<p> · head",
+        "next and start offset, segment floor, closed or not; where journals end, amendments",
+    ),
+    Kind("topic/<t>/<p> · run/<base>", "a run: object, byte range, checksum, times"),
+    Kind("topic/<t>/<p> · journal/<base>", "a compiled run; what is below the head's `journaled`"),
+    Kind("topic/<t>/<p> · slot/<level>/<start>/<base>/<write id>", "time index: the run's end"),
+    Kind("topic/<t>/<p> · amend/<offset>", "an update or a delete that waits to be compiled in"),
+    Kind("topic/<t>/<p> · compile", "who compiles it, under which epoch"),
+    Kind("topic/<t>/<p> · producer/<name>", "epoch, last sequence, recent batches and offsets"),
+    Kind(
+        "topic/<t>/0 · sink/<name>", "a Spark writer's query, its last batch, manifest, done or not"
+    ),
+    Kind("audit/<t> · <time>/<id>", "who amended what, when and why; never the bytes"),
+    Kind("erased/<t>/<xx> · <sha256 of id>", "that an id was erased, so nothing brings it back"),
+    Kind("consumer/<t>/<name> · member/<id>", "a member's heartbeat, host and process"),
+    Kind("consumer/<t>/<name>/<p> · lease", "owner, epoch, cursor, resolved start"),
+    Kind("notify/<t>/<p> · state", "the debounce waiter, and the offset notified so far"),
+    Kind("pipeline/<name> · shard/<m>", "the shard's driver, its epoch and heartbeat"),
+    Kind("pipeline/<name> · flush", "changes when somebody asks for a flush"),
+    Kind(
+        "pipeline/<name> · counted/<kind>/<source partition>",
+        "how far folder rows have its files",
+    ),
+    Kind("pipeline/<name> · folder/<end>/<folder>", "a date folder: files, events, final or not"),
+    Kind("pipeline/<name> · unsettled/<end>/<folder>", "that its marker is being put or removed"),
+    Kind("pipeline/<name> · partition/<source partition>", "that the pipeline has a head for it"),
+    Kind(
+        "pipeline/<name>/<source partition> · head",
+        "position, ordinal, epoch of its driver, incarnation of the source",
+    ),
+    Kind("pipeline/<name>/<source partition> · intent", "a range under way; then its manifest"),
+    Kind("pipeline/<name>/<source partition> · commit/<ordinal>/<start>", "a range that is done"),
+    Kind("playback/<name> · pin", "topic, range, ends and sink, as they were when it began"),
+    Kind("playback/<name> · state", "its driver, epoch and cursor; the lot under way"),
+    Kind("keepers · keeper/<id>", "a running `tidelog up`: its parts, their states, heartbeat"),
+)
