@@ -118,6 +118,7 @@ class FileEntry(msgspec.Struct, frozen=True):
     kind: str = "data"  # or "dead", or "sidecar", or "segment"
     pieces: tuple[Piece, ...] = ()  # of a segment: what is where in it
     path_ms: int = -1  # the parser's time of its last event; -1: its path was made of none
+    erased: int = 0  # events that were in it, and were erased
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -135,6 +136,7 @@ class Manifest(msgspec.Struct, frozen=True):
     files: tuple[FileEntry, ...] = ()
     lost: tuple[Gap, ...] = ()
     note: bytes = b""  # what the source wants to find again
+    erased: tuple[int, ...] = ()  # offsets whose events were taken out of the files
 
 
 class Committed(msgspec.Struct, frozen=True):
@@ -147,6 +149,7 @@ class Committed(msgspec.Struct, frozen=True):
     files: int
     dead: int
     committed_ms: int
+    rewrite: str = ""  # key of the manifest that an erasure replaces this one by; "": none goes on
 
 
 def read_manifest(data: bytes, key: str) -> Manifest:

@@ -47,8 +47,8 @@ class ArchiveFiles:
         self._format: Format = open_format(making.format, making.codec or None, settings)
         columns = getattr(self._format, "columns", None)  # of formats whose files have some
         names = {name: name for name in EVENT_SCHEMA.names} if columns is None else columns.names
-        self._restorable = "value" in names
-        self._offset: str = "offset" if self._restorable else names["offset"]
+        self.restorable = "value" in names  # whether events come back from its files
+        self._offset: str = "offset" if self.restorable else names["offset"]
 
     def batches(self, manifest: Manifest, file: FileEntry) -> Iterator[pa.RecordBatch]:
         """What is in a file of a manifest; ``CorruptError`` unless it is as the manifest says."""
@@ -59,7 +59,7 @@ class ArchiveFiles:
                     yield batch.cast(MISFIT_SCHEMA)
             elif file.kind == "sidecar":
                 yield from read_rows("parquet", data)
-            elif not self._restorable:
+            elif not self.restorable:
                 yield from read_rows(self._format.name, data)
             else:
                 beside = self._format.sidecar_name(file.target)

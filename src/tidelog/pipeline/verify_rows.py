@@ -92,7 +92,7 @@ def check_manifest(
         )
         yield Problem("counts", where, what, _KEEP)
     for kind, expected in (("data", manifest.written), ("dead", manifest.dead)):
-        found = sum(file.events for file in manifest.files if file.kind == kind)
+        found = sum(file.events + file.erased for file in manifest.files if file.kind == kind)
         if found != expected:
             what = f"its {kind} files hold {found} events, {expected} were counted"
             yield Problem("counts", where, what, _KEEP)
@@ -107,7 +107,7 @@ def check_replay(
 ) -> tuple[list[FileEntry], list[Problem]]:
     """A replay has read just the dead letters that it replaces; those that count after it."""
     replaced = [file for file in dead if stretch.holds(file)]
-    events = sum(file.events for file in replaced)
+    events = sum(file.events + file.erased for file in replaced)
     problems = []
     if events != manifest.read:
         where = f"{manifest.partition}, replay {manifest.start} to {manifest.end}"
@@ -121,7 +121,7 @@ def _check_entry(file: FileEntry) -> Iterator[Problem]:
     if file.kind not in ("data", "dead"):
         return
     span = file.last_offset - file.first_offset + 1
-    if not 1 <= file.events <= span:
+    if not 1 <= file.events + file.erased <= span:
         what = (
             f"has {file.events} events between offsets {file.first_offset} and {file.last_offset}"
         )

@@ -83,3 +83,10 @@ class Table(Protocol):
         ``ConflictError`` when another commit came first, and when nobody can know.
         """
         ...
+
+    def change(self, files: list[TableFile]) -> None:
+        """Tell it of files that it has, and whose bytes are others now; it passes over the rest.
+
+        May be said again. ``ConflictError`` as for ``add``.
+        """
+        ...

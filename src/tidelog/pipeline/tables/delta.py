@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Mapping
+from urllib.parse import unquote
 
 import pyarrow as pa
 
@@ -60,6 +61,19 @@ class DeltaLog:
                     app_transactions=[Transaction(lane, end) for lane, end in lot.through.items()]
                 ),
             )
+
+    def change(self, files: list[TableFile]) -> None:
+        """An ``add`` of a path that is there takes the place of the one before."""
+        with self._translated():
+            table = self._read()
+            if table is None:
+                return
+            known = {unquote(path) for path in table.get_add_actions().column("path").to_pylist()}
+            columns = table.metadata().partition_columns
+            stale = [file for file in files if file.path in known]
+            if stale:
+                actions = [self._action(file, columns) for file in stale]
+                table.create_write_transaction([*actions], "append", table.schema(), columns)
 
     def _read(self) -> DeltaTable | None:
         try:

@@ -110,6 +110,25 @@ class IcebergTable:
                     for file in files:
                         append.append_data_file(file)
 
+    def change(self, files: list[TableFile]) -> None:
+        """The entries of those files go, and new ones come, in one snapshot."""
+        with self._translated():
+            table = self._read()
+            if table is None or table.current_snapshot() is None:
+                return
+            wanted = {_url(f"{self._root}/{file.path}"): file for file in files}
+            tasks = table.scan().plan_files()
+            there = {task.file.file_path: task.file for task in tasks}
+            stale = [each for each in there.values() if each.file_path in wanted]
+            if not stale:
+                return
+            fresh = self._data_files(table, [wanted[each.file_path] for each in stale])
+            with _once(table).transaction() as change, change.update_snapshot().overwrite() as swap:
+                for old in stale:
+                    swap.delete_data_file(old)
+                for new in fresh:
+                    swap.append_data_file(new)
+
     def _state(self, table: Snapshot | None) -> Through | None:
         if table is None:
             return None
@@ -172,7 +191,7 @@ class IcebergTable:
             )
         statistics = data_file_statistics_from_parquet_metadata(
             parquet_metadata=footer,
-            stats_columns=compute_statistics_plan(metadata.schema(), _measured(footer)),
+            stats_columns=compute_statistics_plan(metadata.schema(), self._measured(footer)),
             parquet_column_mapping=parquet_path_to_id_mapping(metadata.schema()),
         )
         return DataFile.from_args(
@@ -187,6 +206,22 @@ class IcebergTable:
             key_metadata=None,
             **statistics.to_serialized_dict(),
         )
+
+    def _measured(self, footer: pq.FileMetaData) -> dict[str, str]:
+        """Table properties that ask for bounds of offsets and times only.
+
+        Bounds of other columns would be pieces of events, and stay in old snapshots for good,
+        where no erasure reaches them.
+        """
+        groups = [footer.row_group(0)] if footer.num_row_groups else []
+        chunks = [group.column(index) for group in groups for index in range(group.num_columns)]
+        allowed = {self._plan.names.get(each) for each in ("offset", "timestamp")}
+        names = [c.path_in_schema for c in chunks if c.is_stats_set and c.path_in_schema in allowed]
+        prefix = TableProperties.METRICS_MODE_COLUMN_CONF_PREFIX
+        modes = {
+            f"{prefix}.{name}": TableProperties.DEFAULT_WRITE_METRICS_MODE_DEFAULT for name in names
+        }
+        return {TableProperties.DEFAULT_WRITE_METRICS_MODE: "none", **modes}
 
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:
@@ -214,18 +249,6 @@ def _catalog_properties(uri: str) -> dict[str, str]:
     address = parse_address(uri)
     options = address.take_options(("warehouse",))
     return {"uri": uri.partition("?")[0], **options}
-
-
-def _measured(footer: pq.FileMetaData) -> dict[str, str]:
-    """Table properties that ask for statistics of those columns only that have some."""
-    groups = [footer.row_group(0)] if footer.num_row_groups else []
-    chunks = [group.column(index) for group in groups for index in range(group.num_columns)]
-    names = [chunk.path_in_schema for chunk in chunks if chunk.is_stats_set]
-    prefix = TableProperties.METRICS_MODE_COLUMN_CONF_PREFIX
-    modes = {
-        f"{prefix}.{name}": TableProperties.DEFAULT_WRITE_METRICS_MODE_DEFAULT for name in names
-    }
-    return {TableProperties.DEFAULT_WRITE_METRICS_MODE: "none", **modes}
 
 
 def _partition(metadata: TableMetadata, file: TableFile) -> Record:

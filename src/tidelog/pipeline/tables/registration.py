@@ -16,7 +16,7 @@ again. Dead letters and sidecars are no part of a table. Names of folders such a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from urllib.parse import unquote
 
 import msgspec
@@ -32,7 +32,14 @@ from tidelog.model.archive import Archive
 from tidelog.model.pipeline import FileEntry
 from tidelog.pipeline.tables.base import Lot, Plan, Registered, Table, TableFile
 
-__all__ = ["change_tables", "check_table", "open_table", "register", "register_table"]
+__all__ = [
+    "change_tables",
+    "check_table",
+    "open_table",
+    "register",
+    "register_table",
+    "retell",
+]
 
 _FILES_AT_ONCE = 1_000  # in one commit of a table
 _ATTEMPTS = 50  # of a commit that others come before
@@ -97,6 +104,21 @@ def register_table(home: Home, archive: Archive, name: str) -> Registered:
         files += len(lot.files)
         events += sum(file.entry.events for file in lot.files)
     raise UnavailableError(f"table `{name}`: others keep changing it: try again")
+
+
+def retell(home: Home, archive: Archive, files: Sequence[FileEntry]) -> None:
+    """Tell an archive's tables of files whose bytes are others now. Idempotent."""
+    changed = [_table_file(archive, file) for file in files if file.kind == "data" and file.erased]
+    for name in archive.tables if changed else ():
+        table = open_table(home, archive, name)
+        for attempt in range(_ATTEMPTS):
+            try:
+                table.change(changed)
+                break
+            except ConflictError:
+                home.log.clock.sleep(home.log.random.random() * min(1.0, 0.05 * (attempt + 1)))
+        else:
+            raise UnavailableError(f"table `{name}`: others keep changing it: try again")
 
 
 def open_table(home: Home, archive: Archive, name: str) -> Table:

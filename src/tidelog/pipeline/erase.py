@@ -1,0 +1,335 @@
+"""Erasing events from archives: the files that hold them are written anew, at their own names.
+
+An archive is told to forget offsets of its source partitions. Each committed range whose files hold
+some of them goes through these steps; the row is the range's ``commit``:
+
+1. intend: the key of a manifest to be into the row         → dead: the next erasure goes on at 2
+2. decide: stage every file without those events, then put
+   that manifest, create-only: contents are decided         → dead: the next one goes on at 3
+3. replace each file by its etag with its staged copy       → dead: the next one replaces the rest
+4. commit: the row names the new manifest                   → dead: tables are not told yet
+5. tell the tables that hold the files                      → dead: the next one tells them again
+6. done: nothing goes on in the row; staging goes
+
+A file keeps its name, so whoever lists the folder sees each event once at every moment; one that
+loses all its events stays, empty, so that no late copy of a driver can bring it back. Between steps
+3 and 4 the bytes of a file are not those that its manifest tells: a reader who goes by the manifest
+is told so, and reads again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import crc32c
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from tidelog.catalog.base import Put, Row
+from tidelog.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    CorruptError,
+    NotFoundError,
+    UnavailableError,
+    UnknownOutcomeError,
+)
+from tidelog.home import Home
+from tidelog.log.archives import read_partitions, read_progress
+from tidelog.log.replays import replay_pipeline
+from tidelog.model import layout
+from tidelog.model.address import parse_address
+from tidelog.model.archive import Archive
+from tidelog.model.pipeline import Committed, FileEntry, Manifest, read_manifest
+from tidelog.model.run import decode_row, encode_row
+from tidelog.model.topic import Topic
+from tidelog.pipeline.archive import list_archives
+from tidelog.pipeline.erase_file import Lessened, Lessener
+from tidelog.pipeline.places import store_at
+from tidelog.pipeline.tables.registration import retell
+from tidelog.sinks.publish import discard_files
+from tidelog.sinks.uploads import Uploads
+from tidelog.store.base import Store
+
+__all__ = ["ArchiveErasure", "archives_of", "erase_from_archive", "erase_from_archives"]
+
+_ATTEMPTS = 50  # at one range that others change
+
+Offsets = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class ArchiveErasure:
+    """What was erased from one generation of an archive."""
+
+    archive: str
+    generation: int
+    files: int = 0
+    events: int = 0
+    ranges: int = 0
+
+
+def erase_from_archives(
+    home: Home, topic: Topic, deleted: Mapping[int, Collection[int]]
+) -> list[ArchiveErasure]:
+    """Take deleted events of a topic out of every archive that was made of it.
+
+    ``deleted`` has offsets by partition; those that no archive has come to are left out by the
+    archive itself, as it reads the topic. Idempotent, and safe to kill and to run twice at once.
+    """
+    return [
+        erase_from_archive(home, archive, generation, by_partition)
+        for archive, generation in archives_of(home, topic)
+        if (by_partition := {f"{topic.name}/{p}": sorted(found) for p, found in deleted.items()})
+    ]
+
+
+def archives_of(home: Home, topic: Topic) -> list[tuple[Archive, int]]:
+    """The generations of archives whose events come from a topic, also by way of another one."""
+    archives = [archive for archive in list_archives(home) if archive.state == "ready"]
+    named = {archive.name: archive for archive in archives}
+
+    def comes_from(url: str, above: frozenset[str]) -> bool:
+        address = parse_address(url)
+        if address.scheme == "topic":
+            return address.path == topic.name
+        if address.scheme != "archive" or address.path in above:
+            return False
+        found = named.get(address.path)
+        return found is not None and comes_from(found.source, above | {address.path})
+
+    return [
+        (archive, generation)
+        for archive in archives
+        for generation, making in sorted(archive.makings.items())
+        if comes_from(making.source or archive.source, frozenset())
+        or comes_from(archive.source, frozenset())
+    ]
+
+
+def erase_from_archive(
+    home: Home, archive: Archive, generation: int, offsets: Mapping[str, Sequence[int]]
+) -> ArchiveErasure:
+    """Take events out of one generation, by source partition and offset; dead letters too."""
+    report = ArchiveErasure(archive.name, generation)
+    store = store_at(home, archive.store)
+    own = archive.pipeline(generation)
+    for pipeline in (own, replay_pipeline(own)):
+        for partition in read_partitions(home.log, pipeline):
+            wanted = np.array(sorted(offsets.get(partition, ())), np.int64)
+            if len(wanted):
+                lane = _Lane(home, store, archive, generation, pipeline, partition)
+                for row in lane.rows(wanted):
+                    lane.settle(row, wanted, report)
+    return report
+
+
+class _Lane:
+    """The committed ranges of one source partition."""
+
+    def __init__(
+        self,
+        home: Home,
+        store: Store,
+        archive: Archive,
+        generation: int,
+        pipeline: str,
+        partition: str,
+    ) -> None:
+        self._home = home
+        self._log = home.log
+        self._store = store
+        self._archive = archive
+        self._generation = generation
+        self._pipeline = pipeline
+        self._partition = partition
+        self._where = layout.pipeline_partition(pipeline, partition)
+        self._lessener = Lessener(store, archive.making(generation))
+
+    def rows(self, wanted: Offsets) -> Iterator[str]:
+        """The commits that may hold some of these offsets."""
+        for row in list(self._log.catalog.scan(self._where, "commit/", "commit0")):
+            committed = self._decode(row)
+            if committed.rewrite or _may_hold(committed, wanted):
+                yield row.row
+
+    def settle(self, row_name: str, wanted: Offsets, report: ArchiveErasure) -> None:
+        """All steps for one range, whoever has begun them, until nothing is left to erase."""
+        for _ in range(_ATTEMPTS):
+            row = self._log.catalog.get(self._where, row_name)
+            if row is None:
+                return  # the generation was dropped
+            committed = self._decode(row)
+            try:
+                if not committed.rewrite:
+                    if not self._holds_some(committed, wanted):
+                        return
+                    self._intend(row, committed)
+                elif committed.rewrite != committed.manifest:
+                    self._carry_out(row, committed, wanted, report)
+                else:
+                    self._tell(row, committed)
+            except (ConflictError, UnknownOutcomeError):
+                self._log.clock.sleep(self._log.random.random() * 0.05)
+        raise UnavailableError(
+            f"archive `{self._archive.name}`, `{self._partition}`: others keep changing its "
+            "ranges: erase again"
+        )
+
+    def _holds_some(self, committed: Committed, wanted: Offsets) -> bool:
+        manifest = self._manifest(committed.manifest)
+        left = np.setdiff1d(wanted, np.array(manifest.erased, np.int64))
+        return any(
+            self._lessener.without(manifest, file, left) is not None
+            for file in self._files_with(manifest, left)
+        )
+
+    def _intend(self, row: Row, committed: Committed) -> None:
+        """Step 1."""
+        head = read_progress(self._log, self._pipeline, self._partition)
+        epoch = head.epoch if head else 0
+        key = layout.manifest(self._pipeline, epoch, self._partition, self._log.ids.new())
+        self._write(row, msgspec.structs.replace(committed, rewrite=key))
+
+    def _carry_out(
+        self, row: Row, committed: Committed, wanted: Offsets, report: ArchiveErasure
+    ) -> None:
+        """Steps 2 to 4."""
+        old = self._manifest(committed.manifest)
+        try:
+            new = self._manifest(committed.rewrite)
+        except NotFoundError:
+            new = self._decide(committed, old, wanted)
+        changed = [
+            (before, after)
+            for before, after in zip(old.files, new.files, strict=True)
+            if before.crc != after.crc or before.size != after.size
+        ]
+        for before, after in changed:
+            self._replace(before, after)
+        done = msgspec.structs.replace(committed, manifest=committed.rewrite)
+        self._write(row, done)
+        report.ranges += 1
+        report.files += sum(after.kind != "sidecar" for _, after in changed)
+        report.events += sum(after.erased - before.erased for before, after in changed)
+
+    def _decide(self, committed: Committed, old: Manifest, wanted: Offsets) -> Manifest:
+        """Step 2; the manifest that counts, be it ours or that of another who was faster."""
+        staging = layout.staging(
+            self._pipeline, layout.manifest_epoch(committed.rewrite), self._log.ids.new()
+        )
+        uploads = Uploads(self._store, staging)
+        files = list(old.files)
+        gone = np.array(old.erased, np.int64)
+        left = np.setdiff1d(wanted, gone)
+        for file in self._files_with(old, left):
+            lessened = self._lessener.without(old, file, left)
+            if lessened is not None:
+                self._stage(uploads, files, file, lessened)
+        staged = {entry.target: entry for entry in uploads.close()}
+        first = min((f.first_offset for f in files), default=0)
+        last = max((f.last_offset for f in files), default=-1)
+        here = left[(left >= first) & (left <= last)]
+        new = msgspec.structs.replace(
+            old,
+            files=tuple(staged.get(entry.target, entry) for entry in files),
+            erased=tuple(int(each) for each in np.union1d(gone, here)),
+        )
+        try:
+            self._log.store.put(committed.rewrite, msgspec.json.encode(new))
+        except AlreadyExistsError:
+            discard_files(self._store, list(staged.values()))
+            return self._manifest(committed.rewrite)
+        return new
+
+    def _stage(
+        self, uploads: Uploads, files: list[FileEntry], file: FileEntry, lessened: Lessened
+    ) -> None:
+        def entry(before: FileEntry, events: int, erased: int) -> None:
+            data = lessened.data if before.kind != "sidecar" else lessened.sidecar or b""
+            uploads.add(
+                data,
+                lambda staged, size, crc: msgspec.structs.replace(
+                    before,
+                    staged=staged,
+                    size=size,
+                    crc=crc,
+                    events=events,
+                    erased=before.erased + erased,
+                ),
+            )
+
+        entry(file, lessened.events, lessened.erased)
+        if lessened.sidecar is not None:
+            beside = self._lessener.sidecar_name(file.target)
+            entry(next(each for each in files if each.target == beside), 0, 0)
+
+    def _replace(self, before: FileEntry, after: FileEntry) -> None:
+        """Step 3 for one file: idempotent, and settled by what the file holds."""
+        for _ in range(_ATTEMPTS):
+            info = self._store.head(after.target)
+            found = self._store.get(after.target)
+            if (len(found), crc32c.crc32c(found)) == (after.size, after.crc):
+                return
+            if (len(found), crc32c.crc32c(found)) != (before.size, before.crc):
+                raise CorruptError(
+                    f"archive file `{after.target}`: is neither what its manifest says nor what an "
+                    "erasure has made of it: keep it, and run `tidelog archive verify`",
+                    file=after.target,
+                )
+            data = self._store.get(after.staged)
+            with contextlib.suppress(ConflictError, UnknownOutcomeError):
+                self._store.replace(after.target, data, info.etag)
+        raise UnavailableError(f"archive file `{after.target}`: others keep changing it")
+
+    def _tell(self, row: Row, committed: Committed) -> None:
+        """Steps 5 and 6."""
+        manifest = self._manifest(committed.manifest)
+        if self._generation == self._archive.generation:
+            retell(self._home, self._archive, manifest.files)
+        self._write(row, msgspec.structs.replace(committed, rewrite=""))
+        discard_files(self._store, manifest.files)
+
+    def _files_with(self, manifest: Manifest, offsets: Offsets) -> list[FileEntry]:
+        """The files between whose ends some of the offsets lie."""
+        return [
+            file
+            for file in manifest.files
+            if file.kind in ("data", "dead")
+            and file.events
+            and np.searchsorted(offsets, file.first_offset)
+            < np.searchsorted(offsets, file.last_offset, side="right")
+            and self._is_there(file)
+        ]
+
+    def _is_there(self, file: FileEntry) -> bool:
+        """Files of dead letters go when a replay has replaced them; data files never do."""
+        if file.kind != "dead":
+            return True
+        try:
+            self._store.head(file.target)
+        except NotFoundError:
+            return False
+        return True
+
+    def _write(self, row: Row, committed: Committed) -> None:
+        change = Put(row.row, encode_row(committed), expect=row.version)
+        self._log.catalog.write(self._where, change, write_id=self._log.ids.new())
+
+    def _manifest(self, key: str) -> Manifest:
+        return read_manifest(self._log.store.get(key), key)
+
+    def _decode(self, row: Row) -> Committed:
+        return decode_row(row.value, Committed, f"commit `{row.row}`")
+
+
+def _may_hold(committed: Committed, wanted: Offsets) -> bool:
+    """Whether some of the offsets lie in a range; where its positions are none, they may."""
+    ends = (committed.start, committed.end)
+    if not all(text.isascii() and text.isdecimal() for text in ends):
+        return committed.files > 0
+    first, after = (int(np.searchsorted(wanted, int(text))) for text in ends)
+    return first < after

@@ -1,0 +1,243 @@
+"""Erasing from archives: the events are gone, all others stand once, whatever dies on the way."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+from pyiceberg.catalog import load_catalog
+
+from tests.pipeline.looking import AT, AT_OR_WHEN, a_home, an_archive, drive, fill
+from tidelog import Home
+from tidelog.errors import UnknownOutcomeError
+from tidelog.model.archive import Archive, Making
+from tidelog.pipeline import erase
+from tidelog.pipeline.archive import find_archive, open_pipeline
+from tidelog.pipeline.contents import Wanted, archived_rows
+from tidelog.pipeline.dead import dead_letters
+from tidelog.pipeline.driver import Driver, Driving
+from tidelog.pipeline.erase import archives_of, erase_from_archive, erase_from_archives
+from tidelog.pipeline.find import find_event
+from tidelog.pipeline.generations import begin_backfill, promote
+from tidelog.pipeline.replay import Replaying, replay
+from tidelog.pipeline.sweep import sweep_archives
+from tidelog.pipeline.tables import change_tables, register
+from tidelog.pipeline.verify import Verifying, verify_archive
+from tidelog.pipeline.workers import LocalWorkers
+from tidelog.testing.faults import Fault, Faults, FaultyCatalog, FaultyStore
+from tidelog.testing.scheduler import Crash
+
+GONE = {0: [0, 5, 7, 8, 50, 99], 1: [3, 4]}  # 0 and 7 are dead letters of a parser
+TYPED = {"schema": "n BIGINT, at BIGINT, `when` BIGINT"}
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    with a_home(tmp_path) as made:
+        made.create_topic("t", 2)
+        fill(made, range(100))
+        fill(made, range(20), partition=1)
+        yield made
+
+
+def left() -> Counter[tuple[int, int]]:
+    """What shall be left, by partition and offset."""
+    everything = [(0, offset) for offset in range(100)] + [(1, offset) for offset in range(20)]
+    return Counter((p, offset) for p, offset in everything if offset not in GONE[p])
+
+
+def held(home: Home, archive: Archive, generation: int | None = None) -> Counter[tuple[int, int]]:
+    """What an archive holds, dead letters too."""
+    found: Counter[tuple[int, int]] = Counter()
+    rows = archived_rows(home, archive, Wanted(generation=generation))
+    for batches in (rows, dead_letters(home, archive, generation)):
+        for batch in batches:
+            own = "partition" in batch.schema.names
+            names = ("partition", "offset") if own else ("_partition", "_offset")
+            found.update(zip(*(batch.column(name).to_pylist() for name in names), strict=True))
+    return found
+
+
+def problems(home: Home, archive: Archive, generation: int | None = None) -> list[Any]:
+    return list(verify_archive(home, archive, Verifying(generation=generation)).problems)
+
+
+@pytest.mark.parametrize(
+    "making",
+    [
+        {},
+        {"parser": AT_OR_WHEN},
+        {"format": "orc"},
+        {"format": "avro"},
+        {"format": "jsonlines"},
+        {"format": "jsonlines", "format_settings": {"mode": "events"}},
+        {"format": "delimited", "codec": "gzip"},
+        {"format": "sequence"},
+        {"format": "sequence", "format_settings": {"key": "msgpack"}},
+        {"parser": AT_OR_WHEN, "format_settings": TYPED},
+        {"parser": AT_OR_WHEN, "format_settings": {**TYPED, "keep_value": True}},
+        {"parser": AT_OR_WHEN, "format": "orc", "format_settings": TYPED},
+        {"parser": AT_OR_WHEN, "format": "avro", "format_settings": TYPED},
+    ],
+    ids=str,
+)
+def test_every_format_loses_the_events_and_nothing_else(home: Home, making: dict[str, Any]) -> None:
+    archive = an_archive(home, "daily", **making)
+    drive(home, archive)
+    topic = home.topic("t")
+    (report,) = erase_from_archives(home, topic, GONE)
+    assert report.events == 8
+    assert held(home, archive) == left()
+    assert problems(home, archive) == []
+    assert find_event(home, archive, "t/0", 50).status == "gap"
+    assert find_event(home, archive, "t/0", 51, read=True).is_there
+    (again,) = erase_from_archives(home, topic, GONE)
+    assert (again.files, again.events) == (0, 0), "it was done"
+    assert list(home.store.list("staging/")) == []
+
+
+def test_a_file_that_loses_all_stays_empty_and_the_archive_goes_on(home: Home) -> None:
+    archive = an_archive(home, "daily", parser=AT)
+    drive(home, archive)
+    files = sorted(info.key for info in home.store.list("archives/daily/g1/"))
+    erase_from_archives(home, home.topic("t"), {0: range(100), 1: range(20)})
+    assert sorted(info.key for info in home.store.list("archives/daily/g1/")) == files
+    assert held(home, archive) == Counter()
+    assert problems(home, archive) == []
+    fill(home, range(100, 130))
+    assert drive(home, archive) == 30
+    assert held(home, archive) == Counter((0, offset) for offset in range(100, 130))
+
+
+def test_every_generation_the_copies_of_a_backup_and_replayed_dead_letters_are_reached(
+    home: Home,
+) -> None:
+    backup = an_archive(home, "backup")
+    drive(home, backup)
+    copy = an_archive(home, "copy", source="archive:backup", parser=AT)
+    drive(home, copy)
+    live = an_archive(home, "daily", parser=AT)
+    drive(home, live)
+    replay(home, live, Replaying(parser=AT_OR_WHEN), LocalWorkers(1))
+    built, generation = begin_backfill(home, "daily", Making(parser="timestamp"))
+    pipeline_events = drive_generation(home, built, generation)
+    assert pipeline_events == 120
+    topic = home.topic("t")
+    assert {(a.name, g) for a, g in archives_of(home, topic)} == {
+        ("backup", 1),
+        ("copy", 1),
+        ("daily", 1),
+        ("daily", 2),
+    }
+    erase_from_archives(home, topic, GONE)
+    for archive, number in archives_of(home, topic):
+        assert held(home, archive, number) == left(), archive.name
+        assert problems(home, archive, number) == [], archive.name
+    promoted = promote(home, "daily")
+    assert held(home, promoted) == left()
+
+
+def drive_generation(home: Home, archive: Archive, generation: int) -> int:
+
+    pipeline = open_pipeline(home, archive, LocalWorkers(2), generation)
+    return Driver(home.log, pipeline, Driving()).run()
+
+
+def test_other_topics_and_other_sources_are_left_alone(home: Home) -> None:
+    home.create_topic("u", 1)
+    fill(home, range(30), topic="u")
+    other = an_archive(home, "other", source="topic:u")
+    drive(home, other)
+    assert archives_of(home, home.topic("t")) == []
+    assert erase_from_archives(home, home.topic("t"), GONE) == []
+    assert sum(held(home, other).values()) == 30
+
+
+def test_tables_hold_what_the_files_hold(home: Home, tmp_path: Path) -> None:
+    archive = an_archive(home, "daily", parser=AT_OR_WHEN)
+    drive(home, archive)
+    iceberg = f"iceberg:sqlite:///{tmp_path}/ice.db?warehouse=file://{tmp_path}/w#ns.t"
+    for name in ("delta", iceberg):
+        archive = change_tables(home, archive, name, keep=True)
+    register(home, archive)
+    erase_from_archives(home, home.topic("t"), GONE)
+    alive = Counter(
+        (p, offset)
+        for p, offset in held(home, archive)
+        if find_event(home, archive, f"t/{p}", offset).status == "archived"
+    )
+    fill(home, range(100, 110))
+    drive(home, archive)
+    register(home, archive)
+    delta = DeltaTable(str(tmp_path / "o" / archive.folder())).to_pyarrow_table()
+    catalog = load_catalog("tidelog", uri=f"sqlite:///{tmp_path}/ice.db")
+    for table in (delta, catalog.load_table("ns.t").scan().to_arrow()):
+        pairs = zip(table["partition"].to_pylist(), table["offset"].to_pylist(), strict=True)
+        found = Counter(pair for pair in pairs if pair[1] < 100)
+        assert found == alive
+
+
+def test_bounds_of_values_do_not_stay_in_a_tables_history(home: Home, tmp_path: Path) -> None:
+    archive = an_archive(home, "typed", parser=AT_OR_WHEN, format_settings=TYPED)
+    drive(home, archive)
+    name = f"iceberg:sqlite:///{tmp_path}/ice.db?warehouse=file://{tmp_path}/w#ns.t"
+    archive = change_tables(home, archive, name, keep=True)
+    register(home, archive)
+    catalog = load_catalog("tidelog", uri=f"sqlite:///{tmp_path}/ice.db")
+    bounds = catalog.load_table("ns.t").inspect.files()["lower_bounds"].to_pylist()
+    schema = catalog.load_table("ns.t").schema()
+    known = {schema.find_field(each).field_id for each in ("offset", "timestamp")}
+    assert all({field for field, _ in each} <= known for each in bounds)
+
+
+@pytest.mark.parametrize("call", range(1, 46))
+def test_an_erasure_that_dies_after_any_call_is_finished_by_the_next(
+    home: Home, monkeypatch: pytest.MonkeyPatch, call: int
+) -> None:
+    archive = an_archive(home, "daily", parser=AT, format="jsonlines")
+    drive(home, archive)
+    faults = Faults(crash_after_call=call)
+    with monkeypatch.context() as patch:
+        store = FaultyStore(home.log.store, faults)
+        catalog = FaultyCatalog(home.log.catalog, faults, home.log.clock)
+        patch.setattr(home, "log", dataclasses.replace(home.log, store=store, catalog=catalog))
+        patch.setattr(erase, "store_at", lambda *_: store)
+        died = False
+        try:
+            erase_from_archive(home, archive, 1, {"t/0": GONE[0], "t/1": GONE[1]})
+        except Crash:
+            died = True
+    assert died or faults.calls < call
+    sweep_archives(home, grace_ms=-1)  # between any two steps
+    erase_from_archives(home, home.topic("t"), GONE)
+    assert held(home, find_archive(home, "daily")) == left()
+    assert problems(home, archive) == []
+    sweep_archives(home, grace_ms=-1)
+    assert problems(home, archive) == []
+
+
+@pytest.mark.parametrize("verb", ["write", "replace", "put"])
+def test_lost_replies_are_settled(home: Home, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+
+    archive = an_archive(home, "daily", parser=AT)
+    drive(home, archive)
+    faults = Faults()
+    faults.on_next(verb, Fault.LOSE_REPLY, Fault.LOSE_REPLY)
+    with monkeypatch.context() as patch:
+        store = FaultyStore(home.log.store, faults)
+        catalog = FaultyCatalog(home.log.catalog, faults, home.log.clock)
+        patch.setattr(home, "log", dataclasses.replace(home.log, store=store, catalog=catalog))
+        if verb != "put":  # the home's own store repeats what it must
+            patch.setattr(erase, "store_at", lambda *_: store)
+        try:
+            erase_from_archives(home, home.topic("t"), GONE)
+        except UnknownOutcomeError:
+            assert verb == "put"
+    erase_from_archives(home, home.topic("t"), GONE)
+    assert held(home, archive) == left()
+    assert problems(home, archive) == []
