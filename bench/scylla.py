@@ -1,9 +1,10 @@
 """Reading a change log beside a bare loop of the driver's queries over the same windows.
 
 A played log on Cassandra: 200,000 changes of about 150 bytes in 64 streams, over an hour. Each
-contender reads all of it, window by window of ten minutes and by the same statements: the bare
-loop only counts rows, ours makes events of them, in one process and on Spark with two cores. Then
-a day of silence in a table of 1,536 streams and few changes, from a cold start to committed heads.
+contender reads all of it, window by window and by the same statements: the bare loop only counts
+rows, ours makes events of them. Windows are of ten minutes, as when a reader catches up, where it
+also runs on Spark with two cores; and of 15 seconds, as when it follows. Then a day of silence in a
+table of 1,536 streams and few changes, from a cold start to committed heads.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ import random
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +45,7 @@ from tidelog.sources.scylla_streams import group_of, queries_of
 CHANGES = 200_000
 STREAMS = 64
 SPAN_MS = 3_600_000
-WINDOW_MS = 600_000
+WINDOWS = {"windows of 10 min": 600_000, "windows of 15 s": 15_000}
 BATCH = 100
 GROUPS = 4
 
@@ -112,43 +114,47 @@ def _filled(server: cassandra.Cassandra) -> Iterator[tuple[Play, int]]:
 def _reading(play: Play, start_ms: int) -> list[Rate]:
     source = open_source(play.url(groups=GROUPS), environ={})
     partitions = source.partitions()
-    windows = [
-        (Place(start_ms, at).text, Place(start_ms, at + WINDOW_MS).limit().text)
-        for at in range(start_ms, start_ms + SPAN_MS, WINDOW_MS)
-    ]
     workers = SparkWorkers(open_spark("local[2]", "bench"))
     bare = _Bare(play)
 
-    def tasks() -> list[Task]:
-        end = Place(start_ms, start_ms + SPAN_MS).limit().text
-        ranges = [Range(each, windows[0][0], end) for each in partitions]
-        return [Task(source.reader(each), Counting(), "") for each in ranges]  # type: ignore[arg-type]
+    def loop(width_ms: int) -> float:
+        starts = range(start_ms, start_ms + SPAN_MS, width_ms)
+        return _timed(lambda: sum(bare.count(at, at + width_ms) for at in starts))
 
-    rates = contest(
-        {
-            "a bare loop of queries, rows counted": lambda: _timed(
-                lambda: sum(bare.count(at, at + WINDOW_MS) for at in _starts(start_ms))
-            ),
-            "one process": lambda: _timed(
-                lambda: sum(
-                    chunk.batch.num_rows
-                    for start, limit in windows
-                    for each in partitions
-                    for chunk in source.read(Range(each, start, limit))
-                )
-            ),
-            "Spark, 2 cores": lambda: _timed(
-                lambda: sum(
-                    done.produced.read if done.produced else 0 for done in workers.run(tasks())
-                )
-            ),
-        }
-    )
-    peer, ours, spark = rates.values()
+    def ours(width_ms: int) -> float:
+        starts = range(start_ms, start_ms + SPAN_MS, width_ms)
+        windows = [(_text(start_ms, at), _limit(start_ms, at + width_ms)) for at in starts]
+        return _timed(
+            lambda: sum(
+                chunk.batch.num_rows
+                for start, limit in windows
+                for each in partitions
+                for chunk in source.read(Range(each, start, limit))
+            )
+        )
+
+    def spark() -> float:
+        whole = (_text(start_ms, start_ms), _limit(start_ms, start_ms + SPAN_MS))
+        tasks = [
+            Task(source.reader(Range(each, *whole)), Counting(), "")  # type: ignore[arg-type]
+            for each in partitions
+        ]
+        return _timed(
+            lambda: sum(done.produced.read if done.produced else 0 for done in workers.run(tasks))
+        )
+
+    runs: dict[str, Callable[[], float]] = {}
+    for text, width_ms in WINDOWS.items():
+        runs[f"a bare loop, {text}"] = partial(loop, width_ms)
+        runs[f"one process, {text}"] = partial(ours, width_ms)
+    rates = contest({**runs, "Spark, 2 cores": spark})
+    bare.close()
     for rate in rates.values():
         rate.unit = "changes/s"
-    bare.close()
-    return [against(ours, peer, 0.7), against(spark, peer, 0.7), peer]
+    peers = {text: rates[f"a bare loop, {text}"] for text in WINDOWS}
+    found = [against(rates[f"one process, {text}"], peers[text], 0.7) for text in WINDOWS]
+    found.append(against(rates["Spark, 2 cores"], next(iter(peers.values())), 0.7))
+    return [*found, *peers.values()]
 
 
 class _Bare:
@@ -206,8 +212,12 @@ def _pumped(play: Play, folder: Path) -> float:
     return seconds
 
 
-def _starts(start_ms: int) -> range:
-    return range(start_ms, start_ms + SPAN_MS, WINDOW_MS)
+def _text(generation_ms: int, time_ms: int) -> str:
+    return Place(generation_ms, time_ms).text
+
+
+def _limit(generation_ms: int, time_ms: int) -> str:
+    return Place(generation_ms, time_ms).limit().text
 
 
 def _timed(read: Any) -> float:

@@ -27,6 +27,10 @@ from tidelog.identity import (
     read_pair,
     read_store,
 )
+from tidelog.journal.absent import append_absent
+from tidelog.journal.audit import user_at_host
+from tidelog.journal.calls import JournalCalls
+from tidelog.journal.lookup import Lookups
 from tidelog.log.base import Log
 from tidelog.log.consumer import Consumer
 from tidelog.log.lag import Lag, consumer_lag, consumer_names
@@ -43,7 +47,7 @@ from tidelog.log.topics import create_topic, delete_topic, find_topic, list_topi
 from tidelog.log.trim import Trimmed, TrimTo, trim_topic
 from tidelog.log.verify import VerifyReport, verify_topic
 from tidelog.model.event import Event
-from tidelog.model.playback import Time
+from tidelog.model.playback import Time, whole_range
 from tidelog.model.times import duration_ms
 from tidelog.model.topic import Topic, partition_for
 from tidelog.playback.play import play_arrow, play_events
@@ -59,7 +63,7 @@ __all__ = ["Home", "World", "create_home", "open_home"]
 _READERS = 4  # objects fetched at once, for all readers of a home
 
 
-class Home:
+class Home(JournalCalls):
     """An open home, and all that can be done with it. Close it, or use it in a ``with``."""
 
     def __init__(
@@ -77,6 +81,8 @@ class Home:
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(_READERS, "tidelog-read")
+        self._lookups = Lookups(log, self._pool)
+        self._who = user_at_host(world.environ)
 
     @property
     def store(self) -> Store:
@@ -164,10 +170,20 @@ class Home:
         *,
         partition: int | None = None,
         expected_offset: int | None = None,
+        if_absent: bool = False,
     ) -> Positions:
-        """Store many events, ``Event`` objects or an Arrow table; durable on return."""
+        """Store many events, ``Event`` objects or an Arrow table; durable on return.
+
+        With ``if_absent`` they go to the partitions of their ids, and are refused by
+        ``AlreadyExistsError`` when the topic has events with these.
+        """
         producer = self._shared_producer(topic)
-        return producer.append(events, partition=partition, expected_offset=expected_offset)
+        if not if_absent:
+            return producer.append(events, partition=partition, expected_offset=expected_offset)
+        if partition is not None or expected_offset is not None:
+            raise InvalidError("append: if_absent goes by ids: leave out partition and offset")
+        lookup = self._lookups.of(self.topic(topic))
+        return append_absent(self.log, lookup, events, producer.append)
 
     def read(
         self, topic: str, partition: int = 0, start: int = 0, end: int | None = None
@@ -181,7 +197,8 @@ class Home:
     ) -> Iterator[pa.RecordBatch]:
         """The same as Arrow batches in event columns."""
         for stretch in self._reader(topic, partition, start).stretches(start, end):
-            yield stretch.arrow()
+            if stretch.batch.num_rows:
+                yield stretch.arrow()
 
     def consumer(self, topic: str, name: str, start: Start = "earliest") -> Consumer:
         """A member of a named consumer, which joins at its first poll.
@@ -226,6 +243,11 @@ class Home:
         """The same as batches in event columns."""
         self._check_open()
         return play_arrow(self.log, topic, start, end)
+
+    def replay(self, topic: str, start: Time = None, end: Time = None) -> Iterator[Event]:
+        """The events of ``[start, end)`` in the order of their times; by default all there are."""
+        times = whole_range(start, end, self.log.clock.now_ms())
+        return self.playback(topic, times.start_ms, times.end_ms)
 
     def watch(self, topic: str) -> None:
         """Let this process notify a topic's targets of what it commits there by other ways."""

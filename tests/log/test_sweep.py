@@ -24,6 +24,7 @@ from tidelog.errors import (
 from tidelog.log import sweep as sweep_module
 from tidelog.log.append import Appender
 from tidelog.log.base import Log
+from tidelog.log.references import KNOWN, References
 from tidelog.log.sweep import SweepReport, sweep_home
 from tidelog.log.topics import create_topic, delete_topic, find_topic, read_head
 from tidelog.log.trim import ToOffsets, trim_topic
@@ -164,11 +165,11 @@ def test_deletes_come_in_batches(house: House, monkeypatch: pytest.MonkeyPatch) 
 def test_an_unknown_kind_of_row_makes_it_leave_that_topic_alone(house: House) -> None:
     newer, plain = house.topic("newer", 2), house.topic("plain")
     orphans = [house.orphan(topic) for topic in (newer, plain)]
-    house.put(newer, "journal/00000000000000000000", b"?", partition=1)
+    house.put(newer, "tide/00000000000000000000", b"?", partition=1)
     report = sweep_home(house.log, 0)
     assert [refused.topic for refused in report.refused] == ["newer"]
     assert isinstance(report.refused[0].error, InvalidError)
-    assert "journal/" in str(report.refused[0].error)
+    assert "tide/" in str(report.refused[0].error)
     assert report.topics == 1
     assert house.objects() == {orphans[0].key}
 
@@ -182,7 +183,7 @@ def test_unknown_rows_are_met_wherever_they_stand(house: House, row: str) -> Non
 
 
 def test_the_sweep_knows_every_kind_of_row_in_the_layout() -> None:
-    assert set(sweep_module._REFERRING) == set(layout.TOPIC_ROW_KINDS)
+    assert set(layout.TOPIC_ROW_KINDS) == KNOWN
 
 
 def test_a_run_that_does_not_decode_makes_it_leave_that_topic_alone(house: House) -> None:
@@ -396,14 +397,17 @@ def test_a_commit_may_come_between_any_two_of_its_calls(call: int) -> None:
 
 
 def test_references_read_before_the_floor_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    read_rows, raise_floor = sweep_module._read_rows, sweep_module._raise_floor
+    read, raise_floor = sweep_module.read_references, sweep_module._raise_floor
 
-    def read_first(log: Log, topic: Topic, partition: int, head: Head, rows: object) -> None:
-        read_rows(log, topic, partition, head, rows)  # type: ignore[arg-type]
+    def read_first(
+        log: Log, topic: Topic, partition: int, head: Head, silent_ms: int
+    ) -> References:
+        found = read(log, topic, partition, head, silent_ms)
         raise_floor(log, topic, partition, topic.generation)
+        return found
 
     monkeypatch.setattr(sweep_module, "_raise_floor", lambda log, t, p, _: read_head(log, t, p)[0])
-    monkeypatch.setattr(sweep_module, "_read_rows", read_first)
+    monkeypatch.setattr(sweep_module, "read_references", read_first)
     caught = 0
     for call in range(1, SWEEP_CALLS + 1):
         try:

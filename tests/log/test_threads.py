@@ -178,9 +178,9 @@ def test_sequences_far_apart_fit_into_a_row(home: Home) -> None:
         last = producer.send(b"x", key=b"one", sequence=4_999 * 10**12).result(10)
         assert last.offset == 4_999
     huge = SentBatch(0, 0, 100_000, (10**12,) * 99_999)
-    from tidelog.log.append import _recent
+    from tidelog.log.sent import recent_batches
 
-    first, *_, final = _recent((), huge)
+    first, *_, final = recent_batches((), huge)
     assert (first.first, first.base) == (0, 0)
     assert (final.first, final.base) == (99_999 * 10**12, 99_999)
 

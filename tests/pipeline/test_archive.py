@@ -24,7 +24,6 @@ from tidelog.errors import AlreadyExistsError, InvalidError, NotFoundError, Tide
 from tidelog.home import World, create_home
 from tidelog.model.archive import Archive, Making
 from tidelog.pipeline.archive import (
-    archive_status,
     committed_files,
     create_archive,
     find_archive,
@@ -32,6 +31,7 @@ from tidelog.pipeline.archive import (
     open_pipeline,
 )
 from tidelog.pipeline.driver import Driver, Driving
+from tidelog.pipeline.status import read_status
 from tidelog.pipeline.workers import LocalWorkers
 from tidelog.settings import Settings
 
@@ -120,7 +120,7 @@ def test_backup_and_partition_archives_agree_with_the_topic(home: Home) -> None:
     fill(home, 100, first=3_000)
     assert drive(home, daily) == 100
     assert listed(home, daily) == Counter(range(3_100))
-    status = archive_status(home, daily)
+    status = read_status(home, daily).partitions
     assert sum(each.events for each in status) == 3_100
     assert all(each.lag == 0 and not each.stuck for each in status)
 

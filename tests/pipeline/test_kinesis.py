@@ -29,7 +29,6 @@ from tidelog.model import layout
 from tidelog.model.archive import Archive, Making
 from tidelog.model.event import to_iso
 from tidelog.pipeline.archive import (
-    archive_status,
     committed_files,
     create_archive,
     find_archive,
@@ -44,6 +43,7 @@ from tidelog.pipeline.places import source_at
 from tidelog.pipeline.policy import Policy
 from tidelog.pipeline.pump import Pumping, open_pump
 from tidelog.pipeline.registry import create_pipeline, open_named
+from tidelog.pipeline.status import read_status
 from tidelog.pipeline.workers import LocalWorkers
 from tidelog.settings import Settings
 from tidelog.sources.base import waits
@@ -261,7 +261,7 @@ def test_a_loss_stops_the_archive_until_a_person_accepts_it(home: Home, fake: Fa
     put(stream, range(20, 30))
     with pytest.raises(LostError, match="--accept-loss"):
         drive(home, archive)
-    assert archive_status(home, archive)[0].lost_to
+    assert read_status(home, archive).partitions[0].lost_to
     assert drive(home, archive, accept_loss=True) == 10
     assert counted(home, archive) == Counter([*range(10), *range(20, 30)])
     (gap,) = [gap for manifest, _ in committed_files(home, archive) for gap in manifest.lost]
@@ -375,11 +375,11 @@ def test_a_quiet_shard_is_neither_behind_nor_in_the_way_of_finalizing(
     done = finalize(home, find_archive(home, "a"), Finalizing(delay_ms=0))
     assert done.watermark_ms is not None
     assert done.watermark_ms >= before - 1
-    assert [each.lag_s for each in archive_status(home, archive)] == [0, 0]
+    assert [each.lag_s for each in read_status(home, archive).partitions] == [0, 0]
     stream.client.put_record(
         StreamName=stream.name, PartitionKey="k", Data=b"2", ExplicitHashKey="0"
     )
-    lags = [each.lag_s for each in archive_status(home, archive)]
+    lags = [each.lag_s for each in read_status(home, archive).partitions]
     assert lags[0]
     assert lags[1] == 0
 

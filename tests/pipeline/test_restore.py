@@ -39,6 +39,7 @@ from tidelog.pipeline.places import source_at
 from tidelog.pipeline.policy import Policy
 from tidelog.pipeline.registry import list_pipelines
 from tidelog.pipeline.restore import Restoring, open_restore, restore
+from tidelog.pipeline.status import read_status
 from tidelog.pipeline.sweep import sweep_archives
 from tidelog.pipeline.workers import LocalWorkers
 from tidelog.settings import Settings
@@ -408,7 +409,7 @@ def test_from_kafka_and_back_into_kafka_by_key(home: Home, kafka_server: Kafka) 
     drive(home, an_archive(home, "raw"))
     bring(home, "raw", one, partition="key")
     again = an_archive(home, "again", one)
-    while sum(each.events for each in _status(home, again)) < 1_000:
+    while sum(each.events for each in read_status(home, again).partitions) < 1_000:
         drive(home, again)
     bring(home, "again", other, partition="key")
     deadline = time.monotonic() + 30
@@ -416,12 +417,6 @@ def test_from_kafka_and_back_into_kafka_by_key(home: Home, kafka_server: Kafka) 
         assert time.monotonic() < deadline
         time.sleep(0.2)
     assert kafka_rows(home, other) == kafka_rows(home, one)
-
-
-def _status(home: Home, archive: object) -> list[object]:
-    from tidelog.pipeline.archive import archive_status
-
-    return list(archive_status(home, archive))  # type: ignore[arg-type]
 
 
 def test_the_command_tells_its_progress(home: Home) -> None:

@@ -22,7 +22,8 @@ from tidelog.model.event import Event
 from tidelog.model.playback import Cursor
 from tidelog.model.topic import Topic
 from tidelog.playback.asked import Asked, pinned_playback
-from tidelog.playback.named import NamedPlayback, find_playback
+from tidelog.playback.named import NamedPlayback
+from tidelog.playback.names import find_playback
 from tidelog.playback.outlets import Lot, Outlet, Setting, open_outlet
 from tidelog.playback.run import How, Playback, Played, run_named
 from tidelog.store.retry import RetryingStore

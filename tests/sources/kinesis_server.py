@@ -13,6 +13,7 @@ import base64
 import hashlib
 import json
 import re
+import sys
 import threading
 import time
 from collections import Counter, defaultdict
@@ -324,8 +325,15 @@ def running_kinesis() -> Iterator[FakeKinesis]:
         def log_message(self, *args: object) -> None:
             """Say nothing."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+
+        def handle_error(self, *args: object) -> None:
+            """Say nothing of clients that were killed."""
+            if not isinstance(sys.exception(), ConnectionError):
+                super().handle_error(*args)  # type: ignore[arg-type]
+
+    server = Server(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     fake.endpoint = f"http://127.0.0.1:{server.server_port}"

@@ -14,7 +14,7 @@ from tests.servers.cassandra import Cassandra
 from tests.servers.scylla_play import Play, Row
 from tidelog import Home
 from tidelog.home import World, create_home
-from tidelog.pipeline.archive import archive_status
+from tidelog.pipeline.status import read_status
 from tidelog.settings import Settings
 from tidelog.sources.scylla_session import close_sessions
 
@@ -53,5 +53,5 @@ def test_an_archive_of_a_change_log_holds_each_change_once(
     for group in range(4):
         offsets = sorted(row[2] for row in found if row[1] == group)
         assert offsets == list(range(len(offsets)))
-    assert sum(each.events for each in archive_status(home, archive)) == 101
+    assert sum(each.events for each in read_status(home, archive).partitions) == 101
     play.close()

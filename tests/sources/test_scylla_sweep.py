@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import signal
 import subprocess
 import sys
 import time
+import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from decimal import Decimal
@@ -22,14 +24,18 @@ from tests.sources.scylla_reading import START_MS, a_play, at, identity, order_t
 from tidelog import Event, Home
 from tidelog.errors import InvalidError, NotFoundError, TidelogError
 from tidelog.home import World, create_home
+from tidelog.log.archives import read_commits, read_partitions
 from tidelog.pipeline.cycle import LostError
 from tidelog.pipeline.driver import Driver, Driving
+from tidelog.pipeline.pump import Pumping, open_pump
 from tidelog.pipeline.registry import (
     create_pipeline,
     delete_pipeline,
     ensure_pipeline,
     find_pipeline,
 )
+from tidelog.pipeline.sweep import sweep_archives
+from tidelog.pipeline.workers import LocalWorkers
 from tidelog.settings import Settings
 from tidelog.sources import scylla_sweep
 from tidelog.sources.scylla_rows import LATE
@@ -168,6 +174,51 @@ def test_what_the_fast_reader_misses_the_sweep_adds_and_the_last_sweep_finds_the
     check_whole(home, play)
 
 
+def commits_of(home: Home, name: str) -> int:
+    pipeline = find_pipeline(home, name).incarnation
+    partitions = read_partitions(home.log, pipeline)
+    return sum(1 for p in partitions for _ in read_commits(home.log, pipeline, p))
+
+
+@pytest.mark.server
+def test_what_a_sweep_still_needs_of_the_reader_before_it_is_not_forgotten(
+    home: Home, play: Play
+) -> None:
+    """A pump's old commits go with `tidelog sweep`, but for what is behind no sweep yet."""
+    make(home, play)
+    real, number = home.log, 0
+
+    def look_after() -> list[int]:
+        """As if a week and more had passed, for the home alone."""
+        later = FakeClock(real.clock.now_ms() + 8 * 24 * 3_600_000)
+        home.log = dataclasses.replace(real, clock=later)
+        sweep_archives(home, 0)
+        home.log = real
+        return [commits_of(home, name) for name in ("fast", "sweep", "last")]
+
+    for minute in (1, 2, 3, 4):
+        for _ in range(20):
+            number += 10
+            own_ms = START_MS + minute * 60_000 - 5_000 - number
+            play.write(own_ms, Row("insert", f"r{number}", number, {"state": "x"}))
+        drain(home, "fast", at(minute))
+    fast = commits_of(home, "fast")
+    assert look_after()[0] == fast, "no sweep has begun"
+    play.write(START_MS + 30_000, Row("insert", "late", 1, {"state": "x"}))
+    drain(home, "sweep", at(4))
+    swept = commits_of(home, "sweep")
+    assert swept
+    assert look_after()[:2] == [fast, swept], "the last one has not begun"
+    drain(home, "last", at(23 * 60 + 3))
+    some = look_after()
+    assert 0 < some[0] < fast
+    play.write(START_MS + 200_000, Row("insert", "later", 2, {"state": "x"}))
+    drain(home, "sweep", at(6))
+    drain(home, "last", at(24 * 60 - 1))
+    check_whole(home, play)
+    assert look_after()[0] < some[0]
+
+
 @pytest.mark.server
 def test_a_sweep_waits_for_the_pipelines_before_it(home: Home, play: Play) -> None:
     make(home, play)
@@ -299,6 +350,25 @@ def test_sweeps_of_what_cannot_be_swept_are_refused(
 
 
 @pytest.mark.server
+def test_a_sweep_into_another_topic_than_the_reader_before_it_is_refused(
+    home: Home, play: Play
+) -> None:
+    home.create_topic("others", 3)
+    open_pump(home, Pumping(play.url(mode="fast"), "changes", "fast"), LocalWorkers())
+    wrong = Pumping(play.url(mode="sweep", of="fast"), "others", "sweep")
+    message = "goes to `topic:changes.*`, not to `topic:others.*`: give it the same target"
+    with pytest.raises(InvalidError, match=message):
+        open_pump(home, wrong, LocalWorkers())
+    with pytest.raises(InvalidError, match=message):
+        create_pipeline(home, "sweep", wrong.source, "topic:others")
+    with pytest.raises(NotFoundError):
+        find_pipeline(home, "sweep")
+    assert (
+        open_pump(home, dataclasses.replace(wrong, topic="changes"), LocalWorkers()).name == "sweep"
+    )
+
+
+@pytest.mark.server
 def test_a_log_that_keeps_its_rows_for_good_has_no_last_sweep(
     home: Home, cassandra_server: Cassandra
 ) -> None:
@@ -389,11 +459,15 @@ def test_three_shards_in_three_processes_and_one_of_them_dies(home: Home, play: 
     create_pipeline(home, "pump", play.url(groups=9), "topic:changes")
     fill(play, 4_000, 0, START_MS, 20)
     clock = at(10)
-    pumps = [start(home, "pump", clock, shard, 3, 40 if shard == 1 else 0) for shard in range(3)]
+    groups = opened_pipeline(home, "pump", clock).source.partitions()
+    shares = Counter(zlib.crc32(each.text.encode()) % 3 for each in groups)
+    ((dying, _),) = shares.most_common(1)  # three groups at least, as shares go by names
+    lasts = [40 if shard == dying else 0 for shard in range(3)]
+    pumps = [start(home, "pump", clock, shard, 3, last) for shard, last in enumerate(lasts)]
     try:
-        assert pumps[1].wait(60) == -signal.SIGKILL  # in the middle of its work
+        assert pumps[dying].wait(60) == -signal.SIGKILL  # in the middle of its work
         assert len(stored(home)) < 4_000
-        pumps[1] = start(home, "pump", clock, 1, 3)
+        pumps[dying] = start(home, "pump", clock, dying, 3)
         deadline = time.monotonic() + 90
         while len(stored(home)) < 4_000 and time.monotonic() < deadline:
             time.sleep(0.2)

@@ -77,7 +77,7 @@ def test_ranges_are_exact_over_many_runs(home: Home, source: TopicSource) -> Non
     for first in range(0, 50, 10):
         fill(home, 10, first)
     made = home.topic("orders").incarnation
-    assert source.bounds([ORDERS]) == {ORDERS: Bounds("0", "50", made)}
+    assert source.bounds([ORDERS]) == {ORDERS: Bounds("0", "50", made, is_dense=True)}
     for start, limit in ((0, 50), (0, 1), (9, 11), (10, 20), (13, 37), (49, 50), (50, 50), (0, 0)):
         assert read(source, start, limit) == expected(start, limit)
 
@@ -120,7 +120,7 @@ def test_a_trimmed_start_is_told(home: Home, source: TopicSource) -> None:
     fill(home, 20, 20)
     home.trim("orders", ToOffsets({0: 20}))
     made = home.topic("orders").incarnation
-    assert source.bounds([ORDERS]) == {ORDERS: Bounds("20", "40", made)}
+    assert source.bounds([ORDERS]) == {ORDERS: Bounds("20", "40", made, is_dense=True)}
     for call in (source.reader, lambda wanted: list(source.read(wanted))):
         with pytest.raises(NotFoundError, match="go on from 20") as caught:
             call(Range(ORDERS, "5", "40"))

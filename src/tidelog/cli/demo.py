@@ -16,7 +16,7 @@ import msgspec
 
 from tidelog.cli.driving import Watch, open_workers
 from tidelog.cli.output import Output, json_option
-from tidelog.errors import InternalError
+from tidelog.errors import InternalError, InvalidError
 from tidelog.home import Home, create_home
 from tidelog.model.archive import Archive, Making
 from tidelog.model.event import Event, to_iso
@@ -29,13 +29,20 @@ __all__ = ["demo"]
 _EVENTS = 100_000
 _FIRST_MS = 1_794_528_000_000  # 2026-11-13
 _HOURS = 72
+_MAX_AGE_MS = 10_000  # so that who goes on with `tidelog up` sees files come
 
 
 @click.command()
 @click.option("--clean", is_flag=True, help="Remove the demo's folder at the end.")
 @click.option("--no-spark", is_flag=True, help="Archive in this process, without Spark.")
+@click.option(
+    "--folder",
+    "given",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where its home is made. Default: a folder of its own.",
+)
 @json_option
-def demo(output: Output, clean: bool, no_spark: bool) -> None:
+def demo(output: Output, clean: bool, no_spark: bool, given: Path | None) -> None:
     """Show the main job: produce events, consume them, archive them with Spark, query the files.
 
     \b
@@ -43,12 +50,15 @@ def demo(output: Output, clean: bool, no_spark: bool) -> None:
       tidelog demo
       tidelog demo --clean
     """
+    if clean and given is not None:
+        raise InvalidError("demo: --clean and --folder: give one of them")
     with contextlib.ExitStack() as stack:
         if clean:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tidelog-demo-")))
+            made = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tidelog-demo-")))
         else:
-            folder = Path(tempfile.mkdtemp(prefix="tidelog-demo-"))
-        settings = load_settings(str(folder / "home"), {}, folder)
+            made = given or Path(tempfile.mkdtemp(prefix="tidelog-demo-"))
+        folder = given or made / "home"
+        settings = load_settings(str(folder), {}, made)
         home = stack.enter_context(create_home(settings)[0])
         output.title("1. A home: a folder for objects and a SQLite file for the catalog")
         output.record({"step": "home", "config": home.config})
@@ -57,7 +67,7 @@ def demo(output: Output, clean: bool, no_spark: bool) -> None:
         archive = _show_archive(home, output, no_spark)
         _show_query(home, output, archive)
         if not clean:
-            _show_next(output, folder / "home", home, archive)
+            _show_next(output, folder, home, archive)
 
 
 def _show_log(home: Home, output: Output) -> None:
@@ -124,6 +134,7 @@ def _show_archive(home: Home, output: Output, no_spark: bool) -> Archive:
         root="archives/hourly",
         created_ms=home.log.clock.now_ms(),
         makings={1: making},
+        max_age_ms=_MAX_AGE_MS,
     )
     archive = create_archive(home, wanted)
     clock = home.log.clock
@@ -164,6 +175,7 @@ def _show_next(output: Output, folder: Path, home: Home, archive: Archive) -> No
     output.say("  tidelog topic show orders")
     output.say("  tidelog consume orders --name me --max 3")
     output.say("  tidelog archive status hourly")
+    output.say("  tidelog up")
     output.say(f"  ls {_files(home, archive).partition('/**')[0]}")
     output.say("Then make one of your own: tidelog init, and README.md")
 

@@ -8,10 +8,12 @@ import sys
 import click
 
 from tidelog import __version__
+from tidelog.cli.amend import audit, delete, get, update
 from tidelog.cli.archive import archive
 from tidelog.cli.consume import consume
 from tidelog.cli.demo import demo
 from tidelog.cli.exit_codes import FAILED, INTERRUPTED, exit_code
+from tidelog.cli.follow import follow
 from tidelog.cli.home import home, init
 from tidelog.cli.load import load
 from tidelog.cli.output import print_error
@@ -19,9 +21,12 @@ from tidelog.cli.pipeline import pipeline
 from tidelog.cli.playback import playback
 from tidelog.cli.produce import produce
 from tidelog.cli.pump import pump
+from tidelog.cli.replay import journals, replay
 from tidelog.cli.serve import serve
 from tidelog.cli.token import token
 from tidelog.cli.topic import topic
+from tidelog.cli.traffic import sample_traffic
+from tidelog.cli.up import up
 from tidelog.cli.upkeep import lag, sweep, trim, verify
 from tidelog.errors import TidelogError
 
@@ -55,7 +60,8 @@ def cli(context: click.Context, home_text: str | None) -> None:
 
 for command in (
     *(init, home, topic, produce, consume, playback, pump, pipeline),
-    *(lag, trim, sweep, verify, archive, serve, token, load, demo),
+    *(get, update, delete, audit, replay, journals),
+    *(lag, trim, sweep, verify, archive, serve, token, load, demo, up, follow, sample_traffic),
 ):
     cli.add_command(command)
 

@@ -9,9 +9,11 @@ from typing import Any
 
 import click
 import msgspec
+from click.core import ParameterSource
 
 from tidelog.cli.interruption import Interruption
 from tidelog.cli.output import Output, json_option
+from tidelog.cli.tracing import traced_world
 from tidelog.errors import InvalidError
 from tidelog.home import Home, open_home
 from tidelog.model.address import parse_address
@@ -20,6 +22,7 @@ from tidelog.model.playback import Pin, PlaybackState, check_playback_name
 from tidelog.model.topic import Topic
 from tidelog.playback.asked import Asked, pin_asked, pinned_playback
 from tidelog.playback.named import NamedPlayback
+from tidelog.playback.names import KnownPlayback, forget_playback, list_playbacks
 from tidelog.playback.outlets import Outlet, Setting, check_outlet, open_outlet
 from tidelog.playback.pace import SlotCount, check_speed
 from tidelog.playback.run import How, Playback, Played, opened, run_named, run_playback
@@ -27,15 +30,16 @@ from tidelog.playback.windows import READERS
 
 __all__ = ["playback"]
 
+_COLUMNS = ("name", "topic", "start", "end", "sink", "events", "began", "state")  # of a list
+
 
 @click.command()
-@click.argument("topic")
+@click.argument("topic", required=False)
 @click.option("--start", metavar="T", help="From this time on: ISO 8601, or -2h.")
 @click.option("--end", metavar="T", help="Up to this time, which is not part of it; default: now.")
 @click.option(
     "--to",
     "sink",
-    required=True,
     metavar="SINK",
     help="topic:NAME, file:PATH (JSON lines, or .parquet), stdout:, http(s)://…, "
     "kafka://host/TOPIC, kinesis://STREAM, null:.",
@@ -54,25 +58,39 @@ __all__ = ["playback"]
     "--master", metavar="URL", default="local[*]", show_default=True, help="Spark master."
 )
 @click.option("--empty-slots", is_flag=True, help="Tell of slots without events too.")
+@click.option("--list", "listed", is_flag=True, help="List playbacks that have names, and end.")
+@click.option("--forget", metavar="NAME", help="Forget one that has a name, and end.")
 @json_option
 @click.pass_obj
-def playback(home_text: str | None, output: Output, /, topic: str, **given: Any) -> None:
+def playback(home_text: str | None, output: Output, /, **given: Any) -> None:
     """Play the events of a range of times to another place, in the order of their times.
 
     By default the last 15 minutes. What is appended after it began is not part of it. For each slot
     a line tells its first event's time and how many there were. Under a name it can be stopped, or
-    die, and go on: nothing is skipped, and nothing comes twice into a topic.
+    die, and go on: nothing is skipped, and nothing comes twice into a topic. A name stays taken
+    until it is forgotten; what was played stays where it is.
 
     \b
     Examples:
       tidelog playback orders --to topic:orders-again
       tidelog playback orders --start -2h --end -1h --to stdout: --speed 10
       tidelog playback orders --start 2026-11-01 --to kafka://host:9092/orders --resume november
+      tidelog playback --list
+      tidelog playback --forget november
     """
+    listed, forgotten, topic = given.pop("listed"), given.pop("forget"), given.pop("topic")
+    if listed or forgotten is not None:
+        _refuse_more(topic, given, both=listed and forgotten is not None)
+        with open_home(home_text) as home:
+            _names(home, output, forgotten)
+        return
+    for name, value in (("argument 'TOPIC'", topic), ("option '--to'", given["sink"])):
+        if value is None:
+            raise click.UsageError(f"Missing {name}.")
     options = _Options(**given)
     how = _Told(output, options)
     asked = Asked(topic, options.sink, options.start, options.end, options.as_of)
-    with open_home(home_text) as home, Interruption() as stop:
+    with open_home(home_text, world=traced_world()) as home, Interruption() as stop:
         running = _Running(home, asked, options, how, stop)
         played = running.parallel() if options.parallel else running.play()
         if played is None:
@@ -81,6 +99,40 @@ def playback(home_text: str | None, output: Output, /, topic: str, **given: Any)
         if not played.finished:
             how.say(running.how_to_go_on(played))
             sys.exit(stop.exit_code)
+
+
+def _names(home: Home, output: Output, forgotten: str | None) -> None:
+    """Forget a playback; else list all."""
+    if forgotten is None:
+        output.records(_COLUMNS, [_described(each) for each in list_playbacks(home.log)])
+    else:
+        forget_playback(home.log, forgotten)
+        output.record({"forgotten": forgotten})
+
+
+def _described(found: KnownPlayback) -> dict[str, object]:
+    pinned, state = found.pinned, found.state
+    now = "finished" if state.finished_ms else "playing" if found.is_played else "stopped"
+    return {
+        "name": found.name,
+        "topic": pinned.topic,
+        "start": to_iso(pinned.pin.range.start_ms),
+        "end": to_iso(pinned.pin.range.end_ms),
+        "sink": pinned.sink,
+        "events": state.number,
+        "began": to_iso(pinned.began_ms),
+        "state": now,
+    }
+
+
+def _refuse_more(topic: str | None, given: dict[str, Any], both: bool) -> None:
+    """``--list`` and ``--forget`` stand alone; what has a default may have been left out."""
+    context = click.get_current_context()
+    said = [
+        name for name in given if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    ]
+    if both or topic is not None or said:
+        raise InvalidError("playback: --list and --forget stand alone: leave out the rest")
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +274,7 @@ class _Running:
     def _resume(self, name: str, pool: ThreadPoolExecutor) -> Played | None:
         log = self._home.log
         topic, pinned = pinned_playback(log, name, self._asked, pool)
-        named = NamedPlayback(log, name)
+        named = NamedPlayback(log, name, pinned.generation)
         if not named.try_take():
             self._told.say(f"playback `{name}`: another process has it: waiting for its end")
             if not named.take(self._stop.is_set):
@@ -231,7 +283,7 @@ class _Running:
             self._told.finished(name, named.state)
             return None
         self._told.begins(topic, pinned.pin)
-        playback_id = f"{topic.incarnation}-{name}"
+        playback_id = f"{topic.incarnation}-{named.label}"
         setting = Setting.of(log, self._home.world.environ, playback_id, named)
         playback = self._playback(topic, pinned.pin, pool)
         return run_named(playback, named, lambda: self._open(setting))

@@ -8,6 +8,7 @@ import click
 
 from tidelog.cli.driving import Watch, shard_of, with_workers, worker_options
 from tidelog.cli.output import Output, json_option
+from tidelog.cli.tracing import traced_world
 from tidelog.codec.fields import FieldPaths
 from tidelog.home import open_home
 from tidelog.model.times import duration_ms
@@ -68,7 +69,8 @@ def pump(home_text: str | None, output: Output, /, source: str, topic: str, **gi
     )
     shard, shards = shard_of(given["shard"])
     wanted = Pumping(source, topic, given["name"], paths, given["transform"], given["partition"])
-    with open_home(home_text) as home, Watch(output, f"pump {topic}") as watch:
+    opened = open_home(home_text, world=traced_world())
+    with opened as home, Watch(output, f"pump {topic}") as watch:
         pipeline = with_workers(open_pump(home, wanted, LocalWorkers(), given["rate"]), given)
         how = Driving(
             follow=given["follow"],

@@ -12,6 +12,7 @@ import click
 from tidelog.cli.exit_codes import FAILED
 from tidelog.cli.output import Output, json_option
 from tidelog.cli.progress import progress_bar
+from tidelog.cli.proving import prove_and_tell
 from tidelog.errors import InvalidError
 from tidelog.home import Home, open_home
 from tidelog.log.trim import BeforeTime, KeepBytes, ToOffsets, TrimTo
@@ -126,18 +127,35 @@ def sweep(home_text: str | None, output: Output, grace: str) -> None:
 
 @click.command()
 @click.argument("topic", required=False)
+@click.option(
+    "--erased",
+    multiple=True,
+    metavar="ID",
+    help="Show that nothing of an event is left in any object; may be repeated.",
+)
+@click.option("--erased-key", metavar="K", help="The same for all events that had this key.")
 @json_option
 @click.pass_obj
-def verify(home_text: str | None, output: Output, topic: str | None) -> None:
+def verify(home_text: str | None, output: Output, /, topic: str | None, **given: Any) -> None:
     """Read every event of a topic, or of all, and hold rows, objects and checksums together.
 
-    Changes nothing. Ends with exit code 1 when something is damaged.
+    Changes nothing. Ends with exit code 1 when something is damaged. With --erased it searches all
+    objects that could hold an event instead: the topic's, those of archives that were made of it,
+    and what is staged; exit code 1 when something of it is left.
 
     \b
     Examples:
       tidelog verify
       tidelog verify orders --json
+      tidelog verify orders --erased order-17
     """
+    if given["erased"] or given["erased_key"] is not None:
+        if topic is None:
+            raise InvalidError("verify: --erased is of one topic: say which")
+        keys = [] if given["erased_key"] is None else [given["erased_key"].encode()]
+        with open_home(home_text) as home:
+            prove_and_tell(home, output, topic, given["erased"], keys)
+        return
     with open_home(home_text) as home:
         reports = [_verified(home, name) for name in _names(home, topic)]
     columns = ("topic", "partitions", "runs", "events", "bytes", "objects", "orphans", "errors")

@@ -8,10 +8,11 @@ batch is given to somebody.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import repeat
+from itertools import count, repeat
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -130,21 +131,27 @@ def stored_batch(table: pa.Table | pa.RecordBatch, now_ms: int) -> pa.Table:
     return stored
 
 
-def with_position(batch: pa.RecordBatch, topic: str, partition: int, base: int) -> pa.RecordBatch:
-    """The batch in event columns; its first row stands at offset ``base``."""
+def with_position(
+    batch: pa.RecordBatch, topic: str, partition: int, offsets: int | npt.NDArray[np.int64]
+) -> pa.RecordBatch:
+    """The batch in event columns; its rows stand at these offsets, or from one on."""
     rows = batch.num_rows
+    if isinstance(offsets, int):
+        offsets = np.arange(offsets, offsets + rows, dtype=np.int64)
     front = [
         pa.DictionaryArray.from_arrays(
             pa.array(np.zeros(rows, np.int8)), pa.array([topic])
         ).dictionary_decode(),
         pa.array(np.full(rows, partition, np.int32)),
-        pa.array(np.arange(base, base + rows, dtype=np.int64)),
+        pa.array(offsets),
     ]
     return pa.record_batch([*front, *batch.columns], schema=EVENT_SCHEMA)
 
 
-def events_of(batch: pa.RecordBatch, topic: str, partition: int, base: int) -> Iterator[Event]:
-    """The events of a stored batch, whose first stands at offset ``base``."""
+def events_of(
+    batch: pa.RecordBatch, topic: str, partition: int, offsets: int | npt.NDArray[np.int64]
+) -> Iterator[Event]:
+    """The events of a stored batch, which stand at these offsets, or from one on."""
     columns = {name: batch.column(name) for name in batch.schema.names}
     headers: Iterable[Any] = repeat(())
     if columns["headers"].null_count < batch.num_rows:
@@ -159,7 +166,7 @@ def events_of(batch: pa.RecordBatch, topic: str, partition: int, base: int) -> I
         headers,
         repeat(topic),
         repeat(partition),
-        range(base, base + batch.num_rows),
+        count(offsets) if isinstance(offsets, int) else offsets.tolist(),
     )
 
 

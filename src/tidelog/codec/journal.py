@@ -68,11 +68,13 @@ class EncodedJournal:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A row group: which offsets it holds, and where."""
+    """A row group: which offsets and times it holds, and where."""
 
     number: int
     first: int  # offset
     last: int
+    first_ms: int
+    last_ms: int
     rows: int
     byte_start: int
     byte_end: int
@@ -186,15 +188,17 @@ class JournalFile:
     def _group(self, number: int) -> Group:
         rows = self._meta.row_group(number)
         places = list(self._columns(number))
-        offsets = rows.column(0).statistics
-        if offsets is None or not offsets.has_min_max:
+        offsets, times = (rows.column(index).statistics for index in range(2))
+        if offsets is None or times is None or not (offsets.has_min_max and times.has_min_max):
             raise CorruptError(
-                f"{self._what}: a row group has no range of offsets: keep the object"
+                f"{self._what}: a row group has no range of offsets or times: keep the object"
             )
         return Group(
             number=number,
             first=offsets.min,
             last=offsets.max,
+            first_ms=times.min_raw,
+            last_ms=times.max_raw,
             rows=rows.num_rows,
             byte_start=min(start for _, start, _ in places),
             byte_end=max(end for *_, end in places),

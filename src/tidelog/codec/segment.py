@@ -21,11 +21,12 @@ from tidelog.errors import CorruptError, InternalError
 from tidelog.model.limits import BATCH_EVENTS_MAX
 from tidelog.model.run import Piece
 
-__all__ = ["Piece", "Segment", "encode_segment", "read_index", "read_piece"]
+__all__ = ["SCHEMA_RANGE", "Piece", "Segment", "encode_segment", "read_index", "read_piece"]
 
 _MAGIC_BYTES = 8  # "ARROW1" and padding, before the schema
 _SCHEMA = STORED_SCHEMA.serialize().to_pybytes()
 _FIRST_BATCH = _MAGIC_BYTES + len(_SCHEMA)
+SCHEMA_RANGE = (_MAGIC_BYTES, _FIRST_BATCH)  # what makes an Arrow stream of a piece, in front of it
 _ZSTD = pa.Codec("zstd", compression_level=1)
 _OPTIONS = pa.ipc.IpcWriteOptions(compression=_ZSTD)
 _SMALL_OPTIONS = pa.ipc.IpcWriteOptions(compression=_ZSTD, use_threads=False)

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import msgspec
 
@@ -38,6 +37,7 @@ from tidelog.errors import (
     UnknownOutcomeError,
 )
 from tidelog.log.base import Log
+from tidelog.log.sent import recent_batches, sent_batch
 from tidelog.log.topics import find_topic, read_head
 from tidelog.model import layout, limits
 from tidelog.model.run import Head, ProducerState, Run, SentBatch, decode_row, encode_row
@@ -64,6 +64,7 @@ class _Plan:
     changes: tuple[Change, ...]
     head_version: str
     head: Head
+    state_version: str | None
     state: ProducerState
     batch: SentBatch
     run: Run
@@ -127,6 +128,8 @@ class Appender:
         process has taken this producer's name, ``NotFoundError`` when the topic was deleted,
         ``AlreadyExistsError`` when another process has stored these sequences meanwhile.
         """
+        if expected_offset is not None:
+            self._heads.pop(piece.partition, None)  # others may have appended since it was read
         for delay_s in self._delays():
             head, head_version = self._head(piece.partition)
             if sequences is not None and sequences[0] <= self.last_sequence(piece.partition):
@@ -174,7 +177,7 @@ class Appender:
         """What one commit writes; pure but for the time and the id that mark it."""
         head, head_version = at
         state, state_version = self._state(piece.partition)
-        batch = _sent_batch(head.next, piece.count, sequences, state.last + 1)
+        batch = sent_batch(head.next, piece.count, sequences, state.last + 1)
         now_ms = self._log.clock.now_ms()
         run = Run(
             base=head.next,
@@ -192,7 +195,7 @@ class Appender:
         )
         new_head = msgspec.structs.replace(head, next=run.end)
         new_state = ProducerState(
-            self._epoch, batch.sequences()[-1], _recent(state.recent, batch), now_ms
+            self._epoch, batch.sequences()[-1], recent_batches(state.recent, batch), now_ms
         )
         level, starts = slots_of(piece.first_ms, piece.last_ms, self._topic.slot_ms)
         slot_id = self._log.ids.new()
@@ -210,7 +213,7 @@ class Appender:
             ),
             *slots,
         ]
-        return _Plan(tuple(changes), head_version, new_head, new_state, batch, run)
+        return _Plan(tuple(changes), head_version, new_head, state_version, new_state, batch, run)
 
     def _write(self, partition: int, plan: _Plan) -> bool:
         """Whether the plan became true; False when it never will, so that a new one is needed."""
@@ -241,20 +244,23 @@ class Appender:
         """After a lost reply: it landed, it never will, or None where it may be sent again."""
         self._forget(partition)
         head, head_version = self._head(partition)  # before the producer's row, on purpose
-        state, _ = self._state(partition)
+        state, state_version = self._state(partition)
         if state.offset_of(plan.batch.first) == plan.batch.base:
             return True
         self._check_fence(partition)
         if head_version != plan.head_version or head.closed:
+            if state_version is not None and state_version == plan.state_version:
+                return False  # it would have changed that row too
             return self._is_ours(partition, plan.run, head)
         return None
 
     def _is_ours(self, partition: int, run: Run, head: Head) -> bool:
         """Whether a run is there though the producer's row, perhaps swept as old, says nothing."""
-        if run.base < head.start:
+        if run.base < max(head.start, head.journaled):
+            how = "trimmed" if run.base < head.start else "compiled"
             raise UnknownOutcomeError(
                 f"partition `{self._topic.name}/{partition}`: what was appended at {run.base} was "
-                "trimmed before anybody could tell whether it was ours: read back what is left"
+                f"{how} before anybody could tell whether it was ours: read back what is there"
             )
         where = layout.topic_partition(self._topic.incarnation, partition)
         row = self._log.catalog.get(where, layout.run_row(run.base))
@@ -360,39 +366,3 @@ class Appender:
             self._log.random.uniform(0, min(0.2, 0.001 * 2 ** min(attempt, 8)))
             for attempt in range(limits.COMMIT_ATTEMPTS)
         )
-
-
-def _sent_batch(base: int, count: int, given: Sequence[int] | None, following: int) -> SentBatch:
-    if given is None:
-        return SentBatch(following, base, count)
-    if isinstance(given, range):
-        return SentBatch(given.start, base, count)
-    steps = tuple(after - before for before, after in pairwise(given))
-    if all(step == 1 for step in steps):
-        steps = ()
-    return SentBatch(given[0], base, count, steps)
-
-
-def _recent(batches: tuple[SentBatch, ...], new: SentBatch) -> tuple[SentBatch, ...]:
-    """The newest batches, as many as a row can hold."""
-    kept = list(reversed(_small(new)))
-    room = limits.PRODUCER_ROW_BYTES - _row_bytes(kept)
-    for batch in reversed(batches):
-        room -= _row_bytes([batch])
-        if len(kept) >= limits.PRODUCER_RECENT or room < 0:
-            break
-        kept.append(batch)
-    return tuple(reversed(kept))
-
-
-def _small(batch: SentBatch) -> list[SentBatch]:
-    """The batch; of one too large for a row only its first and its last sequence."""
-    if _row_bytes([batch]) <= limits.PRODUCER_ROW_BYTES:
-        return [batch]
-    last = batch.first + sum(batch.steps)
-    ends = [(batch.first, batch.base), (last, batch.base + batch.count - 1)]
-    return [SentBatch(sequence, offset, 1) for sequence, offset in ends]
-
-
-def _row_bytes(batches: list[SentBatch]) -> int:
-    return len(msgspec.msgpack.encode(batches))

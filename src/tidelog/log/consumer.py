@@ -111,7 +111,7 @@ class Consumer:
             try:
                 with self._lock:
                     self._membership.commit(partition, intake.position, intake.epoch)
-                intake.moved = False
+                intake.committed()
             except FencedError as exc:
                 self._intakes.pop(partition, None)
                 lost = exc
@@ -201,15 +201,15 @@ class Consumer:
             intake = self._intake_of(partition)
         read = 0
         try:
-            while read < max_events:
-                stretch = intake.take(max_events - read)
-                if stretch is None:
-                    break
+            while read < max_events and (stretch := intake.take(max_events - read)) is not None:
                 for event in stretch.events():
                     if handler is not None:
                         handler(event)
                     self._membership.commit(partition, (event.offset or 0) + 1, intake.epoch)
                     read += 1
+            held = self._membership.held.get(partition)
+            if held and held.lease.cursor != intake.position:
+                self._membership.commit(partition, intake.position, intake.epoch)  # over erased
         finally:
             self._intakes.pop(partition, None)
             held = self._membership.held.get(partition)
@@ -280,6 +280,7 @@ class Consumer:
         for step in range(len(held)):
             partition = held[(self._next + step) % len(held)]
             try:
+                self._intake_of(partition).refresh()
                 while room > 0 and (stretch := self._take(partition, room)) is not None:
                     found.append(stretch)
                     room -= stretch.batch.num_rows
@@ -325,7 +326,7 @@ class Consumer:
     def _is_ahead(self, partition: int) -> bool:
         held = self._membership.held.get(partition)
         intake = self._intakes.get(partition)
-        return bool(held and intake and intake.position != held.lease.cursor)
+        return bool(held and intake and intake.delivered != held.lease.cursor)
 
     def _release_excess(self) -> None:
         """Give back what is more than our share, where nothing is waiting for a commit."""

@@ -72,6 +72,8 @@ def run(consumer: Consumer, handler: Callable[[Any], object], how: Handling) -> 
         while not how.stop.is_set():
             events = consumer.poll(how.max_events, 0.05 if how.until_caught_up else 1.0)
             if not events:
+                with contextlib.suppress(FencedError):
+                    consumer.commit()  # what was erased is passed over
                 if how.until_caught_up and consumer.caught_up():
                     break
                 continue

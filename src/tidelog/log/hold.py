@@ -1,12 +1,22 @@
-"""Writing a row that says who holds something: settled here, whatever replies get lost."""
+"""Rows that say who holds something: writing one, whatever replies get lost, and heartbeats."""
 
 from __future__ import annotations
 
-from tidelog.catalog.base import ABSENT, Put
-from tidelog.errors import ConflictError, UnavailableError, UnknownOutcomeError
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from tidelog.catalog.base import ABSENT, Change, Put
+from tidelog.errors import (
+    ConflictError,
+    FencedError,
+    TidelogError,
+    UnavailableError,
+    UnknownOutcomeError,
+)
 from tidelog.log.base import Log
 
-__all__ = ["put_held"]
+__all__ = ["beating", "put_held", "write_held"]
 
 _ATTEMPTS = 20  # of one write whose replies get lost
 
@@ -14,24 +24,56 @@ _ATTEMPTS = 20  # of one write whose replies get lost
 def put_held(
     log: Log, where: str, row: str, value: bytes, version: str | None, what: str
 ) -> str | None:
+    """Write a row as :func:`write_held` does, by itself."""
+    return write_held(log, where, what, Put(row, value, version or ABSENT))
+
+
+def write_held(log: Log, where: str, what: str, held: Put, *others: Change) -> str | None:
     """Write a row by the version that we know; its new version, or None: somebody else was first.
 
     Only this write carries its id, so a row that has it is ours. ``UnavailableError`` when nobody
     can be asked.
     """
     write_id = log.ids.new()
-    change = Put(row, value, expect=version or ABSENT)
     for attempt in range(_ATTEMPTS):
         try:
-            log.catalog.write(where, change, write_id=write_id)
+            log.catalog.write(where, held, *others, write_id=write_id)
         except ConflictError:
             return None
         except UnknownOutcomeError:
-            found = log.catalog.get(where, row)
-            if found is None or found.version not in (version, write_id):
+            found = log.catalog.get(where, held.row)
+            if found is None or found.version not in (held.expect, write_id):
                 return None
             if found.version != write_id:
                 log.clock.sleep(0.01 * attempt)
                 continue
         return write_id
     raise UnavailableError(f"{what}: replies keep getting lost: try again")
+
+
+@contextmanager
+def beating(log: Log, beat: Callable[[], None]) -> Iterator[threading.Event]:
+    """Heartbeats in a thread of their own while the body runs; the event is set by ``FencedError``.
+
+    Another error is passed over: the next beat may come through, and if none does, whoever holds
+    the row is fenced at its next write.
+    """
+    lost, ended = threading.Event(), threading.Event()
+
+    def run() -> None:
+        while not ended.wait(log.settings.lease_ttl_ms / 3000):
+            try:
+                beat()
+            except FencedError:
+                lost.set()
+                return
+            except TidelogError:
+                continue
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield lost
+    finally:
+        ended.set()
+        thread.join()

@@ -15,35 +15,53 @@ class Intake:
     def __init__(self, reader: Reader, position: int, epoch: int) -> None:
         self.epoch = epoch  # of the lease under which it reads
         self.position = position  # the next offset to deliver
+        self.delivered = position  # the same, without what was passed over since as erased
         self.moved = False  # by a seek, so that a commit is due also when it went back
         self._reader = reader
-        self._coming: Iterator[Stretch] = iter(())
+        self._coming: Iterator[Stretch] | None = None
         self._stretch: Stretch | None = None
-        self._is_new = True
+
+    def refresh(self) -> None:
+        """Let go what was read ahead, if amendments were made since; for the start of a poll."""
+        if self._coming is not None and self._reader.is_amended():
+            self._coming, self._stretch = None, None
 
     def take(self, count: int) -> Stretch | None:
-        """Up to ``count`` events; None when there are none now. ``NotFoundError`` if trimmed."""
-        if self._is_new:
-            self._reader.check_start(self.position)
-            self._is_new = False
-        if self._stretch is None or self.position >= self._stretch.end:
-            self._stretch = next(self._coming, None)
+        """Up to ``count`` events; None when there are none now. ``NotFoundError`` if trimmed.
+
+        The position moves over what was erased, also where no event follows yet.
+        """
+        while True:
+            if self._stretch is None or self.position >= self._stretch.end:
+                self._stretch = self._next()
             if self._stretch is None:
-                self._coming = self._reader.stretches(self.position)
-                self._stretch = next(self._coming, None)
-        if self._stretch is None:
-            return None
-        part = self._stretch.slice(self.position, self.position + count)
-        self.position = part.end
-        return part
+                return None
+            part = self._stretch.slice(self.position, self._stretch.end).take(count)
+            self.position = part.end
+            if part.batch.num_rows:
+                self.delivered = part.end
+                return part
+
+    def committed(self) -> None:
+        """The cursor is where the position is."""
+        self.delivered, self.moved = self.position, False
 
     def seek(self, position: int) -> None:
         """Go on from here, forward or back; the next commit stores it."""
         self.rewind(position)
         self.moved = True
-        self._is_new = True
 
     def rewind(self, position: int) -> None:
         """Deliver again from here on; the cursor stays where it is."""
-        self.position = position
-        self._coming, self._stretch = iter(()), None
+        self.position = self.delivered = position
+        self._coming, self._stretch = None, None
+
+    def _next(self) -> Stretch | None:
+        """What follows in the page that is being read, or in a new one."""
+        found = None if self._coming is None else next(self._coming, None)
+        if found is None:
+            self._coming = self._reader.stretches(self.position)
+            found = next(self._coming, None)
+        if found is None:
+            self._coming = None
+        return found

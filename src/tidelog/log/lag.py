@@ -27,7 +27,7 @@ class Lag:
 
     @property
     def events(self) -> int:
-        """How many events are not handled yet."""
+        """How many events are not handled yet; those that were erased are counted too."""
         return self.end - (self.start if self.cursor is None else self.cursor)
 
 

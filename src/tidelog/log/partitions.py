@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from itertools import chain
 
 from tidelog.log.base import Log
+from tidelog.log.read import Reader
 from tidelog.log.topics import read_head
 from tidelog.model import layout
-from tidelog.model.run import Run, decode_row
+from tidelog.model.run import Head, Run, decode_row
 from tidelog.model.topic import Topic
 
 __all__ = ["PartitionState", "partition_states"]
@@ -21,14 +24,15 @@ class PartitionState:
     partition: int
     start: int  # the first offset that can be read
     next: int  # the offset that the next event gets
-    runs: int | None = None
+    runs: int | None = None  # journals included
     bytes: int | None = None  # in the store, after compression
     last_ms: int | None = None  # the latest event time
+    erased: int = 0  # offsets whose event is gone; 0 where runs were not counted
 
     @property
     def events(self) -> int:
-        """How many events can be read."""
-        return self.next - self.start
+        """How many events can be read; where runs were not counted, at most so many."""
+        return self.next - self.start - self.erased
 
 
 def partition_states(log: Log, topic: Topic, pool: Executor, runs: bool) -> list[PartitionState]:
@@ -47,13 +51,28 @@ def _head_only(log: Log, topic: Topic, partition: int) -> PartitionState:
 
 def _with_runs(log: Log, topic: Topic, partition: int) -> PartitionState:
     head, _ = read_head(log, topic, partition)
-    where = layout.topic_partition(topic.incarnation, partition)
-    count = size = 0
+    amendments = Reader(log, topic, partition).amendments(head.start, head.next)
+    count = size = erased = 0
     last_ms: int | None = None
-    for row in log.catalog.scan(where, "run/", layout.run_row(head.next)):
-        run = decode_row(row.value, Run, f"row `{row.row}` of `{topic.name}/{partition}`")
-        if run.end > head.start:
-            count += 1
-            size += run.byte_end - run.byte_start
+    for run in _runs(log, topic, partition, head):
+        count += 1
+        size += run.byte_end - run.byte_start
+        erased += min(run.count - run.events, run.end - head.start)
+        erased += sum(row.kind == "delete" for row in amendments.of_run(run).rows)
+        if run.events:
             last_ms = run.last_ms if last_ms is None else max(last_ms, run.last_ms)
-    return PartitionState(partition, head.start, head.next, count, size, last_ms)
+    return PartitionState(partition, head.start, head.next, count, size, last_ms, erased)
+
+
+def _runs(log: Log, topic: Topic, partition: int, head: Head) -> Iterator[Run]:
+    """Journals and runs from the start on; what is compiled meanwhile counts once at most."""
+    where = layout.topic_partition(topic.incarnation, partition)
+    first, last = layout.run_row(head.journaled), layout.run_row(head.next)
+    at = head.start
+    for row in chain(
+        log.catalog.scan(where, "journal/", "journal0"), log.catalog.scan(where, first, last)
+    ):
+        run = decode_row(row.value, Run, f"row `{row.row}` of `{topic.name}/{partition}`")
+        if run.end > at:
+            yield run
+            at = run.end

@@ -1,68 +1,111 @@
-"""Reading a partition: runs from the catalog, bytes from the store, checked and in order.
+"""Reading a partition: rows from the catalog, bytes from the store, checked and in order.
 
-The rows of a partition tile: whoever meets a gap between them, a page that went stale, or an object
-that a sweep has removed, reads the catalog again from where it stands. Offsets below the start have
-been trimmed, and that is told, never passed over.
+Journals hold what is below the head's ``journaled``, runs what follows; both tile. Whoever meets a
+gap between them, a page that went stale, or an object that a sweep has removed, reads the catalog
+again from where it stands. Offsets below the start have been trimmed, and that is told, never
+passed over.
+
+A page is read in this order: the head, the amendments that it tells of, the head again if there
+were any, and the rows last. An amendment's row goes when a journal has it; so whoever does not find
+the one finds the other, and never an old run that the journal has taken the place of.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
-from concurrent.futures import Executor, Future
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 
 import pyarrow as pa
 
 from tidelog.codec.events import events_of, with_position
-from tidelog.codec.segment import read_piece
 from tidelog.errors import CorruptError, NotFoundError
+from tidelog.log.amended import NO_AMENDMENTS, Amendments, are_pending, joined, pending
 from tidelog.log.base import Log
+from tidelog.log.contents import Cut, describe_run, fetch_run, in_turn, read_run
+from tidelog.log.rows import Offsets, Rows
 from tidelog.log.topics import read_head
 from tidelog.model import layout
 from tidelog.model.event import Event
-from tidelog.model.run import Run, decode_row
+from tidelog.model.run import Head, Run, decode_row
 from tidelog.model.topic import Topic
 
-__all__ = ["Reader", "Stretch", "find_offset"]
+__all__ = ["Plan", "Reader", "Stretch", "find_offset"]
 
-_RUNS_AT_ONCE = 200  # run rows read in one scan
-_AHEAD = 4  # objects fetched before they are asked for
+_RUNS_AT_ONCE = 200  # rows read in one scan
+_AHEAD = 3  # objects fetched before they are asked for
 _REREADS = 5  # of a catalog that shows a gap, before it is called damaged
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Stretch:
-    """Some consecutive events of a partition, as Arrow, and where they begin."""
+    """All events of some consecutive offsets of a partition; none where all were erased."""
 
     topic: str
     partition: int
-    base: int
-    batch: pa.RecordBatch
+    rows: Rows
+
+    @property
+    def base(self) -> int:
+        """The first offset that it stands for."""
+        return self.rows.base
 
     @property
     def end(self) -> int:
-        """The offset after the last of them."""
-        return self.base + int(self.batch.num_rows)
+        """The offset after the last that it stands for."""
+        return self.rows.end
+
+    @property
+    def batch(self) -> pa.RecordBatch:
+        """The events in stored columns."""
+        return self.rows.batch
+
+    @property
+    def offsets(self) -> Offsets:
+        """The offset of each event."""
+        return self.rows.offsets
 
     def events(self) -> Iterator[Event]:
         """Each of them."""
-        return events_of(self.batch, self.topic, self.partition, self.base)
+        return events_of(self.batch, self.topic, self.partition, self._places())
 
     def arrow(self) -> pa.RecordBatch:
         """All of them, in event columns."""
-        return with_position(self.batch, self.topic, self.partition, self.base)
+        return with_position(self.batch, self.topic, self.partition, self._places())
 
     def slice(self, start: int, end: int) -> Stretch:
         """Those of ``[start, end)``, as far as they are here."""
-        first = max(0, start - self.base)
-        rows = max(0, min(end, self.end) - self.base - first)
-        part = self.batch.slice(first, rows)
-        return Stretch(self.topic, self.partition, self.base + first, part)
+        return Stretch(self.topic, self.partition, self.rows.slice(start, end))
+
+    def take(self, count: int) -> Stretch:
+        """So many of the first events, or all where there are no more."""
+        return Stretch(self.topic, self.partition, self.rows.take(count))
+
+    def _places(self) -> int | Offsets:
+        return self.base if self.rows.places is None else self.rows.places
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """All that is needed to read ``[start, end)`` from the store alone."""
+
+    runs: tuple[Run, ...]  # the last may end before ``end``, where the partition does
+    amendments: Amendments
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Page:
+    head: Head  # before anything else was read
+    runs: Sequence[Run] = ()
+    amendments: Amendments = NO_AMENDMENTS
 
 
 class Reader:
-    """Reads one partition of one topic; with a pool it fetches ahead, without it has no threads."""
+    """Reads one partition of one topic; with a pool it fetches ahead.
+
+    Without one it has threads only while the large new values of amended events are fetched.
+    """
 
     def __init__(
         self, log: Log, topic: Topic, partition: int, pool: Executor | None = None
@@ -73,47 +116,59 @@ class Reader:
         self._partition = partition
         self._pool = pool
         self._where = layout.topic_partition(topic.incarnation, partition)
+        self._seen = -1  # the newest amendment when a page was last read
 
     def stretches(self, start: int, end: int | None = None) -> Iterator[Stretch]:
-        """The events of ``[start, end)`` that are there now, or up to the end that is there now."""
-        at = start
+        """The events of ``[start, end)`` that are there now, or up to the end that is there now.
+
+        The stretches tile. Amendments are seen that were made before its page was read.
+        """
+        at, losses = start, 0
         while end is None or at < end:
-            runs = self.runs(at)
-            if not runs:
+            page = self._page(at, end)
+            if not page.runs:
                 return
-            if end is not None:
-                runs = [run for run in runs if run.base < end]
-            before = at
-            for stretch in self._fetch(runs):
-                part = stretch.slice(at, stretch.end if end is None else end)
-                at = part.end
-                if part.batch.num_rows:
-                    yield part
-            if at == before:
-                return
+            try:
+                for stretch in self._read(page, at, end):
+                    at, losses = stretch.end, 0
+                    yield stretch
+            except NotFoundError as exc:
+                losses += 1
+                self._check_lost(page, at, exc, losses)
 
     def runs(self, offset: int) -> list[Run]:
-        """The runs that hold ``offset`` and what follows, without a gap; none at the end.
+        """The journals or runs that hold ``offset`` and what follows, without a gap.
 
-        ``NotFoundError`` for an offset that was trimmed.
+        None at the end. ``NotFoundError`` for an offset that was trimmed.
         """
-        for attempt in range(_REREADS):
-            rows = self._scan_runs(offset)
-            if rows and rows[0].base == offset:
-                return _contiguous(rows)
-            holder = self._holder(offset)
-            if holder is not None:
-                return _contiguous([holder, *rows])
-            head, _ = read_head(self._log, self._topic, self._partition)
-            if offset < head.start:
-                raise self._trimmed(offset, head.start)
-            if offset >= head.next:
-                return []
-            self._log.clock.sleep(0.01 * 2**attempt)
-        raise CorruptError(
-            f"partition `{self._topic.name}/{self._partition}`: no run holds offset {offset}, but "
-            f"it runs from {head.start} to {head.next}: keep the catalog, and run `tidelog verify`"
-        )
+        return self._look(offset)
+
+    def amendments(self, start: int, end: int) -> Amendments:
+        """All that are pending of ``[start, end)``; to be read before the runs are."""
+        head, _ = read_head(self._log, self._topic, self._partition)
+        found = [pending(self._log, self._topic, self._partition, head, start, end)]
+        while (known := found[-1].end) is not None and known < end:
+            found.append(pending(self._log, self._topic, self._partition, head, known, end))
+        return joined(found)
+
+    def plan(self, start: int, end: int) -> Plan:
+        """What is needed to read ``[start, end)`` elsewhere, as it is now.
+
+        ``NotFoundError`` where it was trimmed.
+        """
+        amendments = self.amendments(start, end)
+        runs: list[Run] = []
+        while (at := runs[-1].end if runs else start) < end:
+            more = [run for run in self.runs(at) if run.base < end]
+            if not more:
+                break
+            runs += more
+        return Plan(tuple(runs), amendments)
+
+    def is_amended(self) -> bool:
+        """Whether an amendment was made since the last page was read."""
+        head, _ = read_head(self._log, self._topic, self._partition)
+        return head.amendments != self._seen
 
     def check_start(self, offset: int) -> None:
         """Refuse an offset that was trimmed."""
@@ -121,57 +176,76 @@ class Reader:
         if offset < head.start:
             raise self._trimmed(offset, head.start)
 
-    def _scan_runs(self, offset: int) -> list[Run]:
-        rows = self._log.catalog.scan(self._where, layout.run_row(offset), "run0", _RUNS_AT_ONCE)
+    def _page(self, offset: int, end: int | None) -> _Page:
+        head, _ = read_head(self._log, self._topic, self._partition)
+        self._seen = head.amendments
+        if not are_pending(head, offset, end):
+            return _Page(head, self._look(offset, head))
+        found = pending(self._log, self._topic, self._partition, head, offset, end)
+        return _Page(head, self._look(offset), found)
+
+    def _look(self, offset: int, head: Head | None = None) -> list[Run]:
+        """The rows of an offset and what follows; the head, if given, was read just before."""
+        for attempt in range(_REREADS):
+            if head is None:
+                head, _ = read_head(self._log, self._topic, self._partition)
+            if offset < head.start:
+                raise self._trimmed(offset, head.start)
+            if offset >= head.next:
+                return []
+            row = layout.journal_row if offset < head.journaled else layout.run_row
+            runs = self._rows(row(offset))
+            if not runs or runs[0].base != offset:
+                runs = [*self._holder(row(offset), offset), *runs]
+            if runs and runs[0].base <= offset:
+                return _contiguous(runs)
+            head = None
+            self._log.clock.sleep(0.01 * 2**attempt)
+        raise CorruptError(
+            f"partition `{self._topic.name}/{self._partition}`: no run holds offset {offset}, but "
+            "it lies between its start and its end: keep the catalog, and run `tidelog verify`"
+        )
+
+    def _rows(self, first: str) -> list[Run]:
+        last = first.partition("/")[0] + "0"
+        rows = self._log.catalog.scan(self._where, first, last, _RUNS_AT_ONCE)
         return [self._decode(row.value) for row in rows]
 
-    def _holder(self, offset: int) -> Run | None:
-        """The run that begins before an offset and ends after it."""
-        rows = self._log.catalog.scan(self._where, "run/", layout.run_row(offset), 1, reverse=True)
-        for row in rows:
-            run = self._decode(row.value)
-            return run if run.end > offset else None
-        return None
+    def _holder(self, last: str, offset: int) -> list[Run]:
+        """The run or journal that begins before an offset and ends after it, if there is one."""
+        first = last.partition("/")[0] + "/"
+        rows = self._log.catalog.scan(self._where, first, last, 1, reverse=True)
+        return [run for run in (self._decode(row.value) for row in rows) if run.end > offset]
 
     def _decode(self, value: bytes) -> Run:
         return decode_row(value, Run, f"a run of `{self._topic.name}/{self._partition}`")
 
-    def _fetch(self, runs: list[Run]) -> Iterator[Stretch]:
-        if self._pool is None:
-            for run in runs:
-                yield from self._stretches_of(run, self._read(run))
+    def _read(self, page: _Page, start: int, end: int | None) -> Iterator[Stretch]:
+        """The events of a page, as far as its amendments are known."""
+        name, number, store = self._topic.name, self._partition, self._log.store
+        known = page.amendments.end
+        end = known if end is None or (known is not None and known < end) else end
+        cut = Cut(start, end, pool=self._pool)
+        runs = [run for run in page.runs if end is None or run.base < end]
+        for run, data in in_turn(self._pool, partial(fetch_run, store), runs, _AHEAD):
+            what = describe_run(name, number, run)
+            for rows in read_run(store, run, what, cut, page.amendments, data):
+                yield Stretch(name, number, rows)
+
+    def _check_lost(self, page: _Page, at: int, error: NotFoundError, losses: int) -> None:
+        """Whether an object could go, since the catalog has changed; raises if not."""
+        head, _ = read_head(self._log, self._topic, self._partition)
+        if at < head.start:
+            raise self._trimmed(at, head.start) from error
+        before = page.head.compiled, page.head.amendments
+        if (head.compiled, head.amendments) != before and losses < _REREADS:
             return
-        waiting: deque[tuple[Run, Future[bytes]]] = deque()
-        todo = deque(runs)
-        while todo or waiting:
-            while todo and len(waiting) < _AHEAD:
-                run = todo.popleft()
-                waiting.append((run, self._pool.submit(self._read, run)))
-            run, coming = waiting.popleft()
-            yield from self._stretches_of(run, coming.result())
-
-    def _read(self, run: Run) -> bytes:
-        try:
-            return self._log.store.get(run.object, run.byte_start, run.byte_end)
-        except NotFoundError as exc:
-            head, _ = read_head(self._log, self._topic, self._partition)
-            if run.end <= head.start:
-                raise self._trimmed(run.base, head.start) from exc
-            raise CorruptError(
-                f"object `{run.object}`: is gone, but partition "
-                f"`{self._topic.name}/{self._partition}` has its offsets {run.base} to {run.end} "
-                "there: restore it from a copy, and run `tidelog verify`"
-            ) from exc
-
-    def _stretches_of(self, run: Run, data: bytes) -> Iterator[Stretch]:
-        what = (
-            f"object `{run.object}`, bytes {run.byte_start} to {run.byte_end}, partition "
-            f"`{self._topic.name}/{self._partition}`, offsets {run.base} to {run.end}"
-        )
-        base = run.base
-        for batch in read_piece(data, run.crc, run.count, what):
-            yield Stretch(self._topic.name, self._partition, base, batch)
-            base += batch.num_rows
+        key = error.context.get("key")
+        where = next((f" {run.base} to {run.end}" for run in page.runs if run.object == key), "")
+        raise CorruptError(
+            f"object `{key}`: is gone, but partition `{self._topic.name}/{self._partition}` has "
+            f"its offsets{where} there: restore it from a copy, and run `tidelog verify`"
+        ) from error
 
     def _trimmed(self, offset: int, start: int) -> NotFoundError:
         return NotFoundError(
@@ -187,19 +261,18 @@ def find_offset(log: Log, topic: Topic, partition: int, timestamp_ms: int) -> in
 
     Events before it are all older; some after it may be older too, where times are out of order.
     """
-    where = layout.topic_partition(topic.incarnation, partition)
     head, _ = read_head(log, topic, partition)
-    what = f"a run of `{topic.name}/{partition}`"
     reader = Reader(log, topic, partition)
-    for row in log.catalog.scan(where, "run/", "run0"):
-        run = decode_row(row.value, Run, what)
-        if run.last_ms < timestamp_ms or run.end <= head.start:
-            continue
-        for stretch in reader.stretches(max(run.base, head.start), run.end):
-            times = stretch.batch.column("timestamp").cast(pa.int64()).to_numpy()
-            found = (times >= timestamp_ms).nonzero()[0]
-            if len(found):
-                return stretch.base + int(found[0])
+    at = head.start
+    while at < head.next and (runs := reader.runs(at)):
+        for run in runs:
+            if run.last_ms >= timestamp_ms:
+                for stretch in reader.stretches(at, run.end):
+                    times = stretch.batch.column("timestamp").cast(pa.int64()).to_numpy()
+                    found = (times >= timestamp_ms).nonzero()[0]
+                    if len(found):
+                        return int(stretch.offsets[found[0]])
+            at = run.end
     return head.next
 
 

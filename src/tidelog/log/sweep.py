@@ -3,41 +3,52 @@
 For each topic that is ready:
 
 1. its segment generation is raised in the registry row, by a conditional write: from here on
-   segments are uploaded under the new one
-2. the floor is raised to that generation in every ``head``, by conditional writes: a commit that
-   was under way fails, and no segment of an older generation can be committed any more
-3. all references are read: every run row of every partition; a row of an unknown kind, or one that
-   does not decode, makes the sweep refuse this topic
-4. rows that trims left behind are deleted
-5. segments below the floor that no row names are deleted, if they are older than the grace
-6. rows of unnamed producers that were not seen for a week are deleted
+   segments and the values of updates are uploaded under the new one
+2. the floor is raised to that generation in every ``head``, by conditional writes: a commit or an
+   amendment that was under way fails, and nothing of an older generation can be committed any more
+3. the epoch of every ``compile`` row that somebody holds is raised, by a conditional write: a swap
+   that was under way fails, and no journal of a lower epoch can take its place any more
+4. all references are read: every row of runs, journals and amendments of every partition; runs
+   below the head's ``journaled`` do not count; a row of an unknown kind, or one that does not
+   decode, makes the sweep refuse this topic
+5. rows that trims and compiles left behind are deleted (``leftovers``)
+6. amendments that the journal of their offset has, and that are older than the grace, are deleted,
+   by their versions; then the head says where some are left
+7. objects that no row names are deleted, if they are older than the grace: segments and values of
+   updates below the floor, journals below the epoch of their partition
+8. rows of unnamed producers that were not seen for a week are deleted
 
 Then, for topics that are no more:
 
-7. the incarnations that have objects are listed
-8. the registry is read, after that: objects appear only once a topic is ready, so an incarnation
-   that has objects and no row was deleted, and its heads are closed for good
-9. its objects are deleted, if they are older than the grace
+9. the incarnations that have objects are listed
+10. the registry is read, after that: objects appear only once a topic is ready, so an incarnation
+    that has objects and no row was deleted, and its heads are closed for good
+11. its objects are deleted, if they are older than the grace
 
 | dies after | what is on disk                          | who repairs it                          |
 |------------|------------------------------------------|-----------------------------------------|
 | 1          | a new generation; all else as it was     | nobody needs to                         |
 | 2, partly  | some heads refuse older segments         | producers upload anew where they must   |
-| 2, 3       | the same in every head                   | the same                                |
-| 4, 5, 6    | fewer rows, fewer objects                | the next sweep goes on                  |
-| 7, 8, 9    | the same                                 | the next sweep goes on                  |
+| 3, partly  | some compilers lost their row            | they take it anew, and go on            |
+| 4          | the same in every head                   | the same                                |
+| 5 to 8     | fewer rows, fewer objects                | the next sweep goes on                  |
+| 6, partly  | a head that names too many amendments    | the next sweep; readers find none there |
+| 9, 10, 11  | fewer objects                            | the next sweep goes on                  |
 
 Why nothing is lost: a run of an old generation was committed before its head's floor was raised,
-and then step 3 sees its row, or its commit expects a version of the head that never comes again.
-This holds however long a producer stalls and however many sweeps run at once, whatever the clocks
-say; the grace only spares objects that somebody may still look for. A floor is at most the
-generation in the registry, since step 1 goes before step 2.
+and then step 4 sees its row, or its commit expects a version of the head that never comes again.
+The same holds for amendments, and for journals by the ``compile`` row, which every swap expects. A
+run that a swap replaces after step 2 is still counted. This holds however long a producer stalls
+and however many sweeps run at once, whatever the clocks say; the grace only spares objects that
+somebody may still look for. A floor is at most the generation in the registry, since step 1 goes
+before step 2. An amendment goes only when a journal that has it is there, and readers read
+amendments before rows, so they never see an older state.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -53,10 +64,17 @@ from tidelog.errors import (
     UnknownOutcomeError,
 )
 from tidelog.log.base import Log
+from tidelog.log.heads import RACE, raise_head
+from tidelog.log.leftovers import (
+    narrow_amended,
+    remove_amendments,
+    remove_shadowed,
+    remove_trimmed,
+)
+from tidelog.log.references import References, UnknownRowError, read_references
 from tidelog.log.topics import list_topics
-from tidelog.log.trim import RACE, raise_head, remove_trimmed
 from tidelog.model import layout
-from tidelog.model.run import Head, ProducerState, Run, decode_row, encode_row
+from tidelog.model.run import CompileLease, Head, decode_row, encode_row
 from tidelog.model.topic import Topic
 from tidelog.store.base import ObjectInfo
 
@@ -66,17 +84,6 @@ PRODUCER_EXPIRES_MS = 7 * 24 * 3600 * 1000  # an unnamed producer that was silen
 _DELETES_AT_ONCE = 1_000  # objects; what S3 takes in one request
 _TOPICS = "topics/"
 _INCARNATION = re.compile(r"[0-9a-f]{32}")
-# Whether rows of a kind name segments. What a sink has staged is its own, and no sweep looks there.
-_REFERRING = {
-    "amend": False,
-    "compile": False,
-    "head": False,
-    "journal": False,
-    "producer": False,
-    "run": True,
-    "sink": False,
-    "slot": False,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +103,9 @@ class SweepReport:
     objects_deleted: int = 0
     bytes_deleted: int = 0
     objects_young: int = 0  # would have been deleted but for the grace
-    runs_removed: int = 0  # rows that trims had left behind
+    runs_removed: int = 0  # rows that trims and compiles had left behind
     producers_removed: int = 0  # rows of unnamed producers
+    amendments_removed: int = 0  # rows of those that a journal has
     refused: tuple[Refused, ...] = ()
 
 
@@ -112,24 +120,12 @@ class _Tally:
     objects_young: int = 0
     runs_removed: int = 0
     producers_removed: int = 0
+    amendments_removed: int = 0
     refused: list[Refused] = field(default_factory=list)
 
     def report(self) -> SweepReport:
         values = {name: getattr(self, name) for name in self.__slots__}
         return SweepReport(**values | {"refused": tuple(self.refused)})
-
-
-@dataclass(slots=True)
-class _Rows:
-    """What the rows of a topic say."""
-
-    objects: set[str] = field(default_factory=set)  # that a run names
-    starts: dict[int, int] = field(default_factory=dict)  # of partitions with rows below them
-    expired: list[tuple[int, Row]] = field(default_factory=list)  # producers, by partition
-
-
-class _UnknownRowError(InvalidError):
-    """A row whose references nobody here can tell."""
 
 
 def sweep_home(log: Log, grace_ms: int) -> SweepReport:
@@ -146,7 +142,7 @@ def sweep_home(log: Log, grace_ms: int) -> SweepReport:
             _sweep_topic(log, name, grace_ms, tally)
         except NotFoundError:
             continue  # deleted meanwhile; what it left is found by its incarnation
-        except (CorruptError, _UnknownRowError) as exc:
+        except (CorruptError, UnknownRowError) as exc:
             tally.refused.append(Refused(name, exc))
     _sweep_deleted(log, grace_ms, tally)
     return tally.report()
@@ -157,22 +153,41 @@ def _sweep_topic(log: Log, name: str, grace_ms: int, tally: _Tally) -> None:
     if topic is None:
         return
     floor = topic.generation
-    heads = {p: _raise_floor(log, topic, p, floor) for p in range(topic.partitions)}
-    rows = _Rows()
-    for partition, head in heads.items():
-        _read_rows(log, topic, partition, head, rows)
-    for partition, start in rows.starts.items():
-        tally.runs_removed += remove_trimmed(log, topic, partition, start).runs
-    segments = _seen(log, layout.segments(topic.incarnation), tally)
-    garbage = (
-        info
-        for info in segments
-        if _generation(info.key, floor) < floor and info.key not in rows.objects
-    )
-    _delete_old(log, garbage, grace_ms, tally)
-    for partition, row in rows.expired:
-        tally.producers_removed += _remove_producer(log, topic, partition, row)
+    partitions = range(topic.partitions)
+    heads = [_raise_floor(log, topic, partition, floor) for partition in partitions]
+    epochs = [_raise_epoch(log, topic, partition) for partition in partitions]
+    references = [
+        read_references(log, topic, partition, head, PRODUCER_EXPIRES_MS)
+        for partition, head in enumerate(heads)
+    ]
+    for partition, (head, found) in enumerate(zip(heads, references, strict=True)):
+        if found.has_leftovers:
+            tally.runs_removed += remove_shadowed(log, topic, partition, head).runs
+            tally.runs_removed += remove_trimmed(log, topic, partition, head).runs
+        if head.amended is not None:
+            _remove_applied(log, topic, partition, found, grace_ms, tally)
+    needed = set().union(*(found.objects for found in references))
+    _delete_old(log, _garbage(log, topic, epochs, needed, tally), grace_ms, tally)
+    for partition, found in enumerate(references):
+        for row in found.producers:
+            tally.producers_removed += _remove_producer(log, topic, partition, row)
     tally.topics += 1
+
+
+def _garbage(
+    log: Log, topic: Topic, epochs: Sequence[int], needed: set[str], tally: _Tally
+) -> Iterator[ObjectInfo]:
+    """Step 7: what no row names, and no row can come to name."""
+    for folder in (layout.segments, layout.amendments):
+        for info in _seen(log, folder(topic.incarnation), tally):
+            if (
+                info.key not in needed
+                and _generation(info.key, topic.generation) < topic.generation
+            ):
+                yield info
+    for info in _seen(log, layout.journals(topic.incarnation), tally):
+        if info.key not in needed and _is_below(info.key, epochs):
+            yield info
 
 
 def _raise_generation(log: Log, name: str) -> Topic | None:
@@ -216,47 +231,60 @@ def _raise_floor(log: Log, topic: Topic, partition: int, floor: int) -> Head:
     return raise_head(log, topic, partition, raised)[1]
 
 
-def _read_rows(log: Log, topic: Topic, partition: int, head: Head, rows: _Rows) -> None:
-    """Step 3, for one partition. Slot rows are passed over: there are many, and they name none."""
+def _raise_epoch(log: Log, topic: Topic, partition: int) -> int:
+    """Step 3, for one partition: an epoch below which no journal can take its place any more.
+
+    Where nobody compiles, nothing is written: the next one takes a higher epoch.
+    """
     where = layout.topic_partition(topic.incarnation, partition)
+    before: CompileLease | None = None
+    for delay_s in RACE.delays_s(log.random):
+        row = log.catalog.get(where, layout.COMPILE_ROW)
+        if row is None:
+            return 0
+        lease = decode_row(row.value, CompileLease, f"compile row of `{topic.name}/{partition}`")
+        if not lease.owner:
+            return lease.epoch + 1
+        if before is not None and lease.epoch > before.epoch:
+            return lease.epoch
+        before = lease
+        free = Put(row.row, encode_row(CompileLease("", lease.epoch + 1)), expect=row.version)
+        try:
+            log.catalog.write(where, free, write_id=log.ids.new())
+        except (ConflictError, UnknownOutcomeError):
+            log.clock.sleep(delay_s)
+        else:
+            return lease.epoch + 1
+    raise UnavailableError(f"topic `{topic.name}`: too many writers at once: sweep again")
+
+
+def _remove_applied(
+    log: Log, topic: Topic, partition: int, found: References, grace_ms: int, tally: _Tally
+) -> None:
+    """Step 6, for one partition; the values of amendments that went are needed no more."""
     now_ms = log.clock.now_ms()
-    for part in (("", "slot/"), ("slot0", None)):
-        for row in log.catalog.scan(where, *part):
-            what = f"row `{row.row}` of `{topic.name}/{partition}`"
-            if _refers(row, what):
-                run = decode_row(row.value, Run, what)
-                if run.end > head.start:
-                    rows.objects.add(run.object)
-                else:
-                    rows.starts[partition] = head.start
-            elif now_ms - _seen_ms(row, what, now_ms) > PRODUCER_EXPIRES_MS:
-                rows.expired.append((partition, row))
-
-
-def _refers(row: Row, what: str) -> bool:
-    """Whether a row of this kind names an object; refused when nobody here can tell."""
-    kind = row.row.partition("/")[0]
-    if kind not in _REFERRING or kind not in layout.TOPIC_ROW_KINDS:
-        raise _UnknownRowError(
-            f"{what}: is of a kind that this version does not know, so it cannot tell what is "
-            "referred to: sweep with the version that wrote it"
-        )
-    return _REFERRING[kind]
-
-
-def _seen_ms(row: Row, what: str, otherwise_ms: int) -> int:
-    """When an unnamed producer last wrote its row; other rows do not expire."""
-    if not row.row.startswith(layout.producer_row("~")):
-        return otherwise_ms
-    return decode_row(row.value, ProducerState, what).seen_ms
+    old = [each for each in found.applied if now_ms - each.at_ms >= grace_ms]
+    gone = remove_amendments(log, topic, partition, [(each.row, each.version) for each in old])
+    tally.amendments_removed += len(gone)
+    found.objects -= {each.object for each in old if each.object and each.row in gone}
+    narrow_amended(log, topic, partition)
 
 
 def _generation(key: str, unknown: int) -> int:
-    """The generation of a segment; ``unknown`` for a name that is not ours."""
+    """The generation of a segment or a value; ``unknown`` for a name that is not ours."""
     try:
         return layout.segment_generation(key)
     except ValueError:
         return unknown
+
+
+def _is_below(key: str, epochs: Sequence[int]) -> bool:
+    """Whether a journal's epoch is over; False for a name that is not ours."""
+    try:
+        partition, epoch = layout.journal_place(key)
+    except ValueError:
+        return False
+    return 0 <= partition < len(epochs) and epoch < epochs[partition]
 
 
 def _seen(log: Log, prefix: str, tally: _Tally) -> Iterator[ObjectInfo]:
@@ -266,7 +294,7 @@ def _seen(log: Log, prefix: str, tally: _Tally) -> Iterator[ObjectInfo]:
 
 
 def _delete_old(log: Log, garbage: Iterable[ObjectInfo], grace_ms: int, tally: _Tally) -> None:
-    """Steps 5 and 9: delete what is older than the grace, in batches."""
+    """Steps 7 and 11: delete what is older than the grace, in batches."""
     batch: list[ObjectInfo] = []
 
     def delete() -> None:
@@ -287,7 +315,7 @@ def _delete_old(log: Log, garbage: Iterable[ObjectInfo], grace_ms: int, tally: _
 
 
 def _remove_producer(log: Log, topic: Topic, partition: int, row: Row) -> bool:
-    """Step 6, for one row: whether it went. One that has changed belongs to a living producer."""
+    """Step 8, for one row: whether it went. One that has changed belongs to a living producer."""
     where = layout.topic_partition(topic.incarnation, partition)
     try:
         log.catalog.write(where, Delete(row.row, expect=row.version), write_id=log.ids.new())
@@ -297,7 +325,7 @@ def _remove_producer(log: Log, topic: Topic, partition: int, row: Row) -> bool:
 
 
 def _sweep_deleted(log: Log, grace_ms: int, tally: _Tally) -> None:
-    """Steps 7 to 9."""
+    """Steps 9 to 11."""
     stored = list(_incarnations(log))
     known = {topic.incarnation for topic in list_topics(log)}  # read after the listing, on purpose
     for incarnation in stored:

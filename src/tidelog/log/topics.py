@@ -13,6 +13,10 @@ Deleting, in four:
 3. remove its objects and rows          → some are gone; deleting again goes on
 4. remove the registry row              → the name is free; late uploads are swept as orphans
 
+Rows go in this order: consumers, the ledger of erased ids, the audit records, then each partition.
+What was done to the events of a topic is forgotten with them: keep a copy of the audit first where
+it must outlive the topic. The audit goes after the ledger, as an empty one says that there is none.
+
 The registry's ``changes`` row is expected and raised whenever a name is made or removed: a delayed
 repeat of an old creation can therefore never bring a deleted topic back.
 """
@@ -95,7 +99,7 @@ def list_topics(log: Log) -> Iterator[Topic]:
 
 
 def delete_topic(log: Log, name: str) -> None:
-    """Remove a topic with all its events and consumers. ``NotFoundError``."""
+    """Remove a topic with all its events, consumers and audit records. ``NotFoundError``."""
     check_topic_name(name)
     while True:
         row = log.catalog.get(layout.REGISTRY, layout.topic_row(name))
@@ -109,6 +113,7 @@ def delete_topic(log: Log, name: str) -> None:
     _each_partition(topic, lambda partition: _close_head(log, topic, partition))
     _remove_objects(log, topic)
     _remove_consumers(log, topic)
+    _remove_audit(log, topic)
     _each_partition(topic, lambda partition: _remove_rows(log, topic, partition))
     change_registry(log, Delete(layout.topic_row(name), row.version))
 
@@ -191,6 +196,17 @@ def _remove_consumers(log: Log, topic: Topic) -> None:
             remove_partition(log, layout.lease_partition(topic.incarnation, name, partition))
         row = layout.consumer_row(topic.incarnation, name)
         log.catalog.write(layout.REGISTRY, Delete(row), write_id=log.ids.new())
+
+
+def _remove_audit(log: Log, topic: Topic) -> None:
+    """The ledger of erased ids and the audit records; every amendment begins with one of these."""
+    audit = layout.audit_partition(topic.incarnation)
+    if next(iter(log.catalog.scan(audit, limit=1)), None) is None:
+        return
+    ledger = [layout.erased_partition(topic.incarnation, f"{number:02x}") for number in range(256)]
+    with ThreadPoolExecutor(_CREATORS) as pool:
+        list(pool.map(lambda partition: remove_partition(log, partition), ledger))
+    remove_partition(log, audit)
 
 
 def _remove_rows(log: Log, topic: Topic, partition: int) -> None:

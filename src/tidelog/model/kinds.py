@@ -121,5 +121,7 @@ ROWS = (
     Kind("pipeline/<name>/<source partition> · commit/<ordinal>/<start>", "a range that is done"),
     Kind("playback/<name> · pin", "topic, range, ends and sink, as they were when it began"),
     Kind("playback/<name> · state", "its driver, epoch and cursor; the lot under way"),
+    Kind("scribe · lease", "which scribe is at work, its epoch and heartbeat"),
+    Kind("scribe · queue", "tickets of turns that wait, and where the next turn begins"),
     Kind("keepers · keeper/<id>", "a running `tidelog up`: its parts, their states, heartbeat"),
 )

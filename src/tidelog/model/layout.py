@@ -19,6 +19,9 @@ __all__ = [
     "PLAYBACK_STATE",
     "REGISTRY",
     "REGISTRY_CHANGES",
+    "SCRIBE",
+    "SCRIBE_LEASE",
+    "SCRIBE_QUEUE",
     "TOPIC_ROW_KINDS",
     "amend_offset",
     "amend_row",
@@ -51,6 +54,8 @@ __all__ = [
     "pipeline_shards",
     "playback_partition",
     "playback_row",
+    "playback_staging",
+    "playback_stagings",
     "probe",
     "producer_row",
     "run_row",
@@ -89,6 +94,9 @@ FLUSH_ROW = "flush"
 PLAYBACK_PIN = "pin"
 PLAYBACK_STATE = "state"
 COMPILE_ROW = "compile"
+SCRIBE = "scribe"
+SCRIBE_LEASE = "lease"
+SCRIBE_QUEUE = "queue"
 TOPIC_ROW_KINDS = (
     "amend",
     "compile",
@@ -348,6 +356,16 @@ def staging_of(pipeline: str) -> str:
 def staging(pipeline: str, epoch: int, attempt: str) -> str:
     """Where one attempt at a range puts its files."""
     return f"{staging_of(pipeline)}{epoch:010}/{attempt}"
+
+
+def playback_staging(playback_id: str) -> str:
+    """As the pipeline that a playback by Spark stages for."""
+    return f"playback-{playback_id}"
+
+
+def playback_stagings() -> str:
+    """What all objects begin with that playbacks by Spark have staged."""
+    return "staging/playback-"
 
 
 def staged_epoch(key: str) -> int:

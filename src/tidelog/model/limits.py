@@ -14,6 +14,8 @@ __all__ = [
     "COPY_CHUNK_BYTES",
     "EVENT_BYTES_CEILING",
     "EVENT_BYTES_MAX",
+    "FOLDER_NAME_BYTES_MAX",
+    "FOLDER_PATH_BYTES_MAX",
     "ID_BYTES_MAX",
     "KEY_BYTES_MAX",
     "KEY_SEGMENT_BYTES_MAX",
@@ -71,4 +73,6 @@ COMMIT_ATTEMPTS = 200  # of one commit against other writers; each waits 0.2 s a
 CONSUMER_NAME_MAX = 200  # characters
 PIPELINE_NAME_MAX = 250  # characters; it may hold an archive's name
 PLAYBACK_NAME_MAX = 150  # characters; a producer's name holds it
+FOLDER_NAME_BYTES_MAX = 200  # one folder of an archive, as UTF-8; a key takes 240 a part
+FOLDER_PATH_BYTES_MAX = 500  # all of them; a key has 900, with root, topic and file name
 RANGE_FOLDERS_MAX = 10_000  # of one range of an archive; events of others are dead letters

@@ -23,6 +23,7 @@ __all__ = [
     "TimeRange",
     "check_playback_name",
     "time_range",
+    "whole_range",
 ]
 
 Time = str | int | datetime | None
@@ -99,13 +100,22 @@ class PlaybackState(msgspec.Struct, frozen=True):
 
 def time_range(start: Time, end: Time, now_ms: int) -> TimeRange:
     """``[start, end)``; the last 15 minutes where neither is given. ``InvalidError``."""
-    end_ms = now_ms if end is None else _time_ms(end, now_ms)
+    if end == limits.TIMESTAMP_MS_END:  # no event has that time, but it can be an end
+        end_ms = limits.TIMESTAMP_MS_END
+    else:
+        end_ms = now_ms if end is None else _time_ms(end, now_ms)
     start_ms = max(0, end_ms - _DEFAULT_MS) if start is None else _time_ms(start, now_ms)
     if start_ms > end_ms:
         raise InvalidError(
             f"range from {start_ms} to {end_ms} ms: runs backwards: give a start before the end"
         )
     return TimeRange(start_ms, end_ms)
+
+
+def whole_range(start: Time, end: Time, now_ms: int) -> TimeRange:
+    """The same, with all times where none is given."""
+    last = limits.TIMESTAMP_MS_END if end is None else end
+    return time_range(0 if start is None else start, last, now_ms)
 
 
 def check_playback_name(name: str) -> None:

@@ -11,6 +11,7 @@ from tidelog.errors import CorruptError
 
 __all__ = [
     "Amendment",
+    "CompileLease",
     "Head",
     "Journal",
     "Piece",
@@ -98,6 +99,15 @@ class Amendment(msgspec.Struct, frozen=True):
     value: bytes | None = None  # of an update, where it is small; None is a value too
     object: str | None = None  # of an update whose value stands in the store
     audit: str = ""  # the record that says who and why
+
+
+class CompileLease(msgspec.Struct, frozen=True):
+    """Who compiles a partition; journals are stored under its epoch, which a sweep raises."""
+
+    owner: str  # empty: nobody
+    epoch: int
+    beat: int = 0
+    mark: str = ""  # of the owner's process
 
 
 class SentBatch(msgspec.Struct, frozen=True, array_like=True):

@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tidelog.errors import InternalError
+from tidelog.model import layout
 from tidelog.model.limits import TIMESTAMP_MS_END
+from tidelog.model.run import Run
 
-__all__ = ["level_count", "overlapping", "slots_of"]
+__all__ = ["journal_slots", "level_count", "overlapping", "slots_of"]
 
 
 def slots_of(first_ms: int, last_ms: int, resolution_ms: int) -> tuple[int, list[int]]:
@@ -24,6 +26,19 @@ def slots_of(first_ms: int, last_ms: int, resolution_ms: int) -> tuple[int, list
         level, width = level + 1, width * 2
     starts = range(first_ms // width, last_ms // width + 1)
     return level, [index * width for index in starts]
+
+
+def journal_slots(run: Run, resolution_ms: int) -> dict[str, bytes]:
+    """The slot rows of a journal, and their value; one without events has none.
+
+    They are named by the id of its object, so that they can be told without looking.
+    """
+    if not run.events:
+        return {}
+    journal_id = run.object.rpartition("_")[2].removesuffix(".parquet")
+    level, starts = slots_of(run.first_ms, run.last_ms, resolution_ms)
+    rows = (layout.slot_row(level, start, run.base, journal_id) for start in starts)
+    return dict.fromkeys(rows, f"{run.end}j".encode())
 
 
 def overlapping(start_ms: int, end_ms: int, resolution_ms: int) -> Iterator[tuple[int, int, int]]:

@@ -30,12 +30,9 @@ from tidelog.model.pipeline import FileEntry, Manifest
 from tidelog.model.run import decode_row, encode_row
 from tidelog.pipeline.base import Pipeline, Workers
 from tidelog.pipeline.places import source_at, store_at
-from tidelog.pipeline.status import PartitionStatus, archive_status
 from tidelog.sinks.files import FilesSettings, FilesSink
 
 __all__ = [
-    "PartitionStatus",
-    "archive_status",
     "committed_files",
     "create_archive",
     "find_archive",

@@ -298,7 +298,9 @@ class Cycle:
 
     def _finish(self, track: _Track, manifest: Manifest, report: CycleReport) -> None:
         """Steps 6 and 7."""
-        self._pipeline.sink.publish(manifest)
+        partition, events = manifest.partition, manifest.read
+        with self._log.spans.span("tidelog.publish", partition=partition, events=events):
+            self._pipeline.sink.publish(manifest)
         intent = track.intent
         if intent is None:
             raise self._fenced(track.partition, -1)

@@ -14,8 +14,9 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from tidelog.errors import FencedError, InvalidError, TidelogError, UnavailableError
+from tidelog.errors import FencedError, InvalidError, UnavailableError
 from tidelog.log.base import Log
+from tidelog.log.hold import beating
 from tidelog.pipeline.base import Pipeline
 from tidelog.pipeline.cycle import Cycle, CycleReport, LostError
 from tidelog.pipeline.flush import flush_version
@@ -118,7 +119,8 @@ class Driver:
             for p, count in waiting.items()
             if (count if everything else self._due.is_due(p, count, now_s) or p in self._full)
         }
-        report = cycle.run(limits, bounds)
+        with self._span(len(limits)):
+            report = cycle.run(limits, bounds)
         report.errors.update({p: error for p, error in held_back.items() if error is not None})
         self._full -= limits.keys()
         for partition, manifest in report.committed.items():
@@ -131,6 +133,13 @@ class Driver:
             self._failures[partition] = self._failures.get(partition, 0) + 1
         self._how.on_cycle(report)
         return report
+
+    def _span(self, partitions: int) -> contextlib.AbstractContextManager[None]:
+        """Around a cycle that has something to do."""
+        if not partitions:
+            return contextlib.nullcontext()
+        name = self._pipeline.name
+        return self._log.spans.span("tidelog.pipeline", pipeline=name, partitions=partitions)
 
     def _adopt(
         self, cycle: Cycle, bounds: Mapping[SourcePartition, Bounds]
@@ -209,23 +218,8 @@ class Driver:
     @contextlib.contextmanager
     def _beating(self, shard: Shard) -> Iterator[threading.Event]:
         """Heartbeats while the body runs; the event is set when the shard was lost."""
-        lost, ended = threading.Event(), threading.Event()
-
-        def beat() -> None:
-            while not ended.wait(self._log.settings.lease_ttl_ms / 3000):
-                try:
-                    shard.beat()
-                except FencedError:
-                    lost.set()
-                    return
-                except TidelogError:
-                    continue  # the next beat may come through; the heads fence us if not
-
-        thread = threading.Thread(target=beat, daemon=True)
-        thread.start()
         try:
-            yield lost
+            with beating(self._log, shard.beat) as lost:
+                yield lost
         finally:
-            ended.set()
-            thread.join()
             shard.release()

@@ -2,13 +2,15 @@
 
 The driver finds the runs of each window, and a task plays it (``playback_task``). A window is made
 of whole slots, so what a task tells of a slot is all there is of it. Into a topic tasks stage
-segments, and the driver appends those of the windows in their order, once each; files of a task
-take their place when it is done. Into other places a task that Spark runs again may repeat what it
-had put.
+segments, and the driver appends those of the windows in their order, once each; of a driver that is
+killed they are left to a sweep. Files of a task take their place when it is done. Into Kafka, which
+tells how far a window came, a task that Spark runs again repeats nothing; into other places it may
+repeat what it had put.
 """
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -27,9 +29,10 @@ from tidelog.model.playback import Pin, TimeRange
 from tidelog.model.topic import Topic
 from tidelog.pipeline.places import sink_at
 from tidelog.pipeline.playback_task import PlayedWindow, Staging, WindowTask, run_window
-from tidelog.playback.ahead import Ahead, Found
+from tidelog.playback.ahead import Found
 from tidelog.playback.outlet_topic import target_of
 from tidelog.playback.outlets import check_outlet
+from tidelog.playback.planned import planned_runs
 from tidelog.playback.run import How, Played
 from tidelog.playback.windows import READERS
 from tidelog.sinks.base import TargetSink
@@ -57,7 +60,8 @@ def play_parallel(
         windows = plan_windows(home.log, topic, pin, cores, pool)
     tasks = [target.aimed(_task(home, topic, pin, window)) for window in windows]
     played = Played()
-    try:
+    span = home.log.spans.span("tidelog.playback", topic=topic.name, windows=len(tasks))
+    with span, contextlib.closing(target):
         for first in range(0, len(tasks), cores * _TASKS_EACH):
             if how.stopped():
                 break
@@ -68,8 +72,6 @@ def play_parallel(
                 played.last = window.last or played.last
                 for slot in window.slots:
                     how.on_slot(slot)
-    finally:
-        target.clean()
     played.finished = not how.stopped()
     return played
 
@@ -78,20 +80,17 @@ def plan_windows(
     log: Log, topic: Topic, pin: Pin, cores: int, pool: Executor | None = None
 ) -> list[Window]:
     """Windows of whole slots, but for the ends of the range; those without runs are left out."""
-    ahead = Ahead(log, topic, pin, pin.range, pool)
-    found: list[Found] = []
-    while ahead.peek() is not None:
-        found.append(ahead.take())
-    total = sum(each.run.raw_bytes for each in found)
+    found = planned_runs(log, topic, pin, pool)
+    total = sum(each.raw_bytes for each in found)
     task_bytes = max(_TASK_BYTES_MIN, min(_TASK_BYTES, total // (cores * _TASKS_EACH)))
     cuts = [pin.range.start_ms]
     held = 0
     for each in found:
         slot = each.first_ms // topic.slot_ms * topic.slot_ms
-        if held + each.run.raw_bytes > task_bytes and slot > cuts[-1]:
+        if held + each.raw_bytes > task_bytes and slot > cuts[-1]:
             cuts.append(slot)
             held = 0
-        held += each.run.raw_bytes
+        held += each.raw_bytes
     return list(_windows(found, [*cuts, pin.range.end_ms]))
 
 
@@ -99,7 +98,7 @@ def _windows(found: list[Found], cuts: list[int]) -> Iterator[Window]:
     waiting = list(reversed(found))
     begun: list[Found] = []
     for start_ms, end_ms in pairwise(cuts):
-        begun = [each for each in begun if each.run.last_ms >= start_ms]
+        begun = [each for each in begun if each.last_ms >= start_ms]
         while waiting and waiting[-1].first_ms < end_ms:
             begun.append(waiting.pop())
         runs = sorted(replace(each, first_ms=max(each.first_ms, start_ms)) for each in begun)
@@ -166,7 +165,7 @@ class _Target:
                 topic=topic,
                 keep_partition=keeps_partition(self._address),
                 event_bytes_max=home.log.settings.event_bytes_max,
-                folder=layout.staging(f"playback-{self._id}", 0, "windows"),
+                folder=layout.staging(layout.playback_staging(self._id), 0, "windows"),
             )
 
     def aimed(self, task: WindowTask) -> WindowTask:
@@ -194,13 +193,14 @@ class _Target:
             written=window.events,
             files=window.staged.files,
         )
-        self._topic.publish(manifest)
+        with self._home.log.spans.span("tidelog.publish", events=window.events):
+            self._topic.publish(manifest)
         self._topic.discard(manifest)
 
-    def clean(self) -> None:
+    def close(self) -> None:
         """Remove what attempts have staged and nobody needs."""
         if self._staging is not None:
-            folder = layout.staging_of(f"playback-{self._id}")
+            folder = layout.staging_of(layout.playback_staging(self._id))
             self._home.store.delete([info.key for info in self._home.store.list(folder)])
 
 

@@ -20,7 +20,8 @@ from tidelog.model.limits import BATCH_EVENTS_MAX
 from tidelog.model.playback import Cursor, TimeRange
 from tidelog.model.topic import Topic
 from tidelog.playback.ahead import Found
-from tidelog.playback.held import Rows, Wanted, load_run
+from tidelog.playback.held import Rows, Wanted
+from tidelog.playback.load import Loader
 from tidelog.playback.outlet_file import WholeFile
 from tidelog.playback.outlet_topic import places_in
 from tidelog.playback.outlets import Lot, Outlet, Setting, open_outlet
@@ -100,7 +101,7 @@ def run_window(task: WindowTask) -> PlayedWindow:
 
 
 def _lots(task: WindowTask, store: Store, events: int, pool: Executor) -> Iterator[Lot]:
-    load = functools.partial(_load, task, store)
+    load = functools.partial(_load, task, Loader(store, task.topic))
     ahead = _Planned(task.runs)
     windows = Windows(task.topic, ahead, load, task.times.end_ms, _BOUNDS, pool)
     number = 0
@@ -114,16 +115,16 @@ def _lots(task: WindowTask, store: Store, events: int, pool: Executor) -> Iterat
         windows.stop()
 
 
-def _load(task: WindowTask, store: Store, found: Found) -> Rows:
+def _load(task: WindowTask, loader: Loader, found: Found) -> Rows:
     start, end = task.bounds[found.partition]
     wanted = Wanted(found.partition, task.times.start_ms, task.times.end_ms, start, end)
     try:
-        return load_run(store, task.topic, found.run, wanted)
+        return loader.load(found, wanted, found.amendments)
     except NotFoundError as exc:
         raise NotFoundError(
-            f"object `{found.run.object}`: is gone: its events, offsets {found.run.base} to "
-            f"{found.run.end} of `{task.topic}/{found.partition}`, were trimmed while they were "
-            "played, or it is lost: play what is left, or run `tidelog verify`"
+            f"object `{exc.context.get('key', found.run.object)}`: is gone: events of offsets "
+            f"{found.run.base} to {found.run.end} of `{task.topic}/{found.partition}` were trimmed "
+            "or compiled while they were played, or it is lost: play again, or run `tidelog verify`"
         ) from exc
 
 

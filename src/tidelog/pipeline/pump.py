@@ -17,7 +17,7 @@ from tidelog.model.address import parse_address
 from tidelog.model.pipeline import NamedPipeline
 from tidelog.pipeline.base import Pipeline, Workers
 from tidelog.pipeline.places import sink_at, source_at
-from tidelog.pipeline.registry import ensure_pipeline
+from tidelog.pipeline.registry import check_behind, ensure_pipeline
 from tidelog.sinks.base import TargetSink
 from tidelog.sinks.fielded import FieldedSink
 
@@ -40,7 +40,8 @@ def open_pump(home: Home, wanted: Pumping, workers: Workers, rate: float | None 
     """The pipeline of a pump, made if it is new.
 
     ``NotFoundError`` when source or topic is not there; ``InvalidError`` when a pump of that name
-    was begun with other settings, or when its topic was made anew meanwhile.
+    was begun with other settings, when its topic was made anew meanwhile, or when it would add to
+    another topic than the pumps do that it goes behind.
     """
     _refuse_moving_start(wanted)
     source = source_at(home, wanted.source)
@@ -48,6 +49,7 @@ def open_pump(home: Home, wanted: Pumping, workers: Workers, rate: float | None 
     if wanted.fields.given():
         sink = FieldedSink(sink, wanted.fields)
     sink.check([each.text for each in source.partitions()])
+    check_behind(home, source, sink)
     made = _named(home, wanted, source.url, sink)
     named = ensure_pipeline(home, made)
     for setting in ("source", "sink", "fields", "transform"):

@@ -31,8 +31,8 @@ from tidelog.errors import (
 )
 from tidelog.home import Home
 from tidelog.log.base import Log
+from tidelog.log.heads import RACE
 from tidelog.log.registry import change_registry
-from tidelog.log.trim import RACE
 from tidelog.model import layout
 from tidelog.model.pipeline import NamedPipeline, check_pipeline_name
 from tidelog.model.run import decode_row, encode_row
@@ -41,9 +41,10 @@ from tidelog.pipeline.places import sink_at, source_at
 from tidelog.pipeline.removal import close_heads, remove_work
 from tidelog.pipeline.shard import Shard
 from tidelog.sinks.base import TargetSink
-from tidelog.sources.base import Source
+from tidelog.sources.base import Completing, Source
 
 __all__ = [
+    "check_behind",
     "create_pipeline",
     "delete_pipeline",
     "ensure_pipeline",
@@ -65,11 +66,23 @@ def create_pipeline(home: Home, name: str, source: str, sink: str) -> NamedPipel
     opened = sink_at(home, sink)
     reads = source_at(home, source)
     opened.check([each.text for each in reads.partitions()])
+    check_behind(home, reads, opened)
     made = _new(home, name, reads.url, opened)
     found = ensure_pipeline(home, made)
     if found.incarnation != made.incarnation:
         raise AlreadyExistsError(f"pipeline `{name}`: exists already: choose another name")
     return found
+
+
+def check_behind(home: Home, source: Source, sink: TargetSink) -> None:
+    """Refuse a source that completes other pipelines, but for another target than theirs."""
+    for name in source.behind if isinstance(source, Completing) else ():
+        other = find_pipeline(home, name)
+        if other.target != sink.incarnation:
+            raise InvalidError(
+                f"source `{source.url}`: adds what pipeline `{name}` has missed, which goes to "
+                f"`{other.sink}`, not to `{sink.url}`: give it the same target"
+            )
 
 
 def ensure_pipeline(home: Home, wanted: NamedPipeline) -> NamedPipeline:

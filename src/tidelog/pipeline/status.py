@@ -28,7 +28,7 @@ from tidelog.pipeline.places import source_at
 from tidelog.pipeline.shard import ShardLease
 from tidelog.sources.base import Bounds, Range, Source, SourcePartition, waits
 
-__all__ = ["ArchiveStatus", "PartitionStatus", "Waiting", "archive_status", "read_status"]
+__all__ = ["ArchiveStatus", "PartitionStatus", "Waiting", "read_status"]
 
 _AT_ONCE = 8  # source partitions read side by side; each is a round trip or two
 _NEAR_MS = 60_000  # below this the last committed event tells well enough how old the next one is
@@ -108,11 +108,6 @@ class Waiting:
     def forget(self, pipeline: str, partition: str) -> None:
         for key in [key for key in self.known_ms if key[:2] == (pipeline, partition)]:
             self.known_ms.pop(key, None)
-
-
-def archive_status(home: Home, archive: Archive) -> list[PartitionStatus]:
-    """How far an archive has come, partition by partition."""
-    return list(read_status(home, archive).partitions)
 
 
 def read_status(

@@ -8,13 +8,19 @@
 An attempt of a lower epoch can no longer write its intent, as every write expects the head. So what
 is not named when the rows are read will never be; what is young or of the present epoch stays for
 a later sweep. Dying anywhere leaves less to do for the next one.
+
+A playback by Spark has no rows. What it has staged goes when nothing of it is younger than the
+grace: it removes that itself, unless it is killed.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 
+from tidelog.errors import NotFoundError
 from tidelog.home import Home
 from tidelog.log.archives import read_commits, read_partitions, read_progress
 from tidelog.log.replays import replay_pipeline
@@ -23,6 +29,7 @@ from tidelog.model.pipeline import Intent, read_manifest
 from tidelog.model.run import decode_row
 from tidelog.pipeline.archive import list_archives
 from tidelog.pipeline.generations import remove_retired, remove_strays
+from tidelog.pipeline.history import forget_history
 from tidelog.pipeline.places import store_at
 from tidelog.pipeline.registry import list_pipelines
 from tidelog.store.base import ObjectInfo, Store
@@ -56,14 +63,21 @@ def sweep_archives(home: Home, grace_ms: int) -> PipelineSweep:
                     sweep_pipeline(home, each, store, grace_ms, tally)
         remove_strays(home, remove_retired(home, archive))
     for named in list_pipelines(home):
-        sweep_pipeline(home, named.incarnation, home.store, grace_ms, tally)
+        old = forget_history(home, named) if named.state == "ready" else frozenset()
+        sweep_pipeline(home, named.incarnation, home.store, grace_ms, tally, old)
+    _sweep_playbacks(home, grace_ms, tally)
     return tally
 
 
 def sweep_pipeline(
-    home: Home, pipeline: str, store: Store, grace_ms: int, tally: PipelineSweep
+    home: Home,
+    pipeline: str,
+    store: Store,
+    grace_ms: int,
+    tally: PipelineSweep,
+    forgotten: frozenset[str] = frozenset(),
 ) -> None:
-    """One pipeline, whose files are staged in ``store``."""
+    """One pipeline, whose files are staged in ``store``; and manifests that are ``forgotten``."""
     staged = list(store.list(layout.staging_of(pipeline)))
     manifests = list(home.store.list(layout.manifests(pipeline)))
     named, epoch = _named(home, pipeline)
@@ -73,13 +87,33 @@ def sweep_pipeline(
         (store, staged, layout.staged_epoch),
         (home.store, manifests, layout.manifest_epoch),
     ):
-        useless = [info for info in found if info.key not in named and epoch_of(info.key) < epoch]
+        useless = [
+            info
+            for info in found
+            if info.key in forgotten or (info.key not in named and epoch_of(info.key) < epoch)
+        ]
         young = [info for info in useless if info.modified_ms > old_ms]
         tally.objects_young += len(young)
-        for lot in _lots([info for info in useless if info.modified_ms <= old_ms]):
-            where.delete([info.key for info in lot])
-            tally.objects_deleted += len(lot)
-            tally.bytes_deleted += sum(info.size for info in lot)
+        _delete(where, [info for info in useless if info.modified_ms <= old_ms], tally)
+
+
+def _sweep_playbacks(home: Home, grace_ms: int, tally: PipelineSweep) -> None:
+    """What playbacks by Spark have staged, each as a whole."""
+    old_ms = home.log.clock.now_ms() - grace_ms
+    staged = home.store.list(layout.playback_stagings())
+    for _, found in groupby(staged, lambda info: info.key.split("/")[1]):
+        infos = list(found)
+        if all(info.modified_ms <= old_ms for info in infos):
+            _delete(home.store, infos, tally)
+        else:
+            tally.objects_young += len(infos)
+
+
+def _delete(store: Store, useless: list[ObjectInfo], tally: PipelineSweep) -> None:
+    for lot in _lots(useless):
+        store.delete([info.key for info in lot])
+        tally.objects_deleted += len(lot)
+        tally.bytes_deleted += sum(info.size for info in lot)
 
 
 def _named(home: Home, pipeline: str) -> tuple[set[str], int]:
@@ -96,7 +130,13 @@ def _named(home: Home, pipeline: str) -> tuple[set[str], int]:
             if key:
                 manifest = read_manifest(home.store.get(key), key)
                 named.update([key, *(file.staged for file in manifest.files)])
-        named.update(commit.manifest for commit in read_commits(home.log, pipeline, partition))
+        for commit in read_commits(home.log, pipeline, partition):
+            named.add(commit.manifest)
+            if commit.rewrite:  # an erasure goes on
+                named.add(commit.rewrite)
+                with contextlib.suppress(NotFoundError):
+                    manifest = read_manifest(home.store.get(commit.rewrite), commit.rewrite)
+                    named.update(file.staged for file in manifest.files)
     return named, min(epochs, default=0)
 
 

@@ -6,11 +6,9 @@ from collections.abc import Iterator
 
 from tidelog.model.pipeline import Manifest, Progress
 from tidelog.pipeline.verify_rows import Problem
-from tidelog.sources.base import Bounds, Source
+from tidelog.sources.base import Bounds, Source, SourcePartition
 
 __all__ = ["SourceCheck"]
-
-_EXACT = "topic:"  # offsets of topics have no gaps; those of other sources may
 
 
 class SourceCheck:
@@ -27,13 +25,21 @@ class SourceCheck:
         expected = self._source.count(start, manifest.end)
         if expected is None:
             return
-        is_exact = self._source.url.startswith(_EXACT)
-        if manifest.read > expected or (is_exact and manifest.read != expected):
+        too_few = manifest.read < expected and self._is_dense(manifest.partition)
+        if manifest.read > expected or too_few:
             where = f"{manifest.partition}, {manifest.start} to {manifest.end}"
-            most = "" if is_exact else "at most "
+            most = "" if too_few else "at most "
             what = f"{manifest.read} events were read, the source has {most}{expected} there"
             do = "keep all as it is, and tell the maintainers; then backfill the archive"
             yield Problem("source", where, what, do)
+
+    def _is_dense(self, partition: str) -> bool:
+        """Whether the source had an event at each of its positions until now."""
+        known = self._bounds.get(partition)
+        if known is None or not known.is_dense:
+            return False
+        each = SourcePartition.named(partition)
+        return self._source.bounds([each])[each].is_dense
 
     def ends(self, partition: str, head: Progress | None) -> Iterator[Problem]:
         """The source still is what was read, and has all that was committed."""

@@ -1,7 +1,8 @@
 """The runs that a playback comes to, over all partitions, by the time of their first event.
 
 Slot rows are read some at a time, always of the partition that lags most. A run is given out once
-no row that is still unread can bring one that begins before it.
+no row that is still unread can bring one that begins before it. Of a large journal its row groups
+come instead, each by its own first time, so that what is held does not grow with journals.
 """
 
 from __future__ import annotations
@@ -12,46 +13,80 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any
 
+from tidelog.codec.journal import Group
 from tidelog.errors import CorruptError
-from tidelog.log.base import Log
-from tidelog.log.topics import read_head
+from tidelog.log.amended import NO_AMENDMENTS, Amendments
 from tidelog.model.playback import Pin, TimeRange
-from tidelog.model.run import Run
-from tidelog.model.topic import Topic
+from tidelog.model.run import Head, Run
 from tidelog.playback.pin import check_needed, trimmed
 from tidelog.playback.slots import Listed, PartitionSlots
+from tidelog.playback.standing import Standing
 
-__all__ = ["Ahead", "Found"]
+__all__ = ["Ahead", "Found", "Groups"]
 
 _ROWS = 500  # slot rows read at once, of one partition
 _ROWS_ALL = 20_000  # of all partitions together, about
+_WHOLE_BYTES = 8 << 20  # a journal up to this size is played as a run is
 
 
 @dataclass(frozen=True, order=True, slots=True)
 class Found:
-    """A run that overlaps the range."""
+    """A run that overlaps the range, or one row group of a journal that does."""
 
     first_ms: int  # of the run, or of what is wanted where that is later
     partition: int
     base: int
     run: Run = field(compare=False)
+    group: Group | None = field(default=None, compare=False)
+    amendments: Amendments = field(default=NO_AMENDMENTS, compare=False)  # where it was planned
+
+    @property
+    def end(self) -> int:
+        """The offset after its last."""
+        return self.run.end if self.group is None else self.group.last + 1
+
+    @property
+    def last_ms(self) -> int:
+        """The time of its last event."""
+        return self.run.last_ms if self.group is None else self.group.last_ms
+
+    @property
+    def raw_bytes(self) -> int:
+        """About how much it holds."""
+        if self.group is None:
+            return self.run.raw_bytes
+        return self.run.raw_bytes * self.group.rows // max(1, self.run.events)
+
+
+Groups = Callable[[Found], Iterable[Group]]
+"""Gives the row groups of a journal that was found."""
 
 
 class Ahead:
-    """Runs in the order in which a playback from ``times.start_ms`` on needs them."""
+    """Runs in the order in which a playback from ``times.start_ms`` on needs them.
+
+    ``SwappedError`` when the list of runs has changed since it was opened.
+    """
 
     def __init__(
-        self, log: Log, topic: Topic, pin: Pin, times: TimeRange, pool: Executor | None
+        self,
+        standing: Standing,
+        pin: Pin,
+        times: TimeRange,
+        groups: Groups,
+        pool: Executor | None,
     ) -> None:
-        self._log = log
-        self._topic = topic
+        self._standing = standing
+        self._topic = standing.topic
         self._pin = pin
         self._times = times
-        self._rows_at_once = max(16, min(_ROWS, _ROWS_ALL // topic.partitions))
+        self._groups = groups
+        partitions = range(self._topic.partitions)
+        self._rows_at_once = max(16, min(_ROWS, _ROWS_ALL // len(partitions)))
         self._heap: list[Found] = []
-        self._known = [_Known() for _ in range(topic.partitions)]
+        self._known = [_Known() for _ in partitions]
         each: Callable[..., Iterable[Any]] = map if pool is None else pool.map
-        self._timelines: list[_Timeline] = list(each(self._open, range(topic.partitions)))
+        self._timelines: list[_Timeline] = list(each(self._open, partitions))
         self._unread = [
             (timeline.next.start_ms, partition)
             for partition, timeline in enumerate(self._timelines)
@@ -61,6 +96,18 @@ class Ahead:
 
     def peek(self) -> Found | None:
         """The next run, or None when there are no more."""
+        while True:
+            self._read_up_to()
+            if not self._heap or not _is_large(self._heap[0]):
+                return self._heap[0] if self._heap else None
+            self._open_journal(heapq.heappop(self._heap))
+
+    def take(self) -> Found:
+        """The same, which then counts as taken."""
+        return heapq.heappop(self._heap)
+
+    def _read_up_to(self) -> None:
+        """Read rows until none that is unread can bring a run before the first one."""
         while self._unread and (not self._heap or self._unread[0][0] < self._heap[0].first_ms):
             _, partition = self._unread[0]
             following = self._read_on(partition)
@@ -68,16 +115,15 @@ class Ahead:
                 heapq.heappop(self._unread)
             else:
                 heapq.heapreplace(self._unread, (following.start_ms, partition))
-        return self._heap[0] if self._heap else None
-
-    def take(self) -> Found:
-        """The same, which then counts as taken."""
-        return heapq.heappop(self._heap)
 
     def _open(self, partition: int) -> _Timeline:
-        timeline = _Timeline(PartitionSlots(self._log, self._topic, partition, self._times))
+        head = self._standing.note(partition)
+        log, journaled = self._standing.log, head.journaled
+        slots = PartitionSlots(log, self._topic, partition, self._times, journaled)
+        timeline = _Timeline(slots)
+        head = self._standing.check(partition)  # the first row decides what others wait for
         if timeline.next is None:  # nothing there, or nothing left
-            check_needed(self._log, self._topic, self._pin, partition, self._times.start_ms)
+            check_needed(self._topic, self._pin, partition, self._times.start_ms, head)
         return timeline
 
     def _read_on(self, partition: int) -> Listed | None:
@@ -88,17 +134,32 @@ class Ahead:
             each for each in timeline.read(self._rows_at_once) if self._is_new(partition, each)
         ]
         runs = timeline.slots.runs(listed)
-        check_needed(
-            self._log, self._topic, self._pin, partition, max(from_ms, self._times.start_ms)
-        )
+        head = self._standing.check(partition)
+        at_ms = max(from_ms, self._times.start_ms)
+        check_needed(self._topic, self._pin, partition, at_ms, head)
         for each in listed:
             run = runs.get(each.base)
             if run is None:
-                self._check_replaced(partition, each)
-            elif run.last_ms >= self._times.start_ms and run.first_ms < self._times.end_ms:
-                first_ms = max(run.first_ms, self._times.start_ms)
-                heapq.heappush(self._heap, Found(first_ms, partition, run.base, run))
+                raise self._missing(partition, each, head)
+            self._add(Found(run.first_ms, partition, run.base, run))
         return timeline.next
+
+    def _add(self, found: Found) -> None:
+        """Wait for the turn of a run, if it is wanted."""
+        start_ms, end_ms = self._times.start_ms, self._times.end_ms
+        if found.last_ms >= start_ms and found.first_ms < end_ms:
+            first_ms = max(found.first_ms, start_ms)
+            heapq.heappush(
+                self._heap, Found(first_ms, found.partition, found.base, found.run, found.group)
+            )
+
+    def _open_journal(self, found: Found) -> None:
+        """Let the row groups of a journal take its place."""
+        start, end = self._pin.starts[found.partition], self._pin.ends[found.partition]
+        for group in self._groups(found):
+            if group.first < end and group.last >= start:
+                part = Found(group.first_ms, found.partition, group.first, found.run, group)
+                self._add(part)
 
     def _is_new(self, partition: int, listed: Listed) -> bool:
         """Whether a row brings a run that is wanted and has not come before."""
@@ -106,14 +167,20 @@ class Ahead:
             return False
         return self._known[partition].add(listed)
 
-    def _check_replaced(self, partition: int, listed: Listed) -> None:
-        head, _ = read_head(self._log, self._topic, partition)
+    def _missing(self, partition: int, listed: Listed, head: Head) -> Exception:
+        """A slot row has no run, though nothing was compiled."""
         if listed.end <= head.start:
-            raise trimmed(self._topic, partition, listed.base, head.start)
-        raise CorruptError(
+            return trimmed(self._topic, partition, listed.base, head.start)
+        return CorruptError(
             f"partition `{self._topic.name}/{partition}`: a slot row names offsets {listed.base} "
             f"to {listed.end}, but no run begins there: keep the catalog, and run `tidelog verify`"
         )
+
+
+def _is_large(found: Found) -> bool:
+    """Whether a journal is played by its row groups."""
+    is_whole = found.run.journal is not None and found.group is None
+    return is_whole and found.run.raw_bytes > _WHOLE_BYTES
 
 
 class _Known:

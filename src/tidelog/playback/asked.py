@@ -13,7 +13,7 @@ from tidelog.model.event import to_iso
 from tidelog.model.playback import Pin, Pinned, time_range
 from tidelog.model.times import moment_ms
 from tidelog.model.topic import Topic
-from tidelog.playback.named import find_playback, start_playback
+from tidelog.playback.names import find_playback, start_playback
 from tidelog.playback.outlets import check_outlet
 from tidelog.playback.pin import AsOf, pin_topic
 

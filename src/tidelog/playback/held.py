@@ -1,4 +1,4 @@
-"""A run on its way through a playback: fetched, decoded, cut to what is wanted, sorted by time.
+"""A run on its way through a playback: loaded, cut to what is wanted, sorted by time.
 
 It is read once, however many windows it takes part in, and held until its last event is out. One
 that waits long may be put aside into a file without a name, which goes with the process.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 
@@ -17,13 +17,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tidelog.codec.events import EVENT_SCHEMA, STORED_SCHEMA, batch_bytes
-from tidelog.codec.segment import read_piece
+from tidelog.log.rows import Rows as Stored
 from tidelog.model.playback import Cursor
-from tidelog.model.run import Run
 from tidelog.playback.ahead import Found
-from tidelog.store.base import Store
 
-__all__ = ["Held", "Rows", "Slice", "Wanted", "joined", "load_run"]
+__all__ = ["Held", "Rows", "Slice", "Wanted", "joined", "kept_rows"]
 
 _SCHEMA = STORED_SCHEMA.append(pa.field("offset", pa.int64(), nullable=False))
 
@@ -39,17 +37,16 @@ class Wanted:
     end: int
     after: Cursor | None = None
 
-    def mask(self, times: npt.NDArray[np.int64], base: int) -> npt.NDArray[np.bool_]:
-        """Which events of a run are wanted; they stand from ``base`` on."""
-        first = max(0, self.start - base)
-        last = max(first, min(len(times), self.end - base))
-        wanted = np.zeros(len(times), np.bool_)
-        wanted[first:last] = True
+    def mask(
+        self, times: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.bool_]:
+        """Which events of a run are wanted; they stand at these offsets."""
+        wanted = (offsets >= self.start) & (offsets < self.end)
         wanted &= (times >= self.start_ms) & (times < self.end_ms)
         if self.after is not None and self.partition <= self.after.partition:
             out = times == self.after.time_ms
             if self.partition == self.after.partition:
-                out[max(0, self.after.offset + 1 - base) :] = False
+                out &= offsets <= self.after.offset
             wanted &= ~out
         return wanted
 
@@ -142,19 +139,14 @@ class Held:
         return self._rows
 
 
-def load_run(store: Store, topic: str, run: Run, wanted: Wanted) -> Rows:
-    """The events of a run that are wanted. ``NotFoundError`` when its object is gone."""
-    what = (
-        f"object `{run.object}`, bytes {run.byte_start} to {run.byte_end}, partition "
-        f"`{topic}/{wanted.partition}`, offsets {run.base} to {run.end}"
-    )
-    data = store.get(run.object, run.byte_start, run.byte_end)
-    batches = list(read_piece(data, run.crc, run.count, what))
+def kept_rows(parts: Sequence[Stored], wanted: Wanted) -> Rows:
+    """What is wanted of some rows that follow one another."""
+    batches = [part.batch for part in parts]
+    offsets = np.concatenate([part.offsets for part in parts] or [np.zeros(0, np.int64)])
     table = pa.Table.from_batches(batches, STORED_SCHEMA)
-    offsets = pa.array(np.arange(run.base, run.end, dtype=np.int64))
-    batch = _one_batch(table.append_column(_SCHEMA.field("offset"), offsets))
+    batch = _one_batch(table.append_column(_SCHEMA.field("offset"), pa.array(offsets)))
     times = _times(batch)
-    mask = wanted.mask(times, run.base)
+    mask = wanted.mask(times, offsets)
     if not mask.all():
         batch, times = batch.filter(pa.array(mask)), times[mask]
     if not _is_sorted(times):

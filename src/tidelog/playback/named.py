@@ -6,6 +6,7 @@
    there was one, counts as out from here on
 4. put the lot into the sink; back to step 3
 5. finish: ``state`` says that all is out
+6. forget: ``pin`` goes, and ``state`` becomes that of the name's next generation
 
 | dies after | what is there                         | who goes on                                |
 |------------|---------------------------------------|--------------------------------------------|
@@ -15,73 +16,47 @@
 |            |                                       | event to its last, and goes on             |
 | 4          | a lot that is out, and not known to be| the same; a topic shows it has it already  |
 | 5          | a finished playback                   | nobody needs to; who resumes it is told so |
+| 6          | a name that is free                   | nobody needs to; see ``names``             |
 
 What a lot holds follows from ``pin`` and from the cursors around it, whoever puts it. Into a topic
 a lot goes by one commit for each partition, under the producer ``playback:<name>`` and with numbers
 that follow from ``state``: what its row there shows is stored. Who takes the playback over opens
 that producer anew, so that an older process can put nothing any more; into other sinks that one may
-put the lot it has begun, and no other, as each lot is intended first. Rows stay for good.
+put the lot it has begun, and no other, as each lot is intended first.
+
+A name that was forgotten may be begun again. Its row ``state`` stays for good, so that no delayed
+repeat can bring a playback back, and counts generations: what sinks know of an older one, such as
+its producer, is not taken for the new one's.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import msgspec
 
-from tidelog.catalog.base import ABSENT, Put
-from tidelog.errors import (
-    ConflictError,
-    FencedError,
-    InvalidError,
-    TidelogError,
-    UnavailableError,
-    UnknownOutcomeError,
-)
+from tidelog.catalog.base import Change, Delete, Put
+from tidelog.errors import FencedError, InvalidError, UnavailableError
 from tidelog.log.base import Log
-from tidelog.log.hold import put_held
+from tidelog.log.hold import beating, write_held
 from tidelog.model import layout
-from tidelog.model.playback import Cursor, Pinned, PlaybackState, check_playback_name
+from tidelog.model.playback import Cursor, PlaybackState
 from tidelog.model.run import decode_row, encode_row
 
-__all__ = ["NamedPlayback", "find_playback", "start_playback"]
+__all__ = ["NamedPlayback"]
 
-_ATTEMPTS = 20  # of one write whose replies get lost
 _LOOK_S = 0.2  # between looks at a playback that another process has
 
 
-def find_playback(log: Log, name: str) -> Pinned | None:
-    """What a playback of this name was told, or None where there is none."""
-    check_playback_name(name)
-    row = log.catalog.get(layout.playback_partition(name), layout.PLAYBACK_PIN)
-    return decode_row(row.value, Pinned, f"playback `{name}`") if row else None
-
-
-def start_playback(log: Log, name: str, wanted: Pinned) -> Pinned:
-    """Step 1; of two at once, what the first one was told."""
-    check_playback_name(name)
-    changes = (
-        Put(layout.PLAYBACK_PIN, encode_row(wanted), ABSENT),
-        Put(layout.PLAYBACK_STATE, encode_row(PlaybackState()), ABSENT),
-    )
-    write_id = log.ids.new()
-    for attempt in range(_ATTEMPTS):
-        with contextlib.suppress(ConflictError, UnknownOutcomeError):
-            log.catalog.write(layout.playback_partition(name), *changes, write_id=write_id)
-        found = find_playback(log, name)
-        if found is not None:
-            return found
-        log.clock.sleep(0.01 * attempt)
-    raise UnavailableError(f"playback `{name}`: replies keep getting lost: try again")
-
-
 class NamedPlayback:
-    """One process's hold on a playback that was started."""
+    """One process's hold on a playback that was started, in the generation of its pin."""
 
-    def __init__(self, log: Log, name: str) -> None:
+    def __init__(self, log: Log, name: str, generation: int = 1) -> None:
         self.name = name
+        self.label = name if generation == 1 else f"{name}~{generation}"  # for sinks
+        self._generation = generation
         self.state = PlaybackState()
         self._log = log
         self._id = log.ids.new()
@@ -96,8 +71,10 @@ class NamedPlayback:
         if row is None:
             raise InvalidError(f"playback `{self.name}`: was never started: start it first")
         found = decode_row(row.value, PlaybackState, f"playback `{self.name}`")
+        if found.generation != self._generation:
+            raise InvalidError(f"playback `{self.name}`: was forgotten meanwhile: begin it anew")
         if found.finished_ms:
-            self.state = found
+            self.state, self._version = found, row.version
             return True
         if found.owner and not self._is_over(found, row.version):
             return False
@@ -141,28 +118,16 @@ class NamedPlayback:
             else:
                 self._change(self.state, owner="", mark="")
 
-    @contextlib.contextmanager
-    def beating(self) -> Iterator[threading.Event]:
+    def forget(self) -> None:
+        """Step 6. ``FencedError`` when another process has taken it since."""
+        with self._lock:
+            fresh = PlaybackState(generation=self._generation + 1)
+            if not self._put(fresh, self._version, Delete(layout.PLAYBACK_PIN)):
+                raise self._fenced()
+
+    def beating(self) -> contextlib.AbstractContextManager[threading.Event]:
         """Heartbeats while the body runs; the event is set when the playback was lost."""
-        lost, ended = threading.Event(), threading.Event()
-
-        def beat() -> None:
-            while not ended.wait(self._log.settings.lease_ttl_ms / 3000):
-                try:
-                    self.beat()
-                except FencedError:
-                    lost.set()
-                    return
-                except TidelogError:
-                    continue  # the next beat may come through; the next intent is fenced if not
-
-        thread = threading.Thread(target=beat, daemon=True)
-        thread.start()
-        try:
-            yield lost
-        finally:
-            ended.set()
-            thread.join()
+        return beating(self._log, self.beat)
 
     def _moved(self) -> PlaybackState:
         """The state with the lot under way counted as out."""
@@ -176,15 +141,18 @@ class NamedPlayback:
     def _change(self, state: PlaybackState, **fields: object) -> None:
         """With the lock held: write our state anew, by our own version."""
         if not self._put(msgspec.structs.replace(state, **fields), self._version):
-            raise FencedError(
-                f"playback `{self.name}`: another process has taken it, ours was epoch "
-                f"{self.state.epoch}: stop this one"
-            )
+            raise self._fenced()
 
-    def _put(self, state: PlaybackState, version: str) -> bool:
+    def _fenced(self) -> FencedError:
+        return FencedError(
+            f"playback `{self.name}`: another process has taken it, ours was epoch "
+            f"{self.state.epoch}: stop this one"
+        )
+
+    def _put(self, state: PlaybackState, version: str, *others: Change) -> bool:
         """Write by the version that we know; False when somebody else was first."""
-        row, what = layout.PLAYBACK_STATE, f"playback `{self.name}`"
-        mine = put_held(self._log, self._where, row, encode_row(state), version, what)
+        wanted = Put(layout.PLAYBACK_STATE, encode_row(state), version)
+        mine = write_held(self._log, self._where, f"playback `{self.name}`", wanted, *others)
         if mine is not None:
             self.state, self._version = state, mine
         return mine is not None

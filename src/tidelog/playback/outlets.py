@@ -108,7 +108,7 @@ class Setting:
         return cls(
             environ=environ,
             id=id,
-            name=None if named is None else named.name,
+            name=None if named is None else named.label,
             resumed=state.until is not None or state.cursor is not None,
             reached=state.reached,
             clock=log.clock,

@@ -4,6 +4,9 @@ The end of each partition is read once: what is appended later is not part of th
 it ends, and is the same when it is resumed. As of an earlier state, ends are those that the topic
 had then. What the range needs of each partition is noted too, so that a trim which takes some of it
 away is told from one that does not.
+
+A journal counts as committed when its newest run was: as of a time before that, a partition ends
+where the journal begins. So compiling makes earlier states coarser, and never wrong.
 """
 
 from __future__ import annotations
@@ -45,24 +48,27 @@ def pin_topic(
 
     def pinned(partition: int) -> tuple[int, int, Floors]:
         head, _ = read_head(log, topic, partition)
-        end = head.next
-        if partition in offsets:
-            end = _checked(topic, partition, head, offsets[partition])
-        elif isinstance(as_of, int):
-            end = _end_at(log, topic, partition, head, as_of)
-        slots = PartitionSlots(log, topic, partition, times)
-        return head.start, end, floors_of(slots, (head.start, end), entries)
+        while True:
+            end = head.next
+            if partition in offsets:
+                end = _checked(topic, partition, head, offsets[partition])
+            elif isinstance(as_of, int):
+                end = _end_at(log, topic, partition, head, as_of)
+            slots = PartitionSlots(log, topic, partition, times, head.journaled)
+            floors = floors_of(slots, (head.start, end), entries)
+            before, (head, _) = head, read_head(log, topic, partition)
+            if head.compiled == before.compiled:  # else rows were replaced while they were read
+                return before.start, end, floors
 
     starts, ends, floors = zip(*each(pinned, range(topic.partitions)), strict=True)
     return Pin(topic.incarnation, times, starts, ends, floors)
 
 
-def check_needed(log: Log, topic: Topic, pin: Pin, partition: int, time_ms: int) -> None:
+def check_needed(topic: Topic, pin: Pin, partition: int, time_ms: int, head: Head) -> None:
     """``NotFoundError`` when something from this time on was trimmed since the playback began.
 
-    To be asked after rows were read: a trim raises the start before it removes any.
+    The head is one that was read after rows: a trim raises the start before it removes any.
     """
-    head, _ = read_head(log, topic, partition)
     needed = pin.floors[partition].needed(time_ms)
     if needed is not None and head.start > needed:
         raise trimmed(topic, partition, needed, head.start)
@@ -103,7 +109,7 @@ def _end_at(log: Log, topic: Topic, partition: int, head: Head, time_ms: int) ->
     low, high = head.start, head.next  # all before `low` counts, nothing from `high` on
     while low < high:
         middle = (low + high) // 2
-        run = _holder(log, topic, partition, middle)
+        run = _holder(log, topic, partition, head, middle)
         if run is None:
             return low
         if run.committed_ms <= time_ms:
@@ -113,9 +119,12 @@ def _end_at(log: Log, topic: Topic, partition: int, head: Head, time_ms: int) ->
     return min(low, head.next)
 
 
-def _holder(log: Log, topic: Topic, partition: int, offset: int) -> Run | None:
+def _holder(log: Log, topic: Topic, partition: int, head: Head, offset: int) -> Run | None:
     where = layout.topic_partition(topic.incarnation, partition)
-    rows = log.catalog.scan(where, "run/", layout.run_row(offset + 1), 1, reverse=True)
-    for row in rows:
+    if offset < head.journaled:
+        bounds = "journal/", layout.journal_row(offset + 1)
+    else:
+        bounds = layout.run_row(head.journaled), layout.run_row(offset + 1)
+    for row in log.catalog.scan(where, *bounds, 1, reverse=True):
         return decode_row(row.value, Run, f"a run of `{topic.name}/{partition}`")
     return None

@@ -60,6 +60,15 @@ class Playback:
         """What is left after a cursor, by time."""
         return play(self.log, self.topic, self.pin, after=after, pool=self.pool)
 
+    def span(self) -> contextlib.AbstractContextManager[None]:
+        """Around all of it, for whoever traces."""
+        return self.log.spans.span("tidelog.playback", topic=self.topic.name)
+
+    def put(self, lot: Lot, outlet: Outlet) -> None:
+        """Put a lot, in a span of its own."""
+        with self.log.spans.span("tidelog.put", events=lot.batch.num_rows):
+            outlet.put(lot)
+
     def lots(
         self,
         batches: Iterator[pa.RecordBatch],
@@ -84,9 +93,9 @@ class Playback:
 def run_playback(playback: Playback, outlet: Outlet) -> Played:
     """Play all, or until it is stopped. What was put is out; who stops it cannot go on exactly."""
     told = _Told(playback, None)
-    with contextlib.closing(playback.batches()) as batches:
+    with playback.span(), contextlib.closing(playback.batches()) as batches:
         for lot in playback.lots(batches, 0, outlet.lot_events):
-            outlet.put(lot)
+            playback.put(lot, outlet)
             told.add(lot)
     return told.done()
 
@@ -146,18 +155,18 @@ def _play_rest(
     state = named.state
     number = state.number
     told = _Told(playback, state.cursor)
-    with contextlib.closing(playback.batches(state.cursor)) as batches:
+    with playback.span(), contextlib.closing(playback.batches(state.cursor)) as batches:
         left: Iterator[pa.RecordBatch] = batches
         if state.until is not None:
             first, left = split_at(batches, state.until)
             named.beat()  # the lot is intended already, and it must be ours
             if first is not None:
-                outlet.put(Lot(number, first))
+                playback.put(Lot(number, first), outlet)
                 told.add(Lot(number, first))
             number = state.until_number
         for lot in playback.lots(left, number, outlet.lot_events, is_lost):
             named.intend(lot.last, lot.end, outlet.reached())
-            outlet.put(lot)
+            playback.put(lot, outlet)
             told.add(lot)
         if is_lost():
             named.beat()  # says so

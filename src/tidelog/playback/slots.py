@@ -6,14 +6,18 @@ gives only rows that are there, however long the stretches between them are. Lev
 cost nothing: a look at the next row after a level's range leads over all of them at once.
 
 The scans are lazy, so what is held does not grow with the range. They show a run that was there
-when they began; whoever replaces runs while they last must leave the slot rows until nobody needs
-them, or let the scans be opened again at the time that was reached.
+when they began. Journals may take the place of runs while they last, and then rows before the time
+that was reached may be new: whoever scans compares the head's ``compiled`` after each read, and
+opens the scans again at that time when it has changed (``standing``).
+
+The value of a run's slot row is its end, that of a journal's is its end and a ``j``. A row without
+it below the head's ``journaled`` is left from a run that a journal has replaced.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -39,13 +43,17 @@ class Listed:
     end_ms: int
     base: int  # of the run
     end: int
+    is_journal: bool = False
 
 
 class PartitionSlots:
-    """The time index of one partition, for one range."""
+    """The time index of one partition, for one range; below ``journaled`` there are journals."""
 
-    def __init__(self, log: Log, topic: Topic, partition: int, range: TimeRange) -> None:
+    def __init__(
+        self, log: Log, topic: Topic, partition: int, range: TimeRange, journaled: int = 0
+    ) -> None:
         self._log = log
+        self._journaled = journaled
         self._slot_ms = topic.slot_ms
         self._range = range
         self._where = layout.topic_partition(topic.incarnation, partition)
@@ -63,17 +71,21 @@ class PartitionSlots:
     def runs(self, listed: Sequence[Listed]) -> dict[int, Run]:
         """The runs of some rows, by base; one whose row is gone is missing."""
         found: dict[int, Run] = {}
-        for group in _close_together(listed):
-            first, last = group[0].base, group[-1].base
-            if first == last:
-                row = self._log.catalog.get(self._where, layout.run_row(first))
-                rows: Iterable[Row] = [] if row is None else [row]
-            else:
-                bounds = layout.run_row(first), layout.run_row(last + 1)
-                rows = self._log.catalog.scan(self._where, *bounds)
-            for run in (decode_row(row.value, Run, f"a run of {self._what}") for row in rows):
-                found[run.base] = run
+        for is_journal, name in ((False, layout.run_row), (True, layout.journal_row)):
+            some = [each for each in listed if each.is_journal == is_journal]
+            for group in _close_together(some):
+                found |= self._named(name, group[0].base, group[-1].base)
         return {each.base: found[each.base] for each in listed if each.base in found}
+
+    def _named(self, name: Callable[[int], str], first: int, last: int) -> dict[int, Run]:
+        """The rows of one kind between two bases."""
+        if first == last:
+            row = self._log.catalog.get(self._where, name(first))
+            rows: Iterable[Row] = [] if row is None else [row]
+        else:
+            rows = self._log.catalog.scan(self._where, name(first), name(last + 1))
+        runs = (decode_row(row.value, Run, f"a run of {self._what}") for row in rows)
+        return {run.base: run for run in runs}
 
     def _levels_with_rows(self) -> Iterator[int]:
         """Levels that have a row in the range: one look for each level that has any row at all."""
@@ -98,14 +110,17 @@ class PartitionSlots:
     def _rows(self, level: int) -> Iterator[Listed]:
         width = self._slot_ms << level
         for row in self._log.catalog.scan(self._where, *self._bounds(level)):
+            is_journal = row.value.endswith(b"j")
             try:
                 start_ms, base = layout.slot_place(row.row)
-                yield Listed(start_ms, start_ms + width, base, int(row.value))
+                end = int(row.value.removesuffix(b"j"))
             except ValueError as exc:
                 raise CorruptError(
                     f"row `{row.row}` of {self._what}: is no slot row ({exc}): keep it, and run "
                     "`tidelog verify`"
                 ) from exc
+            if is_journal or base >= self._journaled:
+                yield Listed(start_ms, start_ms + width, base, end, is_journal)
 
 
 def floors_of(slots: PartitionSlots, bounds: tuple[int, int], entries: int) -> Floors:

@@ -106,7 +106,7 @@ class Windows:
         if following is not None and following.first_ms > at_ms:
             room -= sum(held.bytes_before(following.first_ms) for held in self._held)
         while following is not None:
-            room -= following.run.raw_bytes
+            room -= following.raw_bytes
             if room < 0 and self._held:
                 return max(at_ms, following.first_ms)
             self._begin()
@@ -155,12 +155,12 @@ class Windows:
             held = self._hold(self._ahead.take())
             held.fetch(self._pool)
             self._coming.append(held)
-            self._coming_bytes += held.found.run.raw_bytes
+            self._coming_bytes += held.found.raw_bytes
         return self._coming[0].found if self._coming else None
 
     def _begin(self) -> None:
         held = self._coming.popleft()
-        self._coming_bytes -= held.found.run.raw_bytes
+        self._coming_bytes -= held.found.raw_bytes
         self._held.append(held)
 
     def _settle(self) -> None:

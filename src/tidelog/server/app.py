@@ -38,8 +38,10 @@ from tidelog.server.answers import (
 )
 from tidelog.server.complaints import Complaints
 from tidelog.server.connection import HEAD_TOO_LARGE
+from tidelog.server.console.site import Console
 from tidelog.server.gate import REFRESH_S, Gate
 from tidelog.server.health import Health
+from tidelog.server.ids import WHO, Ids
 from tidelog.server.ingest import Ingest
 from tidelog.server.limits import Bodies
 from tidelog.server.lookup import Lookups
@@ -59,6 +61,7 @@ _TICK_S = 1.0
 _GONE = 499  # counted for clients that left before they were answered
 _GET_ALONE = ("append", "track", "track_topic", "tail")  # HEAD would store, or never end
 _JSON_TYPE = (b"content-type", b"application/json")
+_ID_ROUTE = "/topics/{topic}/ids/{id:path}"  # an id may hold slashes
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,7 @@ class Operation:
     method: str
     path: str
     right: Right | None  # None: anybody may
+    route: str = ""  # where the router needs more than the path
 
 
 APPEND = Operation("append", "POST", "/topics/{topic}/events", "write")
@@ -83,6 +87,10 @@ OPERATIONS = (
     Operation("events", "GET", "/topics/{topic}/partitions/{partition}/events", "read"),
     Operation("range", "GET", "/topics/{topic}/events", "read"),
     Operation("tail", "GET", "/topics/{topic}/tail", "read"),
+    Operation("get", "GET", "/topics/{topic}/ids/{id}", "read", _ID_ROUTE),
+    Operation("update", "PUT", "/topics/{topic}/ids/{id}", "write", _ID_ROUTE),
+    Operation("delete", "DELETE", "/topics/{topic}/ids/{id}", "write", _ID_ROUTE),
+    Operation("journals", "GET", "/topics/{topic}/journals", "read"),
     Operation("metrics", "GET", "/metrics", "read"),
     Operation("health", "GET", "/healthz", None),
     Operation("ready", "GET", "/readyz", None),
@@ -118,6 +126,7 @@ class FrontDoor:
         self._complaints = Complaints(self._clock)
         self.gate = Gate(options, lambda: list_tokens(home.log), self._threads.pool, self._clock)
         self._health = Health(home)
+        self._console = Console(home, options, self.gate, self._threads, self.metrics)
         self._routes: list[tuple[Route, Operation, Handler | None]] = []
         self._watch: Watch | None = None
         self._ticking: asyncio.Task[None] | None = None
@@ -127,12 +136,17 @@ class FrontDoor:
         self._watch = Watch(self._home.log.wakeups, self.metrics)
         parts = (self._home, self._threads, self._watch, self.metrics)
         reads, tails = Reads(*parts), Tails(*parts)
+        ids = Ids(self._home, self._threads, self.metrics, self._bodies)
         handlers: dict[str, Handler] = {
             "topics": reads.topics,
             "topic": reads.topic,
             "events": reads.events,
             "range": Lookups(self._home, self._threads, self.metrics).events,
             "tail": tails.tail,
+            "get": ids.get,
+            "update": ids.update,
+            "delete": ids.delete,
+            "journals": ids.journals,
             "metrics": self._show_metrics,
             "health": self._health.alive,
             "ready": self._health.ready,
@@ -140,12 +154,14 @@ class FrontDoor:
         }
         for operation in OPERATIONS:
             handler = handlers.get(operation.name)
-            route = Route(operation.path, handler or _nothing, methods=[operation.method])
+            path = operation.route or operation.path
+            route = Route(path, handler or _nothing, methods=[operation.method])
             if operation.name in _GET_ALONE and route.methods:
                 route.methods.discard("HEAD")
             self._routes.append((route, operation, handler))
         await self._threads.run(_warm_up)
         await self.gate.refresh()
+        self._console.start(tails)
         self._ticking = asyncio.create_task(self._tick())
 
     def stop_waiting(self) -> None:
@@ -161,6 +177,7 @@ class FrontDoor:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._ticking
         loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, self._console.stop)
         for error in await loop.run_in_executor(None, self._topics.close):
             self._complaints.hear(error)
         await loop.run_in_executor(None, self._threads.close)
@@ -200,6 +217,8 @@ class FrontDoor:
                 f"more than {limits.HEADERS_MAX} headers: send less"
             )
         path: str = scope["path"]
+        if Console.has(path):
+            return "console", self._console.run
         if scope["method"] == "POST":
             if path.startswith("/topics/") and path.endswith("/events"):
                 return APPEND.name, self._append
@@ -290,7 +309,9 @@ class FrontDoor:
         request = Request(scope, receive)
         if operation.right is not None:
             token = request.query_params.get("token") if operation.name == "tail" else None
-            await self.gate.admit(scope, headers, operation.right, token)
+            admitted = await self.gate.admit(scope, headers, operation.right, token)
+            by = self.gate.address(scope, headers) if admitted is None else f"token {admitted.id}"
+            scope[WHO] = by or "http"
         response = await handler(request)
         await response(scope, receive, send)
         return response.status_code

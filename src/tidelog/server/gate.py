@@ -82,15 +82,17 @@ class Gate:
 
     async def admit(
         self, scope: AsgiScope, headers: Headers, wanted: Scope, shown: str | None = None
-    ) -> None:
-        """Let a request in that may do this. ``shown`` is a token from its query.
+    ) -> Token | None:
+        """Let a request in that may do this: by which token, or None where none is needed.
+
+        ``shown`` is a token from its query, or from a cookie of the console.
 
         ``UnauthorizedError``, ``ForbiddenError``, ``TooManyError``.
         """
         if not self._tokens and self._options.is_loopback:
             self._check_local(headers)
             self._count(client_of(self.address(scope, headers)))
-            return
+            return None
         token = await self._token(headers, shown)
         if token is None:
             self._count(client_of(self.address(scope, headers)))
@@ -104,6 +106,7 @@ class Gate:
                 f"token `{token.id}`: may not {wanted}: use one that was made with --{wanted}",
                 token=token.id,
             )
+        return token
 
     def admit_page(self, scope: AsgiScope, headers: Headers) -> None:
         """Let in whatever a web page sends. ``TooManyError``."""

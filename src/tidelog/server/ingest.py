@@ -38,6 +38,7 @@ __all__ = ["EVENT_HEADERS", "IDEMPOTENCY_KEY", "Ingest", "time_of"]
 
 EVENT_HEADERS = ("Tidelog-Key", "Tidelog-Id", "Tidelog-Time", "Tidelog-Type")
 IDEMPOTENCY_KEY = "Idempotency-Key"
+IF_ABSENT = "Tidelog-If-Absent"
 _IDEMPOTENCY_KEY_MAX = 255  # bytes
 _SMALL_BYTES = 65_536  # a body up to this size is sent from the loop
 _OVERHEAD_BYTES = 200  # of an event in a producer's buffer, at most
@@ -70,10 +71,13 @@ class Ingest:
         """Store the events of a body, all or none of them refused; where they stand."""
         opened = self._topics.get(topic) or await self._topics.open(topic)
         key = headers.get(b"idempotency-key")
-        if key is None and len(body) <= _SMALL_BYTES:
+        if_absent = _if_absent(headers)
+        if key is None and not if_absent and len(body) <= _SMALL_BYTES:
             return await self.send(opened, self._events(headers, body))
         loop = asyncio.get_running_loop()
         events = await loop.run_in_executor(self._pool, self._events, headers, body)
+        if if_absent:
+            return await loop.run_in_executor(self._pool, self._append_absent, topic, events)
         if key is None:
             return await self.send(opened, events)
         return await self._send_once(opened, _idempotency_key(key), events)
@@ -150,6 +154,11 @@ class Ingest:
             self._topics.drop(opened)
             again = await self._topics.open(opened.topic.name)
             return await loop.run_in_executor(self._pool, append, again.topic)
+
+    def _append_absent(self, topic: str, events: list[Event]) -> Sequence[Position]:
+        for event in events:
+            self._size(event)
+        return self._home.append(topic, events, if_absent=True)
 
     def _events(self, headers: Headers, body: bytes) -> list[Event]:
         """What a body holds. ``InvalidError``, ``MediaTypeError``."""
@@ -271,6 +280,17 @@ def _text(headers: Headers, name: bytes) -> str | None:
         return value.decode()
     except UnicodeDecodeError as exc:
         raise InvalidError(f"header {name.decode()}: is no UTF-8: give text") from exc
+
+
+def _if_absent(headers: Headers) -> bool:
+    given = headers.get(b"tidelog-if-absent")
+    if given is None:
+        return False
+    if given != b"true":
+        raise InvalidError(f"header {IF_ABSENT}: give `true`, or leave it out")
+    if b"idempotency-key" in headers:
+        raise InvalidError(f"headers {IF_ABSENT} and {IDEMPOTENCY_KEY}: give one of them")
+    return True
 
 
 def _idempotency_key(key: bytes) -> str:

@@ -36,9 +36,18 @@ from tidelog.server.pages import as_array
 from tidelog.server.read import LINES_TYPE, check_parameters, limit_of
 from tidelog.server.threads import Threads
 
-__all__ = ["Lookups", "RangeCursor", "RangePage", "read_range"]
+__all__ = [
+    "RANGE_BOUNDS",
+    "Lookups",
+    "RangeCursor",
+    "RangePage",
+    "begin_range",
+    "check_heads",
+    "place_of_last",
+    "read_range",
+]
 
-_BOUNDS = Bounds(window_bytes=4 << 20, ahead_bytes=0, held_bytes=32 << 20, batch_events=1_000)
+RANGE_BOUNDS = Bounds(window_bytes=4 << 20, ahead_bytes=0, held_bytes=32 << 20, batch_events=1_000)
 _CURSOR_MAX = 16_384  # characters
 
 
@@ -115,18 +124,18 @@ class Lookups:
         if cursor is not None:
             return read_range(log, topic, RangeCursor.of_text(cursor), limit)
         times = time_range(*given, log.clock.now_ms())
-        return read_range(log, topic, _begin(log, topic, times), limit)
+        return read_range(log, topic, begin_range(log, topic, times), limit)
 
 
 def read_range(log: Log, topic: Topic, cursor: RangeCursor, limit: int) -> RangePage:
     """The next events of a range. ``NotFoundError`` when something was trimmed since it began."""
     if cursor.incarnation != topic.incarnation or len(cursor.ends) != topic.partitions:
         raise NotFoundError(f"topic `{topic.name}`: was made again since: begin anew")
-    _check_heads(log, topic, cursor)
+    check_heads(log, topic, cursor)
     times = TimeRange(cursor.start_ms, cursor.end_ms)
     none_needed = (Floors(),) * topic.partitions  # whether one was trimmed, heads tell
     pin = Pin(topic.incarnation, times, cursor.starts, cursor.ends, none_needed)
-    playing = play(log, topic, pin, after=cursor.after, bounds=_BOUNDS)
+    playing = play(log, topic, pin, after=cursor.after, bounds=RANGE_BOUNDS)
     lines: list[bytes] = []
     count, room, after, more = 0, limits.PAGE_BYTES_MAX, cursor.after, False
     try:
@@ -134,13 +143,17 @@ def read_range(log: Log, topic: Topic, cursor: RangeCursor, limit: int) -> Range
             part = _fitting(batch, limit - count, room)
             if part is not None:
                 lines.append(batch_lines(part))
-                count, room, after = count + part.num_rows, room - len(lines[-1]), _last(part)
+                count, room, after = (
+                    count + part.num_rows,
+                    room - len(lines[-1]),
+                    place_of_last(part),
+                )
             if part is None or part.num_rows < batch.num_rows:
                 more = True
                 break
     finally:
         playing.close()
-    _check_heads(log, topic, cursor)
+    check_heads(log, topic, cursor)
     following = msgspec.structs.replace(cursor, after=after) if more else None
     return RangePage(b"".join(lines), count, times, following)
 
@@ -149,7 +162,8 @@ def _forged() -> InvalidError:
     return InvalidError("cursor: is none that a page has given: begin anew")
 
 
-def _begin(log: Log, topic: Topic, times: TimeRange) -> RangeCursor:
+def begin_range(log: Log, topic: Topic, times: TimeRange) -> RangeCursor:
+    """Where a range begins: its times, and the ends of the partitions as they are now."""
     if topic.partitions > limits.PARTITIONS_TAILED_MAX:
         raise InvalidError(
             f"topic `{topic.name}`: has {topic.partitions} partitions, over HTTP "
@@ -164,7 +178,7 @@ def _heads(log: Log, topic: Topic) -> Sequence[Head]:
     return [read_head(log, topic, partition)[0] for partition in range(topic.partitions)]
 
 
-def _check_heads(log: Log, topic: Topic, cursor: RangeCursor) -> None:
+def check_heads(log: Log, topic: Topic, cursor: RangeCursor) -> None:
     """Refuse when a start has moved, or when the cursor's ends are not those of this topic."""
     if len(cursor.starts) != topic.partitions:
         raise _forged()
@@ -189,7 +203,8 @@ def _fitting(batch: pa.RecordBatch, rows: int, room: int) -> pa.RecordBatch | No
     return batch.slice(0, max(1, min(rows, room // each)))
 
 
-def _last(batch: pa.RecordBatch) -> Cursor:
+def place_of_last(batch: pa.RecordBatch) -> Cursor:
+    """The place of a batch's last event."""
     last = batch.num_rows - 1
     time = batch.column("timestamp").cast(pa.int64())[last].as_py()
     return Cursor(

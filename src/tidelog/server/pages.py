@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,10 +21,11 @@ From = int | Literal["earliest", "latest"]
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Consecutive events of a partition, and where the next page begins."""
+    """The events of consecutive offsets of a partition, and where the next page begins."""
 
     lines: bytes  # one JSON object each
-    first: int  # the offset of the first event, or where it would stand
+    offsets: Sequence[int]  # of each event
+    first: int  # where the page begins
     next: int  # the offset to go on from
     start: int  # of the partition, as it was then
     end: int
@@ -31,7 +33,7 @@ class Page:
     @property
     def count(self) -> int:
         """How many events it has."""
-        return self.next - self.first
+        return len(self.offsets)
 
 
 def as_array(lines: bytes) -> bytes:
@@ -40,7 +42,7 @@ def as_array(lines: bytes) -> bytes:
 
 
 def read_page(log: Log, topic: Topic, partition: int, offset: From, limit: int) -> Page:
-    """Up to ``limit`` events, fewer where they are large.
+    """Up to ``limit`` events, fewer where they are large; what was erased is passed over.
 
     ``NotFoundError`` for an offset that was trimmed or that lies beyond the end.
     """
@@ -59,19 +61,20 @@ def read_page(log: Log, topic: Topic, partition: int, offset: From, limit: int) 
     if offset < head.start:
         reader.check_start(offset)
     lines: list[bytes] = []
+    offsets: list[int] = []
     at, room = offset, PAGE_BYTES_MAX
-    for stretch in reader.stretches(offset, min(offset + limit, head.next)):
-        part = _fitting(stretch, room)
+    for stretch in reader.stretches(offset, head.next):
+        part = _fitting(stretch, limit - len(offsets), room)
         lines.append(batch_lines(part.arrow()))
+        offsets += part.offsets.tolist()
         at = part.end
         room -= len(lines[-1])
-        if room <= 0 or part.end < stretch.end:
+        if room <= 0 or len(offsets) == limit or part.end < stretch.end:
             break
-    return Page(b"".join(lines), offset, at, head.start, head.next)
+    return Page(b"".join(lines), offsets, offset, at, head.start, head.next)
 
 
-def _fitting(stretch: Stretch, room: int) -> Stretch:
-    """As many of its events as fit by a guess at their size, and one at least."""
-    rows = stretch.batch.num_rows
-    each = max(1, stretch.batch.nbytes // rows)
-    return stretch.slice(stretch.base, stretch.base + max(1, min(rows, room // each)))
+def _fitting(stretch: Stretch, count: int, room: int) -> Stretch:
+    """As many of its events as fit by a guess at their size, and one at least, up to a count."""
+    each = max(1, stretch.batch.nbytes // max(1, stretch.batch.num_rows))
+    return stretch.take(min(count, max(1, room // each)))

@@ -79,13 +79,14 @@ class Reads:
         page = await self._threads.run(read_page, log, topic, partition, *wanted)
         if page.count or not wait_s:
             return page
-        offset, limit = page.first, wanted[1]  # what `latest` was then
+        offset, limit = page.next, wanted[1]  # what `latest` was then
         clock = log.clock
         until_s = clock.monotonic_s() + wait_s
         with self._watch.waiting(topic.incarnation, (partition,)) as waiter:
             while True:
                 # First of all again, as events may have come before anybody could be woken.
                 page = await self._threads.run(read_page, log, topic, partition, offset, limit)
+                offset = page.next
                 if page.count or not await waiter.wait(until_s - clock.monotonic_s()):
                     return page
 

@@ -85,10 +85,11 @@ class Tails:
                 page = await self._threads.run(
                     read_page, log, topic, partition, cursors[partition], _AT_ONCE
                 )
-                yield _frames_of(cursors, partition, page)
+                if page.count:
+                    yield _frames_of(cursors, partition, page)
+                    spoke_s = log.clock.monotonic_s()
                 cursors[partition] = page.next
                 self._metrics.events_out += page.count
-                spoke_s = log.clock.monotonic_s()
             if log.clock.monotonic_s() - spoke_s > _KEEP_ALIVE_S:
                 yield b": still here\n\n"
                 spoke_s = log.clock.monotonic_s()
@@ -141,7 +142,7 @@ def _frames_of(cursors: dict[int, int], partition: int, page: Page) -> bytes:
     before = "".join(f"{p}:{offset}," for p, offset in cursors.items() if p < partition)
     after = "".join(f",{p}:{offset}" for p, offset in cursors.items() if p > partition)
     frames = [
-        b"id: %s%d:%d%s\ndata: %s\n\n" % (before.encode(), partition, offset, after.encode(), line)
-        for offset, line in enumerate(page.lines.splitlines(), page.first + 1)
+        b"id: %s%d:%d%s\ndata: %s\n\n" % (before.encode(), partition, at + 1, after.encode(), line)
+        for at, line in zip(page.offsets, page.lines.splitlines(), strict=True)
     ]
     return b"".join(frames)

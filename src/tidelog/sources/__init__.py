@@ -41,6 +41,7 @@ __all__ = [
     "Source",
     "SourcePartition",
     "open_source",
+    "pipelines_behind",
 ]
 
 SOURCE_SCHEMES = ("kafka", "kinesis", "scylla", "topic", "archive", "file")
@@ -94,3 +95,11 @@ def open_source(url: str, *, environ: Mapping[str, str], open_log: OpenLog | Non
         f"source `{url}`: unknown scheme `{address.scheme}`"
         f"{nearest(address.scheme, SOURCE_SCHEMES)}: give one of {', '.join(SOURCE_SCHEMES)}"
     )
+
+
+def pipelines_behind(url: str) -> tuple[str, ...]:
+    """The pipelines to which a source adds what they have missed; without opening it."""
+    address = parse_address(url)
+    if address.scheme != "scylla":
+        return ()
+    return tuple(filter(None, address.options.get("of", "").split(",")))

@@ -17,6 +17,7 @@ __all__ = [
     "Bounds",
     "Branching",
     "Chunk",
+    "Completing",
     "DirectReader",
     "Parent",
     "Range",
@@ -55,6 +56,7 @@ class Bounds:
     first: str
     end: str
     incarnation: str = ""  # changes when the partition is made anew, where the source can tell
+    is_dense: bool = False  # each position of it had an event whenever it was read
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +162,16 @@ class Telling(Protocol):
 
     def waits(self, range: Range) -> bool:
         """Whether the range holds an event now. Errors as for ``Source.read``."""
+        ...
+
+
+@runtime_checkable
+class Completing(Protocol):
+    """What a source also is that adds to other pipelines of its home what they have missed."""
+
+    @property
+    def behind(self) -> tuple[str, ...]:
+        """Their names; none, unless it was told to."""
         ...
 
 

@@ -32,6 +32,7 @@ from tidelog.model.address import Address, parse_address
 from tidelog.sources.base import (
     Bounds,
     Chunk,
+    Completing,
     Range,
     RangeReader,
     Source,
@@ -116,6 +117,10 @@ class ScyllaSource:
     @property
     def url(self) -> str:
         return format_scylla(self._place, self._way)
+
+    @property
+    def behind(self) -> tuple[str, ...]:
+        return self._way.of
 
     def partitions(self) -> list[SourcePartition]:
         """The groups; for a sweep, those that the pipelines before it have begun.
@@ -350,4 +355,5 @@ def _reopened(url: str) -> ScyllaSource:
 
 _source: type[Source] = ScyllaSource
 _telling: type[Telling] = ScyllaSource
+_completing: type[Completing] = ScyllaSource
 _reader: type[RangeReader] = ScyllaRange

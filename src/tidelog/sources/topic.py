@@ -17,22 +17,23 @@ from functools import partial
 import pyarrow as pa
 
 from tidelog.codec.events import EVENT_SCHEMA, batch_bytes
-from tidelog.codec.segment import read_piece
 from tidelog.errors import InternalError, InvalidError, NotFoundError, UnavailableError
+from tidelog.log.amended import NO_AMENDMENTS, Amendments
 from tidelog.log.base import Log, OpenLog
+from tidelog.log.contents import Cut, describe_run, fetch_run, in_turn, read_run
 from tidelog.log.read import Reader, Stretch
 from tidelog.log.topics import find_topic, read_head
 from tidelog.model.address import Address
 from tidelog.model.run import Head, Run
 from tidelog.model.topic import Topic, check_topic_name
 from tidelog.sources.base import Bounds, Chunk, Range, Source, SourcePartition
-from tidelog.store.ahead import fetched_ahead
 from tidelog.store.base import Store
 from tidelog.store.here import open_store_here
 
 __all__ = ["OpenLog", "PlannedRange", "TopicSource", "open_topic"]
 
 _AT_ONCE = 8  # heads read side by side; each is a round trip on a remote catalog
+_AHEAD = 3  # objects of a plan that are fetched before they are asked for
 _CHUNK_ROWS = 20_000  # the batches of small runs are joined
 _CHUNK_BYTES = 32 << 20
 
@@ -67,7 +68,7 @@ class TopicSource:
             topic = find_topic(log, self._topic)
             heads = list(pool.map(lambda each: _head(log, topic, each), partitions))
         return {
-            each: Bounds(str(head.start), str(head.next), topic.incarnation)
+            each: Bounds(str(head.start), str(head.next), topic.incarnation, not head.amendments)
             for each, head in zip(partitions, heads, strict=True)
         }
 
@@ -86,17 +87,14 @@ class TopicSource:
     def reader(self, range: Range) -> PlannedRange:
         """The range with all that is needed to read it from the store. Errors as for ``read``."""
         start, limit = _offsets(range)
-        runs: list[Run] = []
         with self._open_log() as log:
             topic = find_topic(log, self._topic)
             with _held(log, topic, range):
-                reader = Reader(log, topic, int(range.partition.name))
-                while (at := runs[-1].end if runs else start) < limit:
-                    found = [run for run in reader.runs(at) if run.base < limit]
-                    if not found:
-                        raise _short(range, at)
-                    runs += found
-            return PlannedRange(range, tuple(runs), log.store.url)
+                plan = Reader(log, topic, int(range.partition.name)).plan(start, limit)
+            reached = plan.runs[-1].end if plan.runs else start
+            if reached < limit:
+                raise _short(range, reached)
+            return PlannedRange(range, plan.runs, log.store.url, plan.amendments)
 
     def cut(self, start: str, end: str, events: int) -> str:
         return str(min(_offset(end), _offset(start) + events))
@@ -105,7 +103,7 @@ class TopicSource:
         return _offset(one) < _offset(other)
 
     def count(self, start: str, end: str) -> int | None:
-        """Exactly so many: the offsets of a topic have no gaps."""
+        """At most so many, and exactly where nothing was erased (``Bounds.is_dense``)."""
         return max(0, _offset(end) - _offset(start))
 
     def __repr__(self) -> str:
@@ -114,11 +112,15 @@ class TopicSource:
 
 @dataclass(frozen=True, slots=True)
 class PlannedRange:
-    """A range and the runs that hold its events. Pickles; a trim makes it stale."""
+    """A range, the runs that hold its events, and what amends them, as it was then.
+
+    Pickles. A trim makes it stale, and so does a sweep after the runs were compiled.
+    """
 
     range: Range
     runs: tuple[Run, ...]
     store: str  # URL
+    amendments: Amendments = NO_AMENDMENTS
 
     def read(self) -> Iterator[Chunk]:
         """The same chunks as ``TopicSource.read``; ``UnavailableError`` for a stale plan."""
@@ -126,28 +128,29 @@ class PlannedRange:
 
     def _stretches(self, store: Store) -> Iterator[Stretch]:
         start, limit = _offsets(self.range)
-        partition = self.range.partition
-        for run, data in fetched_ahead(self.runs, partial(self._fetch, store)):
-            base = run.base
-            for batch in read_piece(data, run.crc, run.count, self._what(run)):
-                stretch = Stretch(partition.topic, int(partition.name), base, batch)
-                base = stretch.end
-                yield stretch.slice(start, limit)
+        topic, partition = self.range.partition.topic, int(self.range.partition.name)
+        with ThreadPoolExecutor(_AHEAD, "tidelog-fetch") as pool:
+            cut = Cut(start, limit, pool=pool)
+            for run, data in in_turn(pool, partial(self._fetch, store), self.runs, _AHEAD):
+                what = describe_run(topic, partition, run)
+                try:
+                    for rows in read_run(store, run, what, cut, self.amendments, data):
+                        yield Stretch(topic, partition, rows)
+                except NotFoundError as exc:
+                    raise self._stale(run) from exc
 
-    def _fetch(self, store: Store, run: Run) -> bytes:
+    def _fetch(self, store: Store, run: Run) -> bytes | None:
         try:
-            return store.get(run.object, run.byte_start, run.byte_end)
+            return fetch_run(store, run)
         except NotFoundError as exc:
-            raise UnavailableError(
-                f"{self._what(run)}: is gone: plan the range again; if it is gone then too, "
-                "restore it from a copy, and run `tidelog verify`",
-                lost_from=max(run.base, _offsets(self.range)[0]),
-            ) from exc
+            raise self._stale(run) from exc
 
-    def _what(self, run: Run) -> str:
-        return (
-            f"object `{run.object}`, bytes {run.byte_start} to {run.byte_end}, partition "
-            f"`{self.range.partition.text}`, offsets {run.base} to {run.end}"
+    def _stale(self, run: Run) -> UnavailableError:
+        partition = self.range.partition
+        return UnavailableError(
+            f"{describe_run(partition.topic, partition.name, run)}: is gone: plan the range again; "
+            "if it is gone then too, restore it from a copy, and run `tidelog verify`",
+            lost_from=max(run.base, _offsets(self.range)[0]),
         )
 
 

@@ -28,6 +28,7 @@ from pyspark.sql.types import (
 
 from tidelog.codec.events import STORED_SCHEMA, stored_batch
 from tidelog.errors import InvalidError
+from tidelog.log.rows import Rows
 from tidelog.model.address import nearest
 
 __all__ = ["Place", "arrow_schema", "check_writable", "shown", "spark_schema", "stored"]
@@ -63,11 +64,10 @@ _MILLISECONDS = pa.timestamp("ms", "UTC")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the first event of a batch stands."""
+    """Where the events of a batch stand."""
 
     topic: str
     partition: int
-    base: int
 
 
 def spark_schema(columns: Sequence[str]) -> StructType:
@@ -88,9 +88,9 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     return to_arrow_schema(schema, timezone="UTC")
 
 
-def shown(batch: pa.RecordBatch, place: Place, wanted: pa.Schema) -> pa.RecordBatch:
-    """A stored batch as Spark wants it."""
-    rows = batch.num_rows
+def shown(found: Rows, place: Place, wanted: pa.Schema) -> pa.RecordBatch:
+    """Stored rows as Spark wants them."""
+    rows = found.batch.num_rows
     arrays = []
     for field in wanted:
         if field.name == "topic":
@@ -98,9 +98,9 @@ def shown(batch: pa.RecordBatch, place: Place, wanted: pa.Schema) -> pa.RecordBa
         elif field.name == "partition":
             array = _numbers(np.full(rows, place.partition, np.int32), field.type)
         elif field.name == "offset":
-            array = _numbers(np.arange(place.base, place.base + rows, dtype=np.int64), field.type)
+            array = _numbers(found.offsets, field.type)
         else:
-            array = batch.column(field.name)
+            array = found.batch.column(field.name)
             if array.type != field.type:
                 array = array.cast(field.type)
         arrays.append(array)

@@ -1,20 +1,22 @@
 """The driver's part of a read: from options and the catalog to tasks that need the store alone.
 
-A range of offsets is pinned when it is planned. Its runs are cut into slices at its borders, and
-slices are put together into tasks of about one size, in the order of partitions and offsets.
+A range of offsets is pinned when it is planned, and so are the amendments of its events. Its runs
+are cut into slices at its borders, large journals also within, and slices are put together into
+tasks of about one size, in the order of partitions and offsets.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from pyspark.sql.datasource import InputPartition
 
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.home import Home, open_home
+from tidelog.log.amended import NO_AMENDMENTS, Amendments
 from tidelog.log.read import Reader
 from tidelog.log.topics import read_head
 from tidelog.model.run import Head, Run
@@ -40,6 +42,7 @@ T = TypeVar("T")
 
 _TASK_BYTES_MAX = 32 << 20  # stored; some seconds of one core
 _TASK_BYTES_MIN = 4 << 20  # below this, starting a task costs more than it reads
+_SLICE_BYTES = 8 << 20  # of a journal; two slices read the row group at their border
 _TASKS_AT_LEAST = 4  # of a read that is large enough; each costs Spark some 0.05 s
 _AT_ONCE = 8  # partitions that are planned side by side
 
@@ -79,6 +82,12 @@ class Slice:
     run: Run
     start: int
     end: int
+    amendments: Amendments = NO_AMENDMENTS  # that are not in the run
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is all of the run."""
+        return (self.start, self.end) == (self.run.base, self.run.end)
 
     @property
     def size(self) -> int:
@@ -115,7 +124,7 @@ class Planner:
 
         def slices_of(partition: int) -> list[Slice]:
             wanted = by_partition.get(partition)
-            return [] if wanted is None else list(self.slices(wanted, times))
+            return [] if wanted is None else self._amended(wanted, times)
 
         slices = [each for found in self._each(slices_of) for each in found]
         settings, name = self._home.settings, self._topic.name
@@ -130,7 +139,6 @@ class Planner:
         ``NotFoundError`` where it was trimmed.
         """
         reader = Reader(self._home.log, self._topic, wanted.partition)
-        reader.check_start(wanted.start)  # a run that holds the start begins before it
         at = wanted.start
         while at < wanted.end:
             runs = reader.runs(at)
@@ -144,8 +152,20 @@ class Planner:
                     return
                 end = min(run.end, wanted.end)
                 if not times.miss(run):
-                    yield Slice(wanted.partition, run, at, end)
+                    yield from _cut(Slice(wanted.partition, run, at, end))
                 at = end
+
+    def _amended(self, wanted: Range, times: Times) -> list[Slice]:
+        """The slices of a range with the amendments of each, which are read first."""
+        reader = Reader(self._home.log, self._topic, wanted.partition)
+        found = reader.amendments(wanted.start, wanted.end)
+        slices = list(self.slices(wanted, times))
+        if not len(found):
+            return slices
+        return [
+            replace(each, amendments=found.between(each.start, each.end).of_run(each.run))
+            for each in slices
+        ]
 
     def _each(self, call: Callable[[int], T]) -> list[T]:
         """For every partition, side by side where there are many."""
@@ -224,6 +244,14 @@ def split_tasks(slices: Sequence[Slice], task_bytes: int | None) -> list[tuple[S
         portions[middle * count // total].append(each)
         before += each.size
     return [tuple(portion) for portion in portions if portion]
+
+
+def _cut(whole: Slice) -> Iterator[Slice]:
+    """A slice of a large journal in several, as if all its offsets had the same size."""
+    parts = 1 if whole.run.journal is None else -(-whole.size // _SLICE_BYTES)
+    step = -(-(whole.end - whole.start) // parts)
+    for start in range(whole.start, whole.end, step):
+        yield replace(whole, start=start, end=min(start + step, whole.end))
 
 
 def _offset(given: Offsets, partition: int, head: Head, otherwise: str) -> int:

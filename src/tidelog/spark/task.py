@@ -1,7 +1,8 @@
 """An executor's part: it opens the store, and reads and writes objects. No catalog is opened here.
 
-What it reads is checked as every reader checks it: the bytes against the run's checksum, the events
-against its count. Credentials come from the executor's own environment.
+What it reads is checked as every reader checks it: the bytes against their checksums, the events
+against their count. Of a journal only the row groups and columns are fetched that are wanted.
+Credentials come from the executor's own environment.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import functools
 import gc
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,17 +19,17 @@ import pyarrow.compute as pc
 
 from tidelog.clock import Clock, Ids, RandomIds, SystemClock
 from tidelog.codec.events import STORED_SCHEMA
-from tidelog.codec.segment import read_piece
 from tidelog.errors import CorruptError, NotFoundError
+from tidelog.log.contents import Cut, Rows, describe_run, fetch_run, in_turn, read_run
 from tidelog.settings import Settings
 from tidelog.spark.columns import Place, shown
 from tidelog.spark.plan import Slice, Task, Times
 from tidelog.store import Store
-from tidelog.store.ahead import fetched_ahead
 from tidelog.store.here import open_store_here
 
 __all__ = ["Workshop", "open_workshop", "read_task"]
 
+_AHEAD = 3  # objects that are fetched before they are asked for
 _ROWS_MIN = 4_000  # of a batch for Spark; the batches of small runs are joined
 
 
@@ -61,35 +63,39 @@ def _keep_modules() -> None:
 def _batches(store: Store, task: Task, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
     # Times are always decoded: they count the rows, and a filter may need them.
     columns = [name for name in STORED_SCHEMA.names if name in ("timestamp", *wanted.names)]
-    for piece, data in fetched_ahead(task.slices, partial(_read, store, task)):
-        run, at = piece.run, piece.run.base
-        for batch in read_piece(data, run.crc, run.count, _what(task, piece), columns):
-            start, end = max(piece.start, at), min(piece.end, at + batch.num_rows)
-            if start < end:
-                part = batch.slice(start - at, end - start)
-                rows = shown(part, Place(task.topic, piece.partition, start), wanted)
-                mask = None if task.times.hold(run) else _within(part, task.times)
-                yield rows if mask is None else rows.filter(mask)
-            at += batch.num_rows
+    with ThreadPoolExecutor(_AHEAD, "tidelog-fetch") as pool:
+        for piece, data in in_turn(pool, partial(_fetch, store, task), task.slices, _AHEAD):
+            place, is_within = Place(task.topic, piece.partition), task.times.hold(piece.run)
+            cut = Cut(piece.start, piece.end, columns, pool)
+            for rows in _rows(store, task, piece, cut, data):
+                found = shown(rows, place, wanted)
+                yield found if is_within else found.filter(_within(rows.batch, task.times))
     _keep_modules()
 
 
-def _read(store: Store, task: Task, piece: Slice) -> bytes:
-    run = piece.run
+def _fetch(store: Store, task: Task, piece: Slice) -> bytes | None:
+    """All of a segment's piece; of a journal nothing yet, as others may read the rest of it."""
+    if piece.run.journal is not None and not piece.is_whole:
+        return None
     try:
-        return store.get(run.object, run.byte_start, run.byte_end)
+        return fetch_run(store, piece.run)
     except NotFoundError as exc:
-        raise CorruptError(
-            f"{_what(task, piece)}: is gone: if the topic was trimmed after this read was planned, "
-            "read again; if not, restore it from a copy, and run `tidelog verify`"
-        ) from exc
+        raise _gone(task, piece) from exc
 
 
-def _what(task: Task, piece: Slice) -> str:
-    run = piece.run
-    return (
-        f"object `{run.object}`, bytes {run.byte_start} to {run.byte_end}, partition "
-        f"`{task.topic}/{piece.partition}`, offsets {run.base} to {run.end}"
+def _rows(store: Store, task: Task, piece: Slice, cut: Cut, data: bytes | None) -> Iterator[Rows]:
+    what = describe_run(task.topic, piece.partition, piece.run)
+    try:
+        yield from read_run(store, piece.run, what, cut, piece.amendments, data)
+    except NotFoundError as exc:
+        raise _gone(task, piece) from exc
+
+
+def _gone(task: Task, piece: Slice) -> CorruptError:
+    return CorruptError(
+        f"{describe_run(task.topic, piece.partition, piece.run)}: is gone: if the topic was "
+        "trimmed or compiled after this read was planned, read again; if not, restore it from a "
+        "copy, and run `tidelog verify`"
     )
 
 

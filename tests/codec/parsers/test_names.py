@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from tests.codec.parsers.laying import as_json, batch, laid, opened, rows_of
 from tidelog.codec.parsers import LayoutSettings
-from tidelog.codec.parsers.names import NAME_BYTES_MAX, escaped, path_problem, paths_of
+from tidelog.codec.parsers.names import escaped, path_problem, paths_of
+from tidelog.model.limits import FOLDER_NAME_BYTES_MAX
 from tidelog.store.base import check_key
 
 NAMES = [
@@ -53,10 +54,10 @@ def test_names(text: str, name: str) -> None:
 
 
 def test_long_names_end_with_a_hash_and_stay_different() -> None:
-    assert escaped("a" * NAME_BYTES_MAX) == "a" * NAME_BYTES_MAX
+    assert escaped("a" * FOLDER_NAME_BYTES_MAX) == "a" * FOLDER_NAME_BYTES_MAX
     for text in ("a" * 201, "日" * 67, "/" * 67, "é" * 1_000_000, "\U0001f30a" * 51):
         name = escaped(text)
-        assert len(name.encode()) <= NAME_BYTES_MAX
+        assert len(name.encode()) <= FOLDER_NAME_BYTES_MAX
         assert name[-17] == "~"
         assert path_problem(name) is None
         assert name != escaped(text + "b")

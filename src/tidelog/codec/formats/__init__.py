@@ -6,10 +6,10 @@ columns, or, where the data file holds values alone, in a sidecar beside it. It 
 was written comes back exactly, or ``CorruptError``. It must not know where files stand, how they
 are named, nor when one ends: the pipeline says so.
 
-``base`` has the interface and the settings; ``parquet`` (to copy from), ``orc``, ``avro``,
-``jsonlines``, ``delimited`` and ``sequence`` are the formats; ``schema`` and ``typed`` turn JSON
-values into typed columns. Other packages may add a format by the entry point group
-``tidelog.formats``.
+``base`` has the interface and the settings; ``parquet`` (to copy from), ``orc`` and ``avro``, which
+share ``columnar``, ``jsonlines``, ``delimited`` and ``sequence`` are the formats; ``schema`` and
+``typed`` turn JSON values into typed columns. Other packages may add a format by the entry point
+group ``tidelog.formats``.
 """
 
 from __future__ import annotations
@@ -46,11 +46,17 @@ def open_format(
 def _opener(name: str) -> Callable[[str | None, FormatSettings], Format] | None:
     opens: Callable[[str | None, FormatSettings], Format] | None = None
     if name == "parquet":
-        from tidelog.codec.formats.parquet import open_parquet as opens
+        from tidelog.codec.formats.parquet import ParquetFormat
+
+        opens = ParquetFormat.opened
     elif name == "orc":
-        from tidelog.codec.formats.orc import open_orc as opens
+        from tidelog.codec.formats.orc import OrcFormat
+
+        opens = OrcFormat.opened
     elif name == "avro":
-        from tidelog.codec.formats.avro import open_avro as opens
+        from tidelog.codec.formats.avro import AvroFormat
+
+        opens = AvroFormat.opened
     elif name == "jsonlines":
         from tidelog.codec.formats.jsonlines import open_jsonlines as opens
     elif name == "delimited":

@@ -9,34 +9,16 @@ from __future__ import annotations
 import io
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import msgspec
 import pyarrow as pa
 
 from tidelog.codec.events import EVENT_SCHEMA
 from tidelog.codec.formats.avro_encoding import avro_schema, encode_records, zigzag
-from tidelog.codec.formats.base import (
-    Data,
-    FileWriter,
-    Format,
-    FormatSettings,
-    Sink,
-    check_no_sidecar,
-    check_settings,
-    choose_codec,
-    file_name,
-)
-from tidelog.codec.formats.batches import (
-    Columns,
-    ColumnWriter,
-    Pending,
-    binary_data,
-    check_restorable,
-    slices,
-    sync_marker,
-)
+from tidelog.codec.formats.base import Data, Format, FormatSettings, Sink, file_name
+from tidelog.codec.formats.batches import Encoder, Pending, binary_data, slices, sync_marker
+from tidelog.codec.formats.columnar import ColumnarFormat
 from tidelog.codec.formats.streams import (
     ZLIB_LEVEL,
     CountedSink,
@@ -44,7 +26,6 @@ from tidelog.codec.formats.streams import (
     exactly,
     open_data,
 )
-from tidelog.codec.formats.typed import open_columns
 from tidelog.errors import CorruptError, InvalidError
 from tidelog.model.limits import BATCH_EVENTS_MAX
 
@@ -53,7 +34,7 @@ try:
 except ImportError:  # pragma: no cover
     fastavro = None  # type: ignore[assignment]
 
-__all__ = ["AvroFormat", "open_avro"]
+__all__ = ["AvroFormat"]
 
 BLOCK_BYTES = 1 << 20  # before compression; a reader decodes a block at a time
 _BLOCK_BYTES_MAX = 1 << 30  # a longer one is nonsense
@@ -61,40 +42,29 @@ _MAGIC = b"Obj\x01"
 _AVRO_NAMES = {"deflate": "deflate", "snappy": "snappy", "zstd": "zstandard", "none": "null"}
 
 
-def open_avro(codec: str | None, settings: FormatSettings) -> AvroFormat:
-    """The format with its settings checked, also that Avro takes the names of a schema."""
-    check_settings("avro", settings, "schema", "keep_value", "strict")
-    codec = choose_codec("avro", codec, "deflate", "snappy", "zstd", "none")
-    columns = open_columns("avro", settings)
-    avro_schema(columns.schema)
-    return AvroFormat(codec, columns)
+class AvroFormat(ColumnarFormat):
+    """Avro files."""
 
-
-@dataclass(frozen=True, slots=True)
-class AvroFormat:
-    """Avro files with everything in fields."""
-
-    codec: str
-    columns: Columns
+    __slots__ = ()
     name: ClassVar[str] = "avro"
     extension: ClassVar[str] = ".avro"
+    codecs: ClassVar[tuple[str, ...]] = ("deflate", "snappy", "zstd", "none")
 
-    def sidecar_name(self, name: str) -> str | None:
-        """None: everything is in the file."""
-        return None
-
-    def writer(self, sink: Sink, sidecar: Sink | None = None) -> FileWriter:
-        """Begin a file."""
-        check_no_sidecar(self.name, sidecar)
-        return ColumnWriter(self.columns, _Blocks(sink, self.columns.schema, self.codec))
+    @classmethod
+    def opened(cls, codec: str | None, settings: FormatSettings) -> Self:
+        """The format with its settings checked, also that Avro takes the names of a schema."""
+        made = super().opened(codec, settings)
+        avro_schema(made.columns.schema)
+        return made
 
     def read(self, data: Data, sidecar: Data | None = None) -> Iterator[pa.RecordBatch]:
         """The events of a file, block by block."""
-        check_no_sidecar(self.name, sidecar)
-        check_restorable(self.name, self.columns)
         if fastavro is None:
             raise InvalidError("avro reader is not installed: pip install 'tidelog[formats]'")
-        return self._read(data)
+        return super().read(data, sidecar)
+
+    def _encoder(self, sink: Sink) -> Encoder:
+        return _Blocks(sink, self.columns.schema, self.codec)
 
     def _read(self, data: Data) -> Iterator[pa.RecordBatch]:
         what = file_name(self.name, data)

@@ -8,75 +8,37 @@ A checksum is hidden at the end of the file (``orc_tail``), and how large rows a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar
 
 import pyarrow as pa
 from pyarrow import orc
 from pyarrow.dataset import OrcFileFormat
 
-from tidelog.codec.formats.base import (
-    Data,
-    FileWriter,
-    Format,
-    FormatSettings,
-    Sink,
-    check_no_sidecar,
-    check_settings,
-    choose_codec,
-    file_name,
-)
-from tidelog.codec.formats.batches import (
-    Columns,
-    ColumnWriter,
-    check_restorable,
-    estimate,
-    events_of_table,
-    row_sizes,
-)
+from tidelog.codec.formats.base import Data, Format, Sink, file_name
+from tidelog.codec.formats.batches import Columns, Encoder, estimate, events_of_table, row_sizes
+from tidelog.codec.formats.columnar import ColumnarFormat
 from tidelog.codec.formats.orc_tail import TailSink, check_tail
 from tidelog.codec.formats.schema import PREFIX
 from tidelog.codec.formats.streams import CountedSink, decoding, open_data
-from tidelog.codec.formats.typed import open_columns
 from tidelog.model.limits import BATCH_EVENTS_MAX
 
-__all__ = ["OrcFormat", "open_orc"]
+__all__ = ["OrcFormat"]
 
 STRIPE_BYTES = 32 << 20  # what the writer collects before it writes
 READ_BYTES_MAX = 256 << 20  # decoded at a time, if all rows were as large as the largest
 _HEADER_BYTES = 16  # more than that is a stripe
 
 
-def open_orc(codec: str | None, settings: FormatSettings) -> OrcFormat:
-    """The format with its settings checked."""
-    check_settings("orc", settings, "schema", "keep_value", "strict")
-    codec = choose_codec("orc", codec, "zstd", "zlib", "snappy", "lz4", "none")
-    return OrcFormat(codec, open_columns("orc", settings))
+class OrcFormat(ColumnarFormat):
+    """ORC files."""
 
-
-@dataclass(frozen=True, slots=True)
-class OrcFormat:
-    """ORC files with everything in columns."""
-
-    codec: str
-    columns: Columns
+    __slots__ = ()
     name: ClassVar[str] = "orc"
     extension: ClassVar[str] = ".orc"
+    codecs: ClassVar[tuple[str, ...]] = ("zstd", "zlib", "snappy", "lz4", "none")
 
-    def sidecar_name(self, name: str) -> str | None:
-        """None: everything is in the file."""
-        return None
-
-    def writer(self, sink: Sink, sidecar: Sink | None = None) -> FileWriter:
-        """Begin a file."""
-        check_no_sidecar(self.name, sidecar)
-        return ColumnWriter(self.columns, _Stripes(sink, self.columns, self.codec))
-
-    def read(self, data: Data, sidecar: Data | None = None) -> Iterator[pa.RecordBatch]:
-        """The events of a file, one stripe after another."""
-        check_no_sidecar(self.name, sidecar)
-        check_restorable(self.name, self.columns)
-        return self._read(data)
+    def _encoder(self, sink: Sink) -> Encoder:
+        return _Stripes(sink, self.columns, self.codec)
 
     def _read(self, data: Data) -> Iterator[pa.RecordBatch]:
         names = {**self.columns.names, "timestamp": _number_name(self.columns)}

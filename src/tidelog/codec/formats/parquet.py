@@ -8,36 +8,17 @@ smaller than the defaults for events that hardly repeat.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tidelog.codec.formats.base import (
-    Data,
-    FileWriter,
-    Format,
-    FormatSettings,
-    Sink,
-    check_no_sidecar,
-    check_settings,
-    choose_codec,
-    file_name,
-)
-from tidelog.codec.formats.batches import (
-    Columns,
-    ColumnWriter,
-    Pending,
-    check_restorable,
-    estimate,
-    events_of_table,
-    slices,
-)
+from tidelog.codec.formats.base import Data, Format, Sink, file_name
+from tidelog.codec.formats.batches import Pending, estimate, events_of_table, slices
+from tidelog.codec.formats.columnar import ColumnarFormat
 from tidelog.codec.formats.streams import CountedSink, decoding, open_data
-from tidelog.codec.formats.typed import open_columns
 
-__all__ = ["ParquetFormat", "RowGroups", "TableReader", "open_parquet"]
+__all__ = ["ParquetFormat", "RowGroups", "TableReader"]
 
 ROW_GROUP_BYTES = 128 << 20  # before compression; what a writer holds at most
 ROW_GROUP_ROWS = 131_072  # so that the file grows by steps of a few tens of MiB
@@ -47,37 +28,16 @@ _RISING = ("offset", "timestamp")
 _SEARCHED = ("topic", "partition", "offset", "timestamp")
 
 
-def open_parquet(codec: str | None, settings: FormatSettings) -> ParquetFormat:
-    """The format with its settings checked."""
-    check_settings("parquet", settings, "schema", "keep_value", "strict")
-    codec = choose_codec("parquet", codec, "zstd", "snappy", "gzip", "lz4", "none")
-    return ParquetFormat(codec, open_columns("parquet", settings))
+class ParquetFormat(ColumnarFormat):
+    """Parquet files."""
 
-
-@dataclass(frozen=True, slots=True)
-class ParquetFormat:
-    """Parquet files with everything in columns."""
-
-    codec: str
-    columns: Columns
+    __slots__ = ()
     name: ClassVar[str] = "parquet"
     extension: ClassVar[str] = ".parquet"
+    codecs: ClassVar[tuple[str, ...]] = ("zstd", "snappy", "gzip", "lz4", "none")
 
-    def sidecar_name(self, name: str) -> str | None:
-        """None: everything is in the file."""
-        return None
-
-    def writer(self, sink: Sink, sidecar: Sink | None = None) -> FileWriter:
-        """Begin a file."""
-        check_no_sidecar(self.name, sidecar)
-        groups = RowGroups(sink, self.columns.schema, self.codec, self.columns.names)
-        return ColumnWriter(self.columns, groups)
-
-    def read(self, data: Data, sidecar: Data | None = None) -> Iterator[pa.RecordBatch]:
-        """The events of a file, one row group after another."""
-        check_no_sidecar(self.name, sidecar)
-        check_restorable(self.name, self.columns)
-        return self._read(data)
+    def _encoder(self, sink: Sink) -> RowGroups:
+        return RowGroups(sink, self.columns.schema, self.codec, self.columns.names)
 
     def _read(self, data: Data) -> Iterator[pa.RecordBatch]:
         names = self.columns.names

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-__all__ = ["NAME_BYTES_MAX", "PATH_BYTES_MAX", "escaped", "path_problem", "paths_of"]
+from tidelog.model.limits import FOLDER_NAME_BYTES_MAX, FOLDER_PATH_BYTES_MAX
 
-NAME_BYTES_MAX = 200  # of one name, as UTF-8; stores take 240 a part
-PATH_BYTES_MAX = 500  # of all names together; a key has 900, with root, topic and file name
+__all__ = ["escaped", "path_problem", "paths_of"]
+
 _SPECIAL = frozenset("\"#%'*/:=?\\{}[]^<>|`$!&;~")
 _EDGE = frozenset("_. ")  # hidden at the start; lost by some file systems at the end
 _HASH_DIGITS = 16
@@ -27,16 +27,16 @@ def escaped(text: str) -> str:
     last = len(text) - 1
     pieces: list[str] = []
     size = 0
-    for index, char in enumerate(text[: NAME_BYTES_MAX + 1]):
+    for index, char in enumerate(text[: FOLDER_NAME_BYTES_MAX + 1]):
         plain = char.isprintable() and char not in _SPECIAL
         if plain and char in _EDGE and (index == 0 or (index == last and char != "_")):
             plain = False
         piece = char if plain else "".join(f"%{byte:02X}" for byte in char.encode())
         pieces.append(piece)
         size += len(piece.encode())
-    if size <= NAME_BYTES_MAX:
+    if size <= FOLDER_NAME_BYTES_MAX:
         return "".join(pieces)
-    while size > NAME_BYTES_MAX - _HASH_DIGITS - 1:
+    while size > FOLDER_NAME_BYTES_MAX - _HASH_DIGITS - 1:
         size -= len(pieces.pop().encode())
     digest = hashlib.sha256(text.encode()).hexdigest()[:_HASH_DIGITS]
     return f"{''.join(pieces)}~{digest}"  # no plain name has a ~
@@ -51,10 +51,10 @@ def path_problem(path: str) -> str | None:
             return f"has the name `{name}`, which readers of archives skip"
         if not name.isprintable() or "\\" in name:
             return f"has the name {name!r}, which some stores cannot hold"
-        if len(name.encode()) > NAME_BYTES_MAX:
-            return f"has a name of more than {NAME_BYTES_MAX} bytes"
-    if len(path.encode()) > PATH_BYTES_MAX:
-        return f"has more than {PATH_BYTES_MAX} bytes"
+        if len(name.encode()) > FOLDER_NAME_BYTES_MAX:
+            return f"has a name of more than {FOLDER_NAME_BYTES_MAX} bytes"
+    if len(path.encode()) > FOLDER_PATH_BYTES_MAX:
+        return f"has more than {FOLDER_PATH_BYTES_MAX} bytes"
     return None
 
 

@@ -7,7 +7,8 @@ import pyarrow.compute as pc
 
 from tidelog.codec.parsers.base import Found, Layout, Parser
 from tidelog.codec.parsers.json import JsonField
-from tidelog.codec.parsers.names import PATH_BYTES_MAX, escaped
+from tidelog.codec.parsers.names import escaped
+from tidelog.model.limits import FOLDER_PATH_BYTES_MAX
 
 __all__ = ["SplitParser"]
 
@@ -27,8 +28,8 @@ class SplitParser:
         inner = self._inner.lay_out(batch)
         paths = pc.binary_join_element_wise(names.values, inner.paths.dictionary_decode(), "/")
         found = Found(paths, pc.coalesce(names.errors, inner.errors))
-        long = pc.greater(pc.binary_length(paths), PATH_BYTES_MAX)
-        found = found.reject(long, f"its path has more than {PATH_BYTES_MAX} bytes")
+        long = pc.greater(pc.binary_length(paths), FOLDER_PATH_BYTES_MAX)
+        found = found.reject(long, f"its path has more than {FOLDER_PATH_BYTES_MAX} bytes")
         times = pc.if_else(pc.is_null(found.errors), inner.times, None)
         return Layout(found.values.dictionary_encode(), found.errors, times)
 

@@ -1,0 +1,207 @@
+"""``tidelog get``, ``update``, ``delete`` and ``audit``: events by their ids."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from tidelog.cli.exit_codes import FAILED
+from tidelog.cli.output import Output, json_option, write_out
+from tidelog.cli.progress import progress_bar
+from tidelog.codec.event_json import event_lines
+from tidelog.errors import InvalidError
+from tidelog.home import Home, open_home
+from tidelog.journal.amend import Amended
+from tidelog.journal.audit import AuditRecord
+from tidelog.model.event import to_iso
+
+__all__ = ["audit", "delete", "get", "update"]
+
+_SHOWN = 3  # ids of a record that a table names
+
+why_option = click.option("--why", default="", metavar="TEXT", help="The reason, for the audit.")
+who_option = click.option(
+    "--who", metavar="NAME", help="Who does this, for the audit; default: user@host."
+)
+
+
+@click.command()
+@click.argument("topic")
+@click.argument("id")
+@json_option
+@click.pass_obj
+def get(home_text: str | None, output: Output, topic: str, id: str) -> None:
+    """Find the event that has an id, and print its value; with --json all of it.
+
+    Of several events with the id it is the newest.
+
+    \b
+    Examples:
+      tidelog get orders order-17
+      tidelog get orders order-17 --json
+    """
+    with open_home(home_text) as home:
+        event = home.get(topic, id)
+    write_out(event_lines([event]) if output.as_json else (event.value or b"") + b"\n")
+
+
+@click.command()
+@click.argument("topic")
+@click.argument("id")
+@click.argument("file", metavar="FILE|-")
+@why_option
+@who_option
+@json_option
+@click.pass_obj
+def update(home_text: str | None, output: Output, /, topic: str, id: str, **given: Any) -> None:
+    """Give an event another value: the bytes of a file, or of standard input.
+
+    All else of the event stays: its place, time, key, type and headers. Every reader that begins
+    after this sees the new value. What is archived already changes when the archive is rewritten.
+
+    \b
+    Examples:
+      tidelog update orders order-17 corrected.json --why "wrong price"
+      echo -n fixed | tidelog update orders order-17 -
+    """
+    value = _read(given["file"])
+    with open_home(home_text) as home:
+        home.update(topic, id, value, why=given["why"], who=given["who"])
+    output.record({"topic": topic, "id": id, "bytes": len(value)})
+
+
+@click.command()
+@click.argument("topic")
+@click.argument("ids", nargs=-1, metavar="[ID]...")
+@click.option("--key", metavar="K", help="Delete all events that have this key.")
+@click.option("--ids-file", metavar="F", help="Delete the ids in a file, one in each line; or -.")
+@why_option
+@who_option
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@json_option
+@click.pass_obj
+def delete(home_text: str | None, output: Output, /, topic: str, **given: Any) -> None:
+    """Delete events for good: by ids, by a file of ids, or all that have a key.
+
+    No reader that begins after this sees them. Their bytes are gone from the topic after compile
+    and sweep. On a terminal it asks first. Ids that are not there are told, with exit code 1; all
+    others are deleted.
+
+    \b
+    Examples:
+      tidelog delete orders order-17 --why "entered twice"
+      tidelog delete orders --ids-file ids.txt --yes
+      tidelog delete customers --key customer-7 --why "request 2026-118"
+    """
+    key, file = given["key"], given["ids_file"]
+    if sum((bool(given["ids"]), key is not None, file is not None)) != 1:
+        raise InvalidError("delete: give ids, or --key, or --ids-file")
+    ids = _lines(file) if file is not None else list(given["ids"])
+    what = f"all events with key `{key}`" if key is not None else f"{len(ids)} ids"
+    if not given["yes"] and sys.stdin.isatty():
+        click.confirm(f"delete {what} from {topic} for good?", abort=True, err=True)
+    reason = {"why": given["why"], "who": given["who"]}
+    with open_home(home_text) as home:
+        deleted = (
+            _delete_key(home, topic, key, reason)
+            if key is not None
+            else _delete_ids(home, topic, ids, reason)
+        )
+    output.record({"topic": topic, "deleted": deleted.events, "missing": _shown(output, deleted)})
+    if deleted.missing:
+        sys.exit(FAILED)
+
+
+@click.command()
+@click.argument("topic")
+@click.option("--since", metavar="T", help="From this time on: ISO 8601, or -7d.")
+@json_option
+@click.pass_obj
+def audit(home_text: str | None, output: Output, topic: str, since: str | None) -> None:
+    """Show who updated and deleted events of a topic, when and why. Never what they held.
+
+    A record that says `begun` is of a command that is under way, or that died: give it again.
+
+    \b
+    Examples:
+      tidelog audit orders
+      tidelog audit orders --since -7d --json
+    """
+    with open_home(home_text) as home:
+        records = home.audit(topic, since)
+        if output.as_json:
+            output.records((), map(_record, records))
+            return
+        columns = ("at", "op", "who", "events", "ids", "why", "state")
+        output.records(columns, map(_row, records))
+
+
+def _delete_ids(home: Home, topic: str, ids: Sequence[str], reason: dict[str, Any]) -> Amended:
+    return home.delete(topic, ids, **reason)
+
+
+def _delete_key(home: Home, topic: str, key: str, reason: dict[str, Any]) -> Amended:
+    def total() -> int:
+        return sum(state.bytes or 0 for state in home.partitions(topic))
+
+    with progress_bar(f"scan {topic}", total) as advance:
+        return home.delete_key(topic, key.encode(), progress=advance, **reason)
+
+
+def _shown(output: Output, deleted: Amended) -> Any:
+    if output.as_json:
+        return list(deleted.missing)
+    return ", ".join(deleted.missing) or None
+
+
+def _record(record: AuditRecord) -> dict[str, Any]:
+    return {
+        "id": record.id,
+        "at": to_iso(record.at_ms),
+        "op": record.op,
+        "who": record.who,
+        "why": record.why,
+        "state": record.state,
+        "key": record.key or None,
+        "events": [
+            {"id": each.id, "partition": each.partition, "offset": each.offset}
+            for each in record.events
+        ],
+    }
+
+
+def _row(record: AuditRecord) -> dict[str, Any]:
+    ids = list(dict.fromkeys(each.id for each in record.events if each.id is not None))
+    more = f" and {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else ""
+    return {
+        "at": to_iso(record.at_ms),
+        "op": record.op,
+        "who": record.who,
+        "events": len(record.events),
+        "ids": ", ".join(each[:80] for each in ids[:_SHOWN]) + more or None,
+        "why": record.why or None,
+        "state": record.state,
+    }
+
+
+def _read(file: str) -> bytes:
+    if file == "-":
+        return sys.stdin.buffer.read()
+    try:
+        with open(file, "rb") as source:
+            return source.read()
+    except OSError as exc:
+        raise InvalidError(f"file `{file}`: {exc.strerror}: give one that can be read") from exc
+
+
+def _lines(file: str) -> list[str]:
+    """The lines of a file that are not empty."""
+    try:
+        lines = _read(file).decode().split("\n")
+    except UnicodeDecodeError as exc:
+        raise InvalidError(f"file `{file}`: is no UTF-8: give one id in each line") from exc
+    found = [line.removesuffix("\r") for line in lines]
+    return [line for line in found if line]

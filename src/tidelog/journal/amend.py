@@ -1,0 +1,190 @@
+"""Updating and deleting events: seen by every reader that begins after the call has returned.
+
+In five steps; the same call again goes on after a crash anywhere:
+
+1. look the ids up, in all partitions           → nothing
+2. an audit record, as ``begun``                → a record of something that was not done
+3. of a delete: the hashes of its ids into the
+   ledger                                       → ids that no restore brings, whose events are there
+4. an ``amend/<offset>`` row for each event,
+   some in one write with the ``head``          → those events are amended
+5. the audit record, as ``done``                → all of it
+
+Every event that has the id is amended, should there be several. The last write wins, by the
+sequence that the head of its partition counts; but a delete is final: an update that finds one
+finds no event. An update replaces the value alone. A value too large for a row is put into the
+store between 3 and 4; nobody names it when the call dies there, and a sweep removes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from tidelog.errors import UnavailableError
+from tidelog.journal.audit import Audited, AuditRecord, Why, key_mark, put_record
+from tidelog.journal.keyed import with_key
+from tidelog.journal.lookup import Found, Lookup, Seen
+from tidelog.journal.marks import Mark, Marker
+from tidelog.journal.rows import MovedError
+from tidelog.log.base import Log
+from tidelog.log.ledger import enter_erased
+from tidelog.log.topics import read_head
+from tidelog.model.event import Event, check_event
+
+__all__ = ["Amended", "Amender"]
+
+_IDS_AT_ONCE = 1_000  # that are looked for together
+_RECORD_BYTES_MAX = 150_000  # of ids and places in one audit record
+_PLACE_BYTES = 24  # of an event in a record, beside its id
+_ROUNDS = 20  # against compiles that end again and again meanwhile
+
+
+@dataclass(frozen=True, slots=True)
+class Amended:
+    """What a call did."""
+
+    events: int = 0  # that were amended
+    missing: tuple[str, ...] = ()  # ids of which there was no event
+
+
+class Amender:
+    """Amends events of one topic, on behalf of somebody. Safe to share between threads."""
+
+    def __init__(self, log: Log, lookup: Lookup, why: Why, pool: Executor | None = None) -> None:
+        self._log = log
+        self._lookup = lookup
+        self._topic = lookup.topic
+        self._why = why
+        self._pool = pool
+
+    def update(self, values: Mapping[str, bytes | None]) -> Amended:
+        """Give events another value, by their ids; None is a value too."""
+        for value in values.values():
+            check_event(Event(value), self._log.settings.event_bytes_max)
+        return self._amend("update", values)
+
+    def delete(self, ids: Iterable[str]) -> Amended:
+        """Delete all events that have one of these ids, for good."""
+        return self._amend("delete", dict.fromkeys(ids))
+
+    def delete_key(self, key: bytes, progress: Callable[[int], None]) -> Amended:
+        """Delete all events that have this key, up to the ends of now, with or without ids."""
+        amended = 0
+        for partition in range(self._topic.partitions):
+            found = with_key(self._log, self._topic, partition, key, progress)
+            marks = (Mark(each, partition, offset, "delete") for each, offset in found)
+            for some in _records(marks):
+                heads = {partition: read_head(self._log, self._topic, partition)}
+                amended += len(self._apply("delete", some, heads, key_mark(key)))
+        return Amended(amended)
+
+    def _amend(
+        self, op: Literal["update", "delete"], values: Mapping[str, bytes | None]
+    ) -> Amended:
+        ids = list(values)
+        amended = 0
+        missing: list[str] = []
+        for first in range(0, len(ids), _IDS_AT_ONCE):
+            some = ids[first : first + _IDS_AT_ONCE]
+            found = self._lookup.find(some)  # step 1
+            done: set[str | None] = set()
+            for marks in _records(_marks(op, found, some, values)):
+                applied = self._apply(op, marks, found.heads)
+                done |= {mark.id for mark in applied}
+                amended += len(applied)
+            missing += [each for each in some if each not in done]
+        return Amended(amended, tuple(missing))
+
+    def _apply(
+        self,
+        op: Literal["update", "delete"],
+        marks: Sequence[Mark],
+        heads: Mapping[int, Seen],
+        key: str = "",
+    ) -> Sequence[Mark]:
+        """Steps 2 to 5 for one record; the marks that were there to be put."""
+        record = AuditRecord(
+            id=self._log.ids.new(),
+            op=op,
+            who=self._why.who,
+            at_ms=self._log.clock.now_ms(),
+            why=self._why.why,
+            events=tuple(Audited(mark.id, mark.partition, mark.offset) for mark in marks),
+            key=key,
+        )
+        put_record(self._log, self._topic, record)
+        if op == "delete":
+            ids = (mark.id for mark in marks if mark.id is not None)
+            enter_erased(self._log, self._topic, ids, self._pool)
+        applied = self._put(record, marks, heads)
+        put_record(self._log, self._topic, msgspec.structs.replace(record, state="done"))
+        return applied
+
+    def _put(
+        self, record: AuditRecord, marks: Sequence[Mark], heads: Mapping[int, Seen]
+    ) -> Sequence[Mark]:
+        """Step 4, partition by partition; what was compiled meanwhile is looked for again."""
+        applied: dict[tuple[int, int], Mark] = {}
+        for _ in range(_ROUNDS):
+            moved: list[Mark] = []
+            for partition, here in _by_partition(marks).items():
+                seen = heads[partition]
+                marker = Marker(self._log, self._topic, partition, seen, record.id, record.at_ms)
+                try:
+                    for mark in marker.put(here):
+                        applied[mark.partition, mark.offset] = mark
+                except MovedError:
+                    moved += here
+            if not moved:
+                return list(applied.values())
+            found = self._lookup.find([mark.id for mark in moved if mark.id is not None])
+            heads = found.heads
+            there = {
+                (each.partition, each.offset) for some in found.events.values() for each in some
+            }
+            marks = [mark for mark in moved if (mark.partition, mark.offset) in there]
+        raise UnavailableError(
+            f"topic `{self._topic.name}`: is compiled again and again: try again"
+        )
+
+
+def _marks(
+    op: Literal["update", "delete"],
+    found: Found,
+    ids: Sequence[str],
+    values: Mapping[str, bytes | None],
+) -> Iterator[Mark]:
+    for each in ids:
+        for event in found.events.get(each, ()):
+            yield Mark(each, event.partition, event.offset, op, values[each])
+
+
+def _records(marks: Iterable[Mark]) -> Iterator[list[Mark]]:
+    """As many as one audit record can name."""
+    some: list[Mark] = []
+    size = 0
+    for mark in marks:
+        own = len((mark.id or "").encode()) + _PLACE_BYTES
+        if some and size + own > _RECORD_BYTES_MAX:
+            yield some
+            some, size = [], 0
+        some.append(mark)
+        size += own
+    if some:
+        yield some
+
+
+def _by_partition(marks: Iterable[Mark]) -> dict[int, list[Mark]]:
+    found: dict[int, list[Mark]] = {}
+    for mark in marks:
+        found.setdefault(mark.partition, []).append(mark)
+    return {partition: sorted(some, key=_offset) for partition, some in found.items()}
+
+
+def _offset(mark: Mark) -> int:
+    return mark.offset

@@ -1,0 +1,106 @@
+"""Who amended what, when and why: records in the catalog, never with bytes of an event.
+
+A record is put before the first row of its amendment, as ``begun``, and again when all are there,
+as ``done``. One that stays ``begun`` is of a process that died on the way: some of its events may
+be amended, others not; the same call again amends the rest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pwd
+import socket
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from tidelog.catalog.base import Put
+from tidelog.errors import InvalidError, UnknownOutcomeError
+from tidelog.log.base import Log
+from tidelog.model import layout
+from tidelog.model.run import decode_row, encode_row
+from tidelog.model.topic import Topic
+
+__all__ = ["AuditRecord", "Audited", "Why", "key_mark", "put_record", "read_audit", "user_at_host"]
+
+WHO_MAX = 200  # characters
+WHY_MAX = 2_000
+
+
+class Audited(msgspec.Struct, frozen=True, array_like=True):
+    """One event of a record."""
+
+    id: str | None
+    partition: int
+    offset: int
+
+
+class AuditRecord(msgspec.Struct, frozen=True):
+    """One amendment of some events."""
+
+    id: str  # its own
+    op: Literal["update", "delete"]
+    who: str
+    at_ms: int
+    why: str
+    events: tuple[Audited, ...]
+    state: Literal["begun", "done"] = "begun"
+    key: str = ""  # of a delete by key: that key's mark
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    """Who amends, and why."""
+
+    who: str
+    why: str = ""
+
+    def __post_init__(self) -> None:
+        for name, text, most in (("who", self.who, WHO_MAX), ("why", self.why, WHY_MAX)):
+            if not isinstance(text, str) or len(text) > most:
+                raise InvalidError(f"{name}: give text of at most {most} characters")
+        if not self.who:
+            raise InvalidError("who: is empty: say who does this")
+
+
+def put_record(log: Log, topic: Topic, record: AuditRecord) -> None:
+    """Write a record, or write it anew; the same one twice does no harm."""
+    where = layout.audit_partition(topic.incarnation)
+    change = Put(layout.audit_row(record.at_ms, record.id), encode_row(record))
+    write_id = log.ids.new()
+    delays = log.backoff.delays_s(log.random)
+    while True:
+        try:
+            log.catalog.write(where, change, write_id=write_id)
+            return
+        except UnknownOutcomeError:
+            delay_s = next(delays, None)
+            if delay_s is None:
+                raise
+            log.clock.sleep(delay_s)
+
+
+def read_audit(log: Log, topic: Topic, since_ms: int = 0) -> Iterator[AuditRecord]:
+    """All records of a topic from a time on, the oldest first."""
+    where = layout.audit_partition(topic.incarnation)
+    for row in log.catalog.scan(where, layout.audit_row(since_ms, "")):
+        yield decode_row(row.value, AuditRecord, f"audit row `{row.row}` of `{topic.name}`")
+
+
+def key_mark(key: bytes) -> str:
+    """What a record says of a key, which may be a person's: it can be compared, not read."""
+    return "sha256:" + hashlib.sha256(key).hexdigest()
+
+
+def user_at_host(environ: Mapping[str, str]) -> str:
+    """Who runs this process, as far as it can tell."""
+    user = environ.get("USER") or environ.get("LOGNAME")
+    if not user:
+        try:
+            user = pwd.getpwuid(os.getuid()).pw_name
+        except KeyError:
+            user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"[:WHO_MAX]

@@ -1,0 +1,136 @@
+"""What a home can do with events by their ids: the part of ``Home`` that journals bring."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from tidelog.errors import InvalidError, NotFoundError
+from tidelog.journal.amend import Amended, Amender
+from tidelog.journal.audit import AuditRecord, Why, read_audit
+from tidelog.journal.lookup import Lookups
+from tidelog.journal.replay import JournalEntry, list_journals
+from tidelog.log.base import Log
+from tidelog.model.event import Event
+from tidelog.model.limits import PRESIGN_SECONDS_MAX
+from tidelog.model.playback import Time, whole_range
+from tidelog.model.times import duration_ms
+from tidelog.model.topic import Topic
+
+__all__ = ["JournalCalls", "presign_s"]
+
+
+class JournalCalls(ABC):
+    """Lookup, update, delete, and what tells of them."""
+
+    log: Log
+    _lookups: Lookups
+    _who: str  # in audit records, where nobody is named
+
+    @abstractmethod
+    def topic(self, name: str) -> Topic:
+        """The topic of this name. ``NotFoundError``."""
+
+    def get(self, topic: str, id: str) -> Event:
+        """The event that has this id, the newest of several. ``NotFoundError``."""
+        return self._lookups.of(self.topic(topic)).get(id)
+
+    def update(
+        self, topic: str, id: str, value: bytes | None, *, why: str = "", who: str | None = None
+    ) -> None:
+        """Give an event another value; all else of it stays. ``NotFoundError``.
+
+        Every event that has the id gets it. Seen by all who begin to read after this returned.
+        """
+        amended = self._amender(topic, why, who).update({id: value})
+        if amended.missing:
+            raise _unknown(topic, id, "nothing was updated")
+
+    def update_many(
+        self,
+        topic: str,
+        values: Mapping[str, bytes | None],
+        *,
+        why: str = "",
+        who: str | None = None,
+    ) -> Amended:
+        """Give many events other values, by their ids; the result names ids that are not there."""
+        return self._amender(topic, why, who).update(values)
+
+    def delete(
+        self, topic: str, ids: str | Iterable[str], *, why: str = "", who: str | None = None
+    ) -> Amended:
+        """Delete all events that have one of these ids, for good.
+
+        No reader that begins after this returned sees them. The bytes go when what shared their
+        object was compiled and swept. Given one id, it raises ``NotFoundError`` when there is no
+        such event; given several, the result names those that are not there.
+        """
+        amender = self._amender(topic, why, who)
+        if not isinstance(ids, str):
+            return amender.delete(ids)
+        amended = amender.delete([ids])
+        if amended.missing:
+            raise _unknown(topic, ids, "nothing was deleted")
+        return amended
+
+    def delete_key(
+        self,
+        topic: str,
+        key: bytes,
+        *,
+        why: str = "",
+        who: str | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> Amended:
+        """Delete all events that have this key, up to the ends of now, as ``delete`` does.
+
+        The keys of the whole topic are read; ``progress`` is called with the bytes that are done.
+        """
+        if not isinstance(key, bytes):
+            raise InvalidError(f"key: is {type(key).__name__}: give bytes")
+        amender = self._amender(topic, why, who)
+        return amender.delete_key(key, progress or (lambda done: None))
+
+    def audit(self, topic: str, since: Time = None) -> Iterator[AuditRecord]:
+        """Who amended what, when and why; the oldest first."""
+        times = whole_range(since, None, self.log.clock.now_ms())
+        return read_audit(self.log, self.topic(topic), times.start_ms)
+
+    def journals(
+        self,
+        topic: str,
+        start: Time = None,
+        end: Time = None,
+        *,
+        presign: str | int | None = None,
+    ) -> Iterator[JournalEntry]:
+        """The journals and runs that hold events of ``[start, end)``, for readers without Tidelog.
+
+        By default of all times. ``presign`` says how long their URLs shall be good, as ``1h``.
+        """
+        times = whole_range(start, end, self.log.clock.now_ms())
+        expires_s = None if presign is None else presign_s(presign)
+        return list_journals(self.log, self.topic(topic), times, expires_s=expires_s)
+
+    def _amender(self, topic: str, why: str, who: str | None) -> Amender:
+        lookup = self._lookups.of(self.topic(topic))
+        return Amender(self.log, lookup, Why(self._who if who is None else who, why))
+
+
+def presign_s(text: str | int) -> int:
+    """For how many seconds a URL shall be good. ``InvalidError``."""
+    seconds = duration_ms(text) // 1000
+    if not 1 <= seconds <= PRESIGN_SECONDS_MAX:
+        raise InvalidError(
+            f"presign `{text}`: give 1s to {PRESIGN_SECONDS_MAX // 86_400}d: no store signs longer"
+        )
+    return seconds
+
+
+def _unknown(topic: str, id: str, what: str) -> NotFoundError:
+    return NotFoundError(
+        f"topic `{topic}`: has no event with id `{id[:200]}`: {what}; it may have been deleted or "
+        "trimmed: check the id",
+        topic=topic,
+    )

@@ -1,0 +1,243 @@
+"""Compile: many runs become one journal, with amendments applied; offsets stay as they were.
+
+For one partition, in six steps; anybody may die, run twice or sweep between any two of them:
+
+1. take the partition's ``compile`` row: owner, epoch + 1
+2. plan: read the head, then amendments, then rows; choose neighbours by policy, from the oldest on
+3. read them, encode journals, and upload each under the epoch
+4. swap: in one write the head (``journaled``, ``compiled`` + 1), the journal and its slot rows, and
+   the journals that it replaces go; it expects the head and the ``compile`` row (``journal.swap``)
+5. delete the rows of runs below ``journaled``, with their slot rows
+6. release the ``compile`` row
+
+| dies after | what is there                          | who repairs it                          |
+|------------|----------------------------------------|-----------------------------------------|
+| 1, 2       | an owner that is silent                | the next compile, after the time to     |
+|            |                                        | live; at once on the same host          |
+| 3          | the same; journals that no row names   | the next sweep                          |
+| 4          | the journal; rows of runs that no      | the next compile, trim or sweep does    |
+|            | reader counts                          | step 5                                  |
+| 5, partly  | the same, fewer                        | the same                                |
+| 5          | an owner that is silent                | as after 1                              |
+| 6          | nothing but the journal                | nobody needs to                         |
+
+The runs' objects go with a sweep. A sweep raises the epoch of a partition that is being compiled:
+the swap then fails, the row is taken anew and the journal is copied under the new epoch, or made
+again. Amendments that come after step 2 stay pending: the journal's row says up to which sequence
+it has them. Readers in the middle of old runs go on: what they hold is as good as before, and when
+an object is gone they read the catalog again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from dataclasses import dataclass, fields
+
+from tidelog.catalog.base import Check
+from tidelog.errors import FencedError, NotFoundError, UnavailableError
+from tidelog.journal.holding import Holding
+from tidelog.journal.make import Made, Pages, Work, make_journals
+from tidelog.journal.plan import Bound, Plan, make_plan
+from tidelog.journal.policy import Group, Policy
+from tidelog.journal.swap import Swap
+from tidelog.log.amended import Amendments, pending
+from tidelog.log.base import Log
+from tidelog.log.leftovers import remove_shadowed
+from tidelog.log.topics import read_head
+from tidelog.model import layout
+from tidelog.model.run import Head
+from tidelog.model.topic import Topic
+
+__all__ = ["CompileReport", "Compiling", "Planned", "compile_partition", "compile_topic"]
+
+_IN_VAIN_MAX = 10  # groups one after another that others changed under our hands
+
+GoOn = Callable[[], bool]
+"""Asked between swaps; what is left when it says no is done by whoever comes next."""
+
+
+def _always() -> bool:
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class CompileReport:
+    """What was compiled."""
+
+    partitions: int = 0  # in which there was something to do
+    busy: int = 0  # of them, that another process compiles
+    journals: int = 0  # that were made
+    runs: int = 0  # that they took the place of, journals included
+    events: int = 0  # in the new journals
+    amendments: int = 0  # that were applied
+    bytes_before: int = 0  # of what was replaced, in the store
+    bytes_after: int = 0
+
+    def __add__(self, other: CompileReport) -> CompileReport:
+        names = [field.name for field in fields(self)]
+        return CompileReport(**{n: getattr(self, n) + getattr(other, n) for n in names})
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A group to make journals of, as the partition was when it was planned."""
+
+    work: Work
+    head: Head
+    compiled: int  # what the swap expects
+
+
+class Compiling:
+    """One process's compile of one partition, step by step."""
+
+    def __init__(self, log: Log, topic: Topic, partition: int, policy: Policy) -> None:
+        self._log = log
+        self._topic = topic
+        self._partition = partition
+        self._policy = policy
+        self._bound: Bound | None = None
+        self._swapped = 0  # since the plan was made
+        where = layout.topic_partition(topic.incarnation, partition)
+        what = f"the compiler of `{topic.name}/{partition}`"
+        self.holding = Holding(log, where, layout.COMPILE_ROW, what, self._guard)
+        self._swap = Swap(log, topic, partition, self.holding)
+
+    def plan(self) -> Plan:
+        """Step 2. What comes after the first plan is left to the next compile."""
+        head, _ = read_head(self._log, self._topic, self._partition)
+        if self._bound is None:
+            self._bound = Bound(head.next, head.amendments)
+        self._swapped = 0
+        return make_plan(self._log, self._topic, self._partition, self._policy, self._bound)
+
+    def prepare(self, plan: Plan, group: Group) -> Planned:
+        """The work of a group, as of now; those before it in the plan may be swapped already."""
+        head, _ = read_head(self._log, self._topic, self._partition)
+        work = Work(
+            topic=self._topic,
+            partition=self._partition,
+            epoch=self.holding.epoch,
+            group=group,
+            start=head.start,
+            applied=head.amendments,
+            max_raw_bytes=self._policy.max_raw_bytes,
+        )
+        return Planned(work, head, plan.compiled)
+
+    def pages(self, planned: Planned) -> Pages:
+        """The amendments of a group, page by page."""
+        end = planned.work.group.end
+
+        def page(at: int) -> Amendments:
+            return pending(self._log, self._topic, self._partition, planned.head, at, end)
+
+        return page
+
+    def swap(self, planned: Planned, made: Made) -> CompileReport | None:
+        """Step 4; None: rows have changed, so plan anew."""
+        group = planned.work.group
+        if not self._swap.run(group, made.journals, planned.compiled + self._swapped):
+            return None
+        self._swapped += 1
+        return CompileReport(
+            journals=len(made.journals),
+            runs=len(group.rows),
+            events=sum(run.events for run in made.journals),
+            amendments=made.amendments,
+            bytes_before=group.bytes,
+            bytes_after=sum(run.byte_end for run in made.journals),
+        )
+
+    def clean(self) -> None:
+        """Step 5."""
+        head, _ = read_head(self._log, self._topic, self._partition)
+        if head.journaled:
+            remove_shadowed(self._log, self._topic, self._partition, head)
+
+    def _guard(self) -> tuple[Check, ...]:
+        """A ``compile`` row is made only where there is a topic."""
+        head, version = read_head(self._log, self._topic, self._partition)
+        if head.closed:
+            raise NotFoundError(f"topic `{self._topic.name}`: was deleted: nothing was compiled")
+        return (Check("head", version),)
+
+
+def compile_topic(
+    log: Log,
+    topic: Topic,
+    policy: Policy,
+    pool: Executor | None = None,
+    go_on: GoOn = _always,
+    on_swap: Callable[[CompileReport], None] = lambda _: None,
+) -> CompileReport:
+    """Compile all partitions of a topic, one after another; ``pool`` fetches ahead.
+
+    Idempotent, and safe at any time beside anything. ``NotFoundError`` when the topic was deleted.
+    """
+    total = CompileReport()
+    for partition in range(topic.partitions):
+        if not go_on():
+            break
+        for done in compile_partition(log, topic, partition, policy, pool, go_on):
+            on_swap(done)
+            total += done
+    return total
+
+
+def compile_partition(
+    log: Log,
+    topic: Topic,
+    partition: int,
+    policy: Policy,
+    pool: Executor | None = None,
+    go_on: GoOn = _always,
+) -> Iterator[CompileReport]:
+    """What each swap did, as it is done; nothing where there is nothing to do."""
+    compiling = Compiling(log, topic, partition, policy)
+    if not compiling.plan().groups:
+        compiling.clean()
+        return
+    if not compiling.holding.take():
+        yield CompileReport(partitions=1, busy=1)
+        return
+    try:
+        with compiling.holding.beating():
+            yield CompileReport(partitions=1)
+            yield from _swaps(log, compiling, pool, go_on)
+    except FencedError:
+        yield CompileReport(busy=1)
+    finally:
+        compiling.holding.release()
+
+
+def _swaps(
+    log: Log, compiling: Compiling, pool: Executor | None, go_on: GoOn
+) -> Iterator[CompileReport]:
+    in_vain = 0
+    while go_on():
+        plan = compiling.plan()
+        for group in plan.groups:
+            if not go_on():
+                break
+            done = _compile_group(log, compiling, compiling.prepare(plan, group), pool)
+            if done is None:
+                in_vain += 1
+                break
+            in_vain = 0
+            yield done
+        compiling.clean()
+        if not plan.groups:
+            return
+        if in_vain > _IN_VAIN_MAX:
+            raise UnavailableError("compile: others keep changing the same rows: compile again")
+
+
+def _compile_group(
+    log: Log, compiling: Compiling, planned: Planned, pool: Executor | None
+) -> CompileReport | None:
+    made = None
+    with contextlib.suppress(NotFoundError):  # an object is gone: rows have changed
+        made = make_journals(log.store, log.ids, planned.work, compiling.pages(planned), pool)
+    return compiling.swap(planned, made) if made is not None else None

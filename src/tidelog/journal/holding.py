@@ -1,0 +1,120 @@
+"""A row that one process holds at a time: that of a partition's compiler, and that of the scribe.
+
+1. take: owner and epoch + 1, by the version that was read  → dead: another takes it over
+2. beat: write it again, by our own version                 → dead: seen to be silent
+3. release: no owner                                        → free at once
+
+An owner is taken for dead when its row has not changed for the time to live by the watcher's own
+monotonic clock, or when its process is known to have ended. The epoch is what fences: it only
+grows, and whoever works under the row checks its version in each write that counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+
+from tidelog.catalog.base import ABSENT, Check, Put
+from tidelog.errors import ConflictError, FencedError, UnavailableError, UnknownOutcomeError
+from tidelog.log.base import Log
+from tidelog.log.hold import beating, write_held
+from tidelog.model.run import CompileLease, decode_row, encode_row
+
+__all__ = ["Guard", "Holding"]
+
+Guard = Callable[[], tuple[Check, ...]]
+"""What else must hold for the row to be made: ``ABSENT`` alone could come true again later."""
+
+_LOOK_S = 0.2  # between looks at a row whose owner may be dead
+
+
+class Holding:
+    """One process's view of such a row."""
+
+    def __init__(self, log: Log, where: str, row: str, what: str, guard: Guard = tuple) -> None:
+        self.epoch = 0
+        self._log = log
+        self._where = where
+        self._row = row
+        self._what = what
+        self._guard = guard
+        self._id = log.ids.new()
+        self._version = ""
+        self._beat = 0
+        self._seen: tuple[str, float] = ("", 0.0)
+
+    def try_take(self) -> bool:
+        """Step 1, if nobody living has it. What ``guard`` raises comes through."""
+        row = self._log.catalog.get(self._where, self._row)
+        if row is None:
+            return self._put(self._lease(1), None)
+        lease = decode_row(row.value, CompileLease, self._what)
+        if lease.owner and not self._is_over(lease, row.version):
+            return False
+        return self._put(self._lease(lease.epoch + 1), row.version)
+
+    def take(self) -> bool:
+        """Wait as long as it takes to see that an owner is dead; False: it is alive."""
+        began_s = self._log.clock.monotonic_s()
+        patience_s = 1.5 * self._log.settings.lease_ttl_ms / 1000
+        while not self.try_take():
+            if self._log.clock.monotonic_s() - began_s > patience_s:
+                return False
+            self._log.clock.sleep(_LOOK_S)
+        return True
+
+    def check(self) -> Check:
+        """For a write that counts: the row is as we last wrote it."""
+        return Check(self._row, self._version)
+
+    def is_ours(self) -> bool:
+        """Look again, after a write that did not land: whether the row is ours, perhaps beaten."""
+        row = self._log.catalog.get(self._where, self._row)
+        if row is None:
+            return False
+        lease = decode_row(row.value, CompileLease, self._what)
+        if (lease.owner, lease.epoch) != (self._id, self.epoch):
+            return False
+        self._version = row.version
+        return True
+
+    def beat(self) -> None:
+        """Step 2. ``FencedError`` when another process has taken the row, or raised its epoch."""
+        self._beat += 1
+        if not self._put(self._lease(self.epoch), self._version) and not self.is_ours():
+            raise FencedError(
+                f"{self._what}: another process has taken it, ours was epoch {self.epoch}: "
+                "stop this one"
+            )
+
+    def beating(self) -> contextlib.AbstractContextManager[threading.Event]:
+        """Heartbeats while the body runs; the event is set when another process has the row."""
+        return beating(self._log, self.beat)
+
+    def release(self) -> None:
+        """Step 3; one that was lost needs none."""
+        free = CompileLease("", self.epoch, self._beat)
+        change = Put(self._row, encode_row(free), expect=self._version)
+        with contextlib.suppress(ConflictError, UnknownOutcomeError, UnavailableError):
+            self._log.catalog.write(self._where, change, write_id=self._log.ids.new())
+
+    def _lease(self, epoch: int) -> CompileLease:
+        return CompileLease(self._id, epoch, self._beat, self._log.processes.mark())
+
+    def _put(self, lease: CompileLease, version: str | None) -> bool:
+        """Write our lease by the version that we know; False when somebody else was first."""
+        wanted = Put(self._row, encode_row(lease), version or ABSENT)
+        guards = () if version else self._guard()
+        mine = write_held(self._log, self._where, self._what, wanted, *guards)
+        if mine is not None:
+            self.epoch, self._version = lease.epoch, mine
+        return mine is not None
+
+    def _is_over(self, lease: CompileLease, version: str) -> bool:
+        if lease.owner == self._id or self._log.processes.is_dead(lease.mark):
+            return True
+        now_s = self._log.clock.monotonic_s()
+        if self._seen[0] != version:
+            self._seen = (version, now_s)
+        return now_s - self._seen[1] > self._log.settings.lease_ttl_ms / 1000

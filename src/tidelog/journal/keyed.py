@@ -1,0 +1,61 @@
+"""All events of a partition that have one key: only ids and keys are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidelog.errors import NotFoundError
+from tidelog.log.amended import pending
+from tidelog.log.base import Log
+from tidelog.log.contents import Cut, describe_run, read_run
+from tidelog.log.read import Reader
+from tidelog.log.rows import Rows
+from tidelog.log.topics import read_head
+from tidelog.model.topic import Topic
+
+__all__ = ["with_key"]
+
+_LOSSES_MAX = 5  # of objects one after another that went while they were read
+
+
+def with_key(
+    log: Log, topic: Topic, partition: int, key: bytes, progress: Callable[[int], None]
+) -> Iterator[tuple[str | None, int]]:
+    """The id and the offset of each event that has this key, up to the end of now.
+
+    ``progress`` is called with the bytes that are done. ``NotFoundError`` once the topic is gone.
+    """
+    head, _ = read_head(log, topic, partition)
+    at, end, losses = head.start, head.next, 0
+    while at < end:
+        head, _ = read_head(log, topic, partition)
+        at = max(at, head.start)
+        amendments = pending(log, topic, partition, head, at, end)
+        until = end if amendments.end is None else min(end, amendments.end)
+        try:
+            for run in Reader(log, topic, partition).runs(at) if at < end else ():
+                if run.base >= until:
+                    break
+                what = describe_run(topic.name, partition, run)
+                cut = Cut(at, until, ("id", "key"))
+                for rows in read_run(log.store, run, what, cut, amendments):
+                    yield from _matches(rows, key)
+                    at, losses = rows.end, 0
+                progress(run.byte_end - run.byte_start)
+        except NotFoundError:
+            losses += 1
+            if losses > _LOSSES_MAX:
+                raise
+
+
+def _matches(rows: Rows, key: bytes) -> Iterator[tuple[str | None, int]]:
+    batch = rows.batch
+    mask = pc.fill_null(pc.equal(batch.column("key"), pa.scalar(key, pa.binary())), False)
+    numbers = np.flatnonzero(mask.to_numpy(zero_copy_only=False))
+    if len(numbers):
+        ids = batch.column("id").take(pa.array(numbers)).to_pylist()
+        yield from zip(ids, rows.offsets[numbers].tolist(), strict=True)

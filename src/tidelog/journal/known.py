@@ -1,0 +1,161 @@
+"""What is known of a partition's ids: the indexes of its runs and journals, kept in memory.
+
+It follows the partition's head: new runs are added, and what compile has replaced goes. Of each run
+only its first offset is kept beside its hashes, so a hit reads its row.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Executor
+from itertools import chain, compress
+from typing import NamedTuple
+
+import numpy as np
+
+from tidelog.codec.ids import IdIndex, decode_index
+from tidelog.codec.segment import read_index
+from tidelog.journal.rows import MovedError, covering, read_row
+from tidelog.journal.shelves import Halves, Shelves
+from tidelog.log.base import Log
+from tidelog.log.contents import describe_run, in_turn
+from tidelog.model.run import Head, Run
+from tidelog.model.topic import Topic
+
+__all__ = ["Known", "Place"]
+
+_AHEAD = 8  # indexes fetched before they are asked for
+_RUNS_AT_ONCE = 512  # whose indexes are sorted together
+_ID_BYTES = 8  # that an id takes on the shelves
+
+
+class Place(NamedTuple):
+    """A block of events: the row that it belongs to, and its number in there."""
+
+    base: int
+    block: int
+    object: str = ""  # of a journal, since another may come to stand at the same offset
+
+
+class Known:
+    """The ids of one partition. Safe to share between threads."""
+
+    def __init__(
+        self, log: Log, topic: Topic, partition: int, pool: Executor | None, bytes_max: int
+    ) -> None:
+        self._log = log
+        self._topic = topic
+        self._partition = partition
+        self._pool = pool
+        self._bytes_max = bytes_max
+        self._lock = threading.Lock()
+        self.forget()
+
+    @property
+    def bytes(self) -> int:
+        """How much is held."""
+        return self._shelves.bytes
+
+    def forget(self) -> None:
+        """Begin anew at the next look."""
+        with self._lock:
+            self._empty()
+
+    def candidates(self, head: Head, wanted: Halves) -> tuple[Head, list[tuple[int, Place]]]:
+        """Which of the wanted halves may stand where, and the head by which that is told.
+
+        ``MovedError`` and ``NotFoundError`` when rows or objects went meanwhile.
+        """
+        with self._lock:
+            self._follow(head)
+            seen = self._head or head
+            found = [(at, self._places[owner]) for at, owner in self._shelves.owners(wanted)]
+            apart = list(self._apart)
+        for base in apart:
+            found += self._look_apart(seen, base, wanted)
+        return seen, found
+
+    def _look_apart(self, head: Head, base: int, wanted: Halves) -> list[tuple[int, Place]]:
+        """The same for one run whose index is not held."""
+        try:
+            run = read_row(self._log, self._topic, self._partition, head, base)
+        except MovedError:
+            if base < head.start:
+                return []  # it was trimmed
+            raise
+        shelves = Shelves()
+        shelves.add([(halves, block) for block, halves in enumerate(self._index(run).blocks)])
+        return [(at, _place(run, block)) for at, block in shelves.owners(wanted)]
+
+    def _empty(self) -> None:
+        self._head: Head | None = None
+        self._shelves = Shelves()
+        self._places: list[Place] = []  # by the number of the owner
+        self._apart: list[int] = []  # where runs begin whose indexes are not held
+
+    def _follow(self, head: Head) -> None:
+        """With the lock held: take in what is new; all of it, or nothing is known any more."""
+        before = self._head
+        try:
+            if before is None or head.compiled > before.compiled:
+                self._swap(head)
+            elif head.next > before.next:
+                self._add(self._covering(head, before.next, head.next))
+            else:
+                return
+        except BaseException:
+            self._empty()
+            raise
+        self._head = head
+
+    def _swap(self, head: Head) -> None:
+        """Journals have taken the place of others: what is still there stays."""
+        old = self._head
+        journals = list(self._covering(head, 0, head.journaled))
+        there = {(run.base, run.object) for run in journals}
+        lives = [
+            place.base >= head.journaled or (place.base, place.object) in there
+            for place in self._places
+        ]
+        alive = np.array(lives, np.bool_)
+        self._shelves.keep(alive, (np.cumsum(alive) - 1).astype(np.uint32))
+        self._places = list(compress(self._places, lives))
+        held = {place.object for place in self._places}
+        self._apart = [base for base in self._apart if base >= head.journaled]
+        runs_from = head.journaled if old is None else max(head.journaled, old.next)
+        new = (run for run in journals if run.object not in held)
+        self._add(chain(new, self._covering(head, runs_from, head.next)))
+
+    def _covering(self, head: Head, start: int, end: int) -> Iterator[Run]:
+        return covering(self._log, self._topic, self._partition, head, (start, end))
+
+    def _add(self, runs: Iterable[Run]) -> None:
+        """Take the indexes of runs in, as far as there is room."""
+        with_ids = (run for run in runs if run.ids_end)
+        blocks: list[tuple[Halves, int]] = []
+        size = self._shelves.bytes
+        for number, (run, index) in enumerate(in_turn(self._pool, self._index, with_ids, _AHEAD)):
+            own = _ID_BYTES * sum(map(len, index.blocks))
+            if size + own > self._bytes_max:
+                self._apart.append(run.base)
+                continue
+            size += own
+            for block, halves in enumerate(index.blocks):
+                blocks.append((halves, len(self._places)))
+                self._places.append(_place(run, block))
+            if number % _RUNS_AT_ONCE == _RUNS_AT_ONCE - 1:
+                self._shelves.add(blocks)
+                blocks = []
+        self._shelves.add(blocks)
+
+    def _index(self, run: Run) -> IdIndex:
+        if not run.ids_end:
+            return IdIndex(())
+        data = self._log.store.get(run.object, run.ids_start, run.ids_end)
+        what = describe_run(self._topic.name, self._partition, run)
+        return read_index(data, what) if run.journal is None else decode_index(data, what)
+
+
+def _place(run: Run, block: int) -> Place:
+    return Place(run.base, block, run.object if run.journal is not None else "")

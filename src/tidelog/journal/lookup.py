@@ -1,0 +1,335 @@
+"""Finding events by id, exactly, among any number of them.
+
+Runs and journals have id indexes beside them (``codec.ids``). What these hold is kept in memory for
+each partition and grows with the topic: a look reads the partition's head, the rows and indexes
+that are new since, and of the events only the blocks whose index has the id's hash; each hit is
+checked by the id itself. Where a swap of compile, a trim or a sweep comes in between, it looks
+again. What does not fit into memory is read from the store each time.
+
+An id may stand at several events. The newest of them is, in a partition, the one with the highest
+offset, and over partitions the one with the latest time: that does not change by compiling.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidelog.codec.events import events_of
+from tidelog.codec.ids import hash_ids
+from tidelog.codec.journal import JOURNAL_SCHEMA, JournalFile
+from tidelog.codec.segment import read_piece
+from tidelog.errors import CorruptError, InvalidError, NotFoundError, UnavailableError
+from tidelog.journal.known import Known, Place
+from tidelog.journal.rows import MovedError, is_settled, read_row
+from tidelog.journal.shelves import Halves
+from tidelog.log.base import Log
+from tidelog.log.contents import describe_run
+from tidelog.log.topics import read_head
+from tidelog.model import layout
+from tidelog.model.event import Event, check_event
+from tidelog.model.limits import EVENT_BYTES_CEILING
+from tidelog.model.run import Amendment, Head, Run, decode_row
+from tidelog.model.topic import Topic
+
+__all__ = ["Found", "Lookup", "Lookups", "Occurrence", "Seen", "amendment_of", "check_id"]
+
+_BYTES_MAX = 128 << 20  # of indexes that a home holds: 16 million ids
+_LOOKS = 50  # at a partition that changes all the time
+_ID_COLUMNS = ("timestamp", "id")
+
+Seen = tuple[Head, str]  # a head, and its version
+
+
+@dataclass(frozen=True, slots=True)
+class Occurrence:
+    """An event that has an id, as amendments leave it."""
+
+    id: str
+    partition: int
+    offset: int
+    time_ms: int
+    row: pa.RecordBatch  # in stored columns, or only the time and the id
+    applied: int = 0  # amendments up to this sequence are in it
+    amendment: Amendment | None = None  # an update that is not
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Where ids are: each one's events, the newest first, and the heads by which that is told."""
+
+    events: Mapping[str, tuple[Occurrence, ...]]
+    heads: Mapping[int, Seen]
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """Ids, the halves of their hashes that indexes keep, and what is wanted of their events."""
+
+    ids: Sequence[str]
+    halves: Halves
+    whole: bool
+
+
+class Lookup:
+    """Finds the events of one topic, in one incarnation. Safe to share between threads."""
+
+    def __init__(
+        self, log: Log, topic: Topic, pool: Executor | None = None, bytes_max: int = _BYTES_MAX
+    ) -> None:
+        self._log = log
+        self._topic = topic
+        self._pool = pool
+        room = bytes_max // topic.partitions
+        self._known = [Known(log, topic, p, pool, room) for p in range(topic.partitions)]
+
+    @property
+    def topic(self) -> Topic:
+        """The topic as it was when this was made."""
+        return self._topic
+
+    @property
+    def bytes(self) -> int:
+        """How much is held in memory."""
+        return sum(known.bytes for known in self._known)
+
+    def get(self, event_id: str) -> Event:
+        """The newest event that has this id. ``NotFoundError``."""
+        for _ in range(_LOOKS):
+            found = self.find([event_id], whole=True).events.get(event_id)
+            if not found:
+                raise NotFoundError(
+                    f"topic `{self._topic.name}`: has no event with id `{event_id[:200]}`: "
+                    "check the id; it may have been deleted or trimmed",
+                    topic=self._topic.name,
+                )
+            try:
+                return self._event(found[0])
+            except NotFoundError:
+                continue  # its new value was compiled in, or replaced, since
+        raise self._restless()
+
+    def find(
+        self, ids: Sequence[str], *, partitions: Sequence[int] | None = None, whole: bool = False
+    ) -> Found:
+        """All events that have one of these ids; with all columns only if they are asked for.
+
+        ``InvalidError`` for what cannot be an id.
+        """
+        for each in ids:
+            check_id(each)
+        unique = list(dict.fromkeys(ids))
+        hashes = hash_ids(pa.array(unique, pa.string()))
+        wanted = _Wanted(unique, (hashes >> np.uint64(32)).astype(np.uint32), whole)
+        numbers = range(self._topic.partitions) if partitions is None else partitions
+        heads: dict[int, Seen] = {}
+        events: dict[str, list[Occurrence]] = {}
+        for partition, first in zip(numbers, self._heads(numbers), strict=True):
+            found, heads[partition] = self._look(partition, first, wanted)
+            for event in found:
+                events.setdefault(event.id, []).append(event)
+        return Found({each: _newest_first(some) for each, some in events.items()}, heads)
+
+    def _heads(self, partitions: Sequence[int]) -> Iterator[Seen]:
+        """The heads as they are now, side by side where that can be."""
+
+        def read(partition: int) -> Seen:
+            return read_head(self._log, self._topic, partition)
+
+        if self._pool is None or len(partitions) == 1:
+            return map(read, partitions)
+        return iter(list(self._pool.map(read, partitions)))
+
+    def _look(
+        self, partition: int, first: Seen, wanted: _Wanted
+    ) -> tuple[Sequence[Occurrence], Seen]:
+        """The events of one partition, and the head by which they are told."""
+        seen, lost = first, None
+        for attempt in range(_LOOKS):
+            head = seen[0]
+            try:
+                live = self._live(partition, head, wanted)
+                if live is not None:
+                    return live, seen
+            except (NotFoundError, MovedError) as exc:
+                self._known[partition].forget()
+                lost = exc
+            seen = read_head(self._log, self._topic, partition)
+            is_same = (head.compiled, head.start) == (seen[0].compiled, seen[0].start)
+            if lost is not None and is_same and attempt:
+                raise CorruptError(
+                    f"partition `{self._topic.name}/{partition}`: a part of it is gone ({lost}): "
+                    "keep what is there, and run `tidelog verify`"
+                ) from lost
+            lost = None
+            self._log.clock.sleep(0.001 * attempt)
+        raise self._restless()
+
+    def _live(self, partition: int, head: Head, wanted: _Wanted) -> Sequence[Occurrence] | None:
+        """Those that are not deleted, as they are now; None where rows were swapped meanwhile.
+
+        An amendment's row goes only after a swap; so if there was none until after it was looked
+        for, it was there to be seen.
+        """
+        known, places = self._known[partition].candidates(head, wanted.halves)
+        hits = list(self._hits(partition, head, known, _by_place(places, wanted.ids), wanted.whole))
+        first, last = head.amended or (0, -1)
+        if not any(first <= hit.offset <= last for hit in hits):
+            return hits
+        live = []
+        for hit in hits:
+            row = amendment_of(self._log, self._topic, partition, hit.offset)
+            if row is None or row.sequence <= hit.applied:
+                live.append(hit)
+            elif row.kind == "update":
+                live.append(replace(hit, amendment=row))
+        return live if is_settled(self._log, self._topic, partition, known) else None
+
+    def _hits(
+        self,
+        partition: int,
+        head: Head,
+        known: Head,
+        places: Mapping[Place, Sequence[str]],
+        whole: bool,
+    ) -> Iterator[Occurrence]:
+        """What stands in runs and journals, whatever amendments say."""
+        for place, ids in places.items():
+            try:
+                run = read_row(self._log, self._topic, partition, known, place.base)
+            except MovedError:
+                if place.base < head.start:
+                    continue  # it was trimmed
+                raise
+            if place.object not in ("", run.object):
+                raise MovedError(f"journal `{place.object}`: was replaced: look again")
+            applied = 0 if run.journal is None else run.journal.applied
+            for offsets, batch in self._block(partition, run, place.block, whole):
+                for row in _rows_with(batch.column("id"), ids):
+                    if offsets[row] >= head.start:
+                        yield _occurrence(
+                            partition, int(offsets[row]), batch.slice(row, 1), applied
+                        )
+
+    def _block(
+        self, partition: int, run: Run, block: int, whole: bool
+    ) -> Iterator[tuple[Sequence[int], pa.RecordBatch]]:
+        """The events of a block, and their offsets."""
+        what = describe_run(self._topic.name, partition, run)
+        store = self._log.store
+        if run.journal is None:
+            data = store.get(run.object, run.byte_start, run.byte_end)
+            base = run.base
+            for batch in read_piece(data, run.crc, run.count, what, None if whole else _ID_COLUMNS):
+                yield range(base, base + batch.num_rows), batch
+                base += batch.num_rows
+            return
+        file = JournalFile(lambda start, end: store.get(run.object, start, end), run, what)
+        if block >= len(file.groups):
+            raise CorruptError(f"{what}: its id index names row group {block}: keep the object")
+        names = JOURNAL_SCHEMA.names if whole else ["offset", *_ID_COLUMNS]
+        batch = file.read(file.groups[block], names)
+        yield batch.column("offset").to_numpy(), batch.drop_columns(["offset"])
+
+    def _event(self, found: Occurrence) -> Event:
+        """``NotFoundError`` when a new value is gone from the store."""
+        (event,) = events_of(found.row, self._topic.name, found.partition, found.offset)
+        row = found.amendment
+        if row is None:
+            return event
+        value = row.value if row.object is None else self._log.store.get(row.object)
+        return msgspec.structs.replace(event, value=value)
+
+    def _restless(self) -> UnavailableError:
+        return UnavailableError(
+            f"topic `{self._topic.name}`: changes faster than it can be looked at: try again"
+        )
+
+
+class Lookups:
+    """The lookups of a home's topics; those that were not used for longest go when room is short.
+
+    Safe to share between threads.
+    """
+
+    def __init__(self, log: Log, pool: Executor | None = None, bytes_max: int = _BYTES_MAX) -> None:
+        self._log = log
+        self._pool = pool
+        self._bytes_max = bytes_max
+        self._held: dict[str, Lookup] = {}  # by incarnation, the last used last
+        self._lock = threading.Lock()
+
+    def of(self, topic: Topic) -> Lookup:
+        """The one of a topic."""
+        with self._lock:
+            found = self._held.pop(topic.incarnation, None)
+            if found is None:
+                found = Lookup(self._log, topic, self._pool, self._bytes_max)
+            self._held[topic.incarnation] = found
+            while len(self._held) > 1 and self._bytes() > self._bytes_max:
+                del self._held[next(iter(self._held))]
+            return found
+
+    def _bytes(self) -> int:
+        return sum(each.bytes for each in self._held.values())
+
+
+def check_id(event_id: str) -> None:
+    """Refuse what cannot be an event's id. ``InvalidError``."""
+    if not isinstance(event_id, str):
+        raise InvalidError(f"id: is {type(event_id).__name__}: give text")
+    check_event(Event(None, id=event_id), EVENT_BYTES_CEILING)
+
+
+def amendment_of(log: Log, topic: Topic, partition: int, offset: int) -> Amendment | None:
+    """The row that says what became of an event, if there is one."""
+    where = layout.topic_partition(topic.incarnation, partition)
+    name = layout.amend_row(offset)
+    row = log.catalog.get(where, name)
+    what = f"row `{name}` of `{topic.name}/{partition}`"
+    return None if row is None else decode_row(row.value, Amendment, what)
+
+
+def _by_place(
+    places: Sequence[tuple[int, Place]], ids: Sequence[str]
+) -> dict[Place, Sequence[str]]:
+    """Which ids are to be looked for in which block."""
+    found: dict[Place, dict[str, None]] = {}
+    for number, place in places:
+        found.setdefault(place, {})[ids[number]] = None
+    return {place: list(some) for place, some in found.items()}
+
+
+def _rows_with(column: pa.Array, ids: Sequence[str]) -> list[int]:
+    """The rows of a column that hold one of some ids."""
+    if len(ids) == 1:
+        mask = pc.fill_null(pc.equal(column, pa.scalar(ids[0], pa.string())), False)
+    else:
+        mask = pc.is_in(column, pa.array(ids, pa.string()))
+    rows: list[int] = np.flatnonzero(mask.to_numpy(zero_copy_only=False)).tolist()
+    return rows
+
+
+def _occurrence(partition: int, offset: int, row: pa.RecordBatch, applied: int) -> Occurrence:
+    time_ms = row.column("timestamp").cast(pa.int64())[0].as_py()
+    return Occurrence(row.column("id")[0].as_py(), partition, offset, time_ms, row, applied)
+
+
+def _newest_first(found: Sequence[Occurrence]) -> tuple[Occurrence, ...]:
+    """By offset in each partition; partitions by the time of their last."""
+    last: dict[int, Occurrence] = {}
+    for each in found:
+        if each.partition not in last or each.offset > last[each.partition].offset:
+            last[each.partition] = each
+
+    def order(each: Occurrence) -> tuple[int, int, int]:
+        return last[each.partition].time_ms, each.partition, each.offset
+
+    return tuple(sorted(found, key=order, reverse=True))

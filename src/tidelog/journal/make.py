@@ -1,0 +1,135 @@
+"""Making journals of a group of rows: step 3 of compile. Needs nothing but the store.
+
+Rows are read as a stream, with amendments applied, and encoded as they come; what is held at a time
+is a row group and the bytes of one journal. A group becomes one journal, or several where updates
+have made it much larger than it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from tidelog.clock import Ids
+from tidelog.codec.events import batch_bytes
+from tidelog.codec.journal import JOURNAL_SCHEMA, encode_journal
+from tidelog.journal.policy import JOURNALS_AT_ONCE, Group
+from tidelog.log.amended import Amendments
+from tidelog.log.contents import Cut, describe_run, fetch_run, in_turn, read_run
+from tidelog.log.rows import Rows
+from tidelog.model import layout
+from tidelog.model.run import Run
+from tidelog.model.topic import Topic
+from tidelog.store.base import Store
+
+__all__ = ["Made", "Pages", "Work", "make_journals"]
+
+_AHEAD = 4  # objects that are fetched before they are asked for
+
+Pages = Callable[[int], Amendments]
+"""The amendments from an offset on, or as many of the first as are read at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A group, and all that is needed to make journals of it anywhere; pickles."""
+
+    topic: Topic
+    partition: int
+    epoch: int
+    group: Group
+    start: int  # events below it were trimmed
+    applied: int  # the sequence that amendments were read up to, at least
+    max_raw_bytes: int  # after which another journal is begun
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """Journals in the store that are not yet part of anything."""
+
+    journals: tuple[Run, ...]
+    amendments: int  # that were applied
+
+
+def make_journals(
+    store: Store, ids: Ids, work: Work, pages: Pages, pool: Executor | None = None
+) -> Made:
+    """Read, encode and upload. ``NotFoundError``: an object is gone, so plan again."""
+    reading = _Reading(store, work, pages, pool)
+    group = work.group
+    committed_ms = max(run.committed_ms for run in group.rows)
+    parts_max = JOURNALS_AT_ONCE + 1 - len(group.journals)  # what one swap can put
+    journals: list[Run] = []
+    base = group.base
+    while base < group.end:
+        is_last = len(journals) + 1 == parts_max
+        encoded = encode_journal(
+            reading.part(None if is_last else work.max_raw_bytes), work.applied
+        )
+        end = reading.end
+        key = layout.journal(work.topic.incarnation, work.partition, work.epoch, base, ids.new())
+        store.put(key, encoded.data)
+        journals.append(encoded.run(base, end - base, key, committed_ms))
+        base = end
+    return Made(tuple(journals), reading.amendments)
+
+
+class _Reading:
+    """The events of a group in journal columns, cut where a journal is full."""
+
+    def __init__(self, store: Store, work: Work, pages: Pages, pool: Executor | None) -> None:
+        self._store = store
+        self._work = work
+        self._pages = pages
+        self._pool = pool
+        self.amendments = 0
+        self.end = work.group.base  # where the part that was read ends
+        self._rows = self._all()
+        self._next = next(self._rows, None)
+
+    def part(self, bytes_max: int | None) -> Iterator[pa.Table]:
+        """What follows, up to so many bytes."""
+        size = 0
+        while self._next is not None and (bytes_max is None or size < bytes_max):
+            rows, self._next = self._next, None
+            if bytes_max is not None:
+                rows, self._next = _cut(rows, bytes_max - size)
+            if self._next is None:
+                self._next = next(self._rows, None)
+            self.end = rows.end
+            if rows.batch.num_rows:
+                size += batch_bytes(rows.batch)
+                columns = [pa.array(rows.offsets), *rows.batch.columns]
+                yield pa.Table.from_arrays(columns, schema=JOURNAL_SCHEMA)
+        if self._next is None:
+            self.end = self._work.group.end
+
+    def _all(self) -> Iterator[Rows]:
+        work = self._work
+        living = [run for run in work.group.rows if run.end > work.start]
+        found: Amendments | None = None
+        fetched = in_turn(self._pool, lambda run: fetch_run(self._store, run), living, _AHEAD)
+        for run, data in fetched:
+            what = describe_run(work.topic.name, work.partition, run)
+            at = max(run.base, work.start)
+            while at < run.end:
+                if found is None or (found.end is not None and at >= found.end):
+                    found = self._pages(at)
+                end = run.end if found.end is None else min(run.end, found.end)
+                new = found.of_run(run).between(at, end)
+                self.amendments += len(new)
+                cut = Cut(at, end, None, self._pool)
+                yield from read_run(self._store, run, what, cut, new, data)
+                at = end
+
+
+def _cut(rows: Rows, room: int) -> tuple[Rows, Rows | None]:
+    """As many of the first events as fit, one at least, and the rest."""
+    count, size = rows.batch.num_rows, batch_bytes(rows.batch)
+    if size <= room or count < 2:
+        return rows, None
+    first = max(1, min(count - 1, count * room // size))
+    return rows.numbered(0, first), rows.numbered(first, count)

@@ -1,0 +1,132 @@
+"""What of a partition is to be compiled: its rows as they are now, chosen by a policy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from tidelog.errors import CorruptError, NotFoundError
+from tidelog.journal.policy import RUNS_AT_ONCE, Candidate, Group, Policy, choose_groups
+from tidelog.log.base import Log
+from tidelog.log.topics import read_head
+from tidelog.model import layout
+from tidelog.model.run import Head, Run, decode_row
+from tidelog.model.topic import Topic
+
+__all__ = ["Bound", "Plan", "make_plan"]
+
+_RUNS_MAX = 4 * RUNS_AT_ONCE  # rows of runs that are looked at together
+_REREADS = 5  # of rows that do not tile, before they are called damaged
+
+_Numbers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Groups to compile, true as long as the head says ``compiled``."""
+
+    compiled: int
+    groups: tuple[Group, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """How far a compile goes: what comes later is left to the next one, so that it ends."""
+
+    next: int  # runs from this offset on
+    amendments: int  # amendments after this sequence
+
+
+class _Mark(msgspec.Struct, frozen=True):
+    """What a plan needs of an amendment's row."""
+
+    sequence: int
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Marks:
+    """Where amendments are, in the order of offsets."""
+
+    offsets: _Numbers
+    sequences: _Numbers
+    times_ms: _Numbers
+
+    def up_to(self, sequence: int) -> _Marks:
+        """Those that were made by then."""
+        old = self.sequences <= sequence
+        return _Marks(self.offsets[old], self.sequences[old], self.times_ms[old])
+
+    def of(self, run: Run) -> Candidate:
+        """A row with the amendments that are not in it yet."""
+        first, last = np.searchsorted(self.offsets, (run.base, run.end)).tolist()
+        if first == last:
+            return Candidate(run)
+        applied = 0 if run.journal is None else run.journal.applied
+        new = self.sequences[first:last] > applied
+        times_ms = self.times_ms[first:last][new]
+        return Candidate(run, len(times_ms), int(times_ms.min()) if len(times_ms) else None)
+
+
+def make_plan(log: Log, topic: Topic, partition: int, policy: Policy, bound: Bound) -> Plan:
+    """Step 2 of compile. ``NotFoundError`` when the topic was deleted."""
+    for attempt in range(_REREADS):
+        head, _ = read_head(log, topic, partition)
+        if head.closed:
+            raise NotFoundError(f"topic `{topic.name}`: was deleted: nothing was compiled")
+        marks = _read_marks(log, topic, partition, head).up_to(bound.amendments)
+        rows = _read_rows(log, topic, partition, head)
+        if _tile(rows, head):
+            living = [run for run in rows if run.end > head.start and run.base < bound.next]
+            candidates = [marks.of(run) for run in living]
+            journals = [each for each in candidates if each.run.journal is not None]
+            runs = candidates[len(journals) :]
+            groups = choose_groups(journals, runs, policy, log.clock.now_ms())
+            return Plan(head.compiled, tuple(groups))
+        log.clock.sleep(0.01 * 2**attempt)
+    raise CorruptError(
+        f"partition `{topic.name}/{partition}`: its rows do not follow one another: keep the "
+        "catalog, and run `tidelog verify`"
+    )
+
+
+def _read_marks(log: Log, topic: Topic, partition: int, head: Head) -> _Marks:
+    found: list[tuple[int, int, int]] = []
+    if head.amended is not None:
+        where = layout.topic_partition(topic.incarnation, partition)
+        first, last = head.amended
+        for row in log.catalog.scan(where, layout.amend_row(first), layout.amend_row(last + 1)):
+            what = f"row `{row.row}` of `{topic.name}/{partition}`"
+            mark = decode_row(row.value, _Mark, what)
+            found.append((layout.amend_offset(row.row), mark.sequence, mark.at_ms))
+    columns = np.array(found, np.int64).reshape(-1, 3)
+    return _Marks(columns[:, 0], columns[:, 1], columns[:, 2])
+
+
+def _read_rows(log: Log, topic: Topic, partition: int, head: Head) -> list[Run]:
+    """All journals, and the first of the runs behind them."""
+    where = layout.topic_partition(topic.incarnation, partition)
+    first_run = layout.run_row(head.journaled)
+    rows = [
+        *log.catalog.scan(where, "journal/", "journal0"),
+        *log.catalog.scan(where, first_run, layout.run_row(head.next), _RUNS_MAX),
+    ]
+    what = f"a row of `{topic.name}/{partition}`"
+    return [decode_row(row.value, Run, what) for row in rows]
+
+
+def _tile(rows: list[Run], head: Head) -> bool:
+    """Whether rows follow one another from where journals end, back and forth, as far as read."""
+    living = [run for run in rows if run.end > head.start]
+    at = living[0].base if living else head.next
+    if at > head.start and head.start < head.next:
+        return False
+    for run in living:
+        in_journals = run.base < head.journaled
+        if run.base != at or in_journals != (run.journal is not None):
+            return False
+        at = run.end
+    return True

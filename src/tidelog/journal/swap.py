@@ -1,0 +1,139 @@
+"""The swap: journals take the place of the rows that they were made from, in one write.
+
+The write expects the head as it was read a moment before, and the row of the compiler. A head that
+has moved is read again and the write repeated with the same journals: producers, trims and
+amendments may get between. Another swap may not: who finds ``compiled`` changed plans anew. Each
+row that is replaced must still reach above the start, so no trim that was before the swap can mean
+the row that the swap puts.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tidelog.catalog.base import Change, Delete, Put
+from tidelog.errors import (
+    ConflictError,
+    FencedError,
+    NotFoundError,
+    UnavailableError,
+    UnknownOutcomeError,
+)
+from tidelog.journal.holding import Holding
+from tidelog.journal.policy import Group
+from tidelog.log.base import Log
+from tidelog.log.heads import RACE
+from tidelog.log.topics import read_head
+from tidelog.model import layout
+from tidelog.model.run import Head, Run, decode_row, encode_row
+from tidelog.model.slot import journal_slots
+from tidelog.model.topic import Topic
+
+__all__ = ["Swap"]
+
+
+class Swap:
+    """Step 4 for the partition whose compiler's row is held."""
+
+    def __init__(self, log: Log, topic: Topic, partition: int, holding: Holding) -> None:
+        self._log = log
+        self._topic = topic
+        self._partition = partition
+        self._holding = holding
+        self._where = layout.topic_partition(topic.incarnation, partition)
+
+    def run(self, group: Group, made: tuple[Run, ...], compiled: int) -> bool:
+        """Whether the journals took their place; False: plan anew, since rows have changed.
+
+        ``FencedError`` when another compiler has the partition, ``NotFoundError`` when the topic
+        was deleted.
+        """
+        for delay_s in RACE.delays_s(self._log.random):
+            head, version = read_head(self._log, self._topic, self._partition)
+            if head.closed:
+                raise NotFoundError(f"topic `{self._topic.name}`: was deleted: compile no more")
+            if head.compiled != compiled:
+                return self._landed(made)
+            if not _is_next(group, head):
+                return False
+            if layout.journal_place(made[0].object)[1] != self._holding.epoch:
+                moved = self._move(made)
+                if moved is None:
+                    return False
+                made = moved
+            changes = _changes(self._topic, group, made, (head, version))
+            try:
+                write_id = self._log.ids.new()
+                self._log.catalog.write(
+                    self._where, *changes, self._holding.check(), write_id=write_id
+                )
+            except ConflictError:
+                self._hold_on()
+            except UnknownOutcomeError:
+                pass  # the head tells
+            else:
+                return True
+            self._log.clock.sleep(delay_s)
+        raise UnavailableError(
+            f"partition `{self._topic.name}/{self._partition}`: too many writers at once: "
+            "compile again"
+        )
+
+    def _landed(self, made: tuple[Run, ...]) -> bool:
+        """After a lost reply: whether it was our swap that changed ``compiled``."""
+        row = self._log.catalog.get(self._where, layout.journal_row(made[0].base))
+        what = f"a journal of `{self._topic.name}/{self._partition}`"
+        return row is not None and decode_row(row.value, Run, what).object == made[0].object
+
+    def _hold_on(self) -> None:
+        """A sweep may have raised the epoch: then the row is taken anew."""
+        if not (self._holding.is_ours() or self._holding.try_take()):
+            raise FencedError(
+                f"partition `{self._topic.name}/{self._partition}`: another process compiles it: "
+                "leave it to that one"
+            )
+
+    def _move(self, made: tuple[Run, ...]) -> tuple[Run, ...] | None:
+        """The journals under our present epoch; None where a sweep has removed one."""
+        moved = []
+        for run in made:
+            key = layout.journal(
+                self._topic.incarnation,
+                self._partition,
+                self._holding.epoch,
+                run.base,
+                self._log.ids.new(),
+            )
+            try:
+                self._log.store.copy(run.object, key)
+            except NotFoundError:
+                return None
+            moved.append(msgspec.structs.replace(run, object=key))
+        return tuple(moved)
+
+
+def _is_next(group: Group, head: Head) -> bool:
+    """Whether no row of it was trimmed, and nothing that can be read lies before its runs."""
+    runs = [row for row in group.rows if row.journal is None]
+    follows = not runs or runs[0].base <= max(head.journaled, head.start)
+    return follows and group.rows[0].end > head.start
+
+
+def _changes(
+    topic: Topic, group: Group, made: tuple[Run, ...], at: tuple[Head, str]
+) -> list[Change]:
+    head, version = at
+    new_head = msgspec.structs.replace(
+        head, journaled=max(head.journaled, group.end), compiled=head.compiled + 1
+    )
+    changes: list[Change] = [Put("head", encode_row(new_head), expect=version)]
+    for run in made:
+        changes.append(Put(layout.journal_row(run.base), encode_row(run)))
+        slots = journal_slots(run, topic.slot_ms)
+        changes += [Put(row, value) for row, value in slots.items()]
+    bases = {run.base for run in made}
+    for old in group.journals:
+        if old.base not in bases:
+            changes.append(Delete(layout.journal_row(old.base)))
+        changes += [Delete(row) for row in journal_slots(old, topic.slot_ms)]
+    return changes

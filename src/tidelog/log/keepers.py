@@ -1,0 +1,79 @@
+"""Keepers: the running ``tidelog up`` of a home, and how the parts that they keep alive are.
+
+A keeper writes one row under an id of its own, again and again, and removes it when it ends. So any
+server of the home can show who keeps what, and a keeper that died is one whose row is old. No
+safety rests on these rows: leases and shards say who may work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import msgspec
+
+from tidelog.catalog.base import Delete, Put
+from tidelog.errors import ConflictError, UnknownOutcomeError
+from tidelog.log.base import Log
+from tidelog.model import layout
+from tidelog.model.run import decode_row, encode_row
+
+__all__ = ["BEAT_MS", "Keeper", "Part", "list_keepers", "put_keeper", "remove_keeper"]
+
+BEAT_MS = 10_000  # between two writes of a row when nothing changes
+_SILENT_MS = 3 * BEAT_MS  # after which a keeper is taken for dead
+_FORGOTTEN_MS = 24 * 3_600_000  # after which its row is removed
+
+
+class Part(msgspec.Struct, frozen=True):
+    """Something that a keeper keeps alive: a process, or an archive or a pump in one."""
+
+    name: str  # serve, follow, archive daily
+    state: str  # starting, running, standing by, failed, stopped
+    since_ms: int  # when it came into this state
+    pid: int = 0  # of a process
+    restarts: int = 0
+    error: str = ""  # the last one; empty while all is well
+    events: int | None = None  # that it has brought since it was started
+    waiting: int | None = None  # events that wait for it
+
+
+class Keeper(msgspec.Struct, frozen=True):
+    """One running ``tidelog up``."""
+
+    id: str
+    host: str
+    pid: int
+    mark: str  # of its process
+    started_ms: int
+    beat_ms: int
+    url: str = ""  # of its server
+    parts: tuple[Part, ...] = ()
+
+
+def put_keeper(log: Log, keeper: Keeper) -> None:
+    """Say that a keeper is there, and how its parts are."""
+    change = Put(layout.keeper_row(keeper.id), encode_row(keeper))
+    with contextlib.suppress(ConflictError, UnknownOutcomeError):  # the next beat says it again
+        log.catalog.write(layout.KEEPERS, change, write_id=log.ids.new())
+
+
+def remove_keeper(log: Log, keeper_id: str) -> None:
+    """Say that a keeper has ended."""
+    with contextlib.suppress(ConflictError, UnknownOutcomeError):
+        log.catalog.write(
+            layout.KEEPERS, Delete(layout.keeper_row(keeper_id)), write_id=log.ids.new()
+        )
+
+
+def list_keepers(log: Log) -> list[Keeper]:
+    """Those that run, the oldest first. Rows that were left behind a day ago are removed."""
+    now_ms = log.clock.now_ms()
+    found = []
+    for row in log.catalog.scan(layout.KEEPERS, layout.keeper_row(""), "keeper0"):
+        keeper = decode_row(row.value, Keeper, f"keeper row `{row.row}`")
+        silent_ms = now_ms - keeper.beat_ms
+        if silent_ms > _FORGOTTEN_MS:
+            remove_keeper(log, keeper.id)
+        elif silent_ms <= _SILENT_MS and not log.processes.is_dead(keeper.mark):
+            found.append(keeper)
+    return sorted(found, key=lambda keeper: (keeper.started_ms, keeper.id))

@@ -1,0 +1,233 @@
+"""Rows that nobody counts any more, and how they go. No threads and no locks here.
+
+- runs and journals that lie wholly below the start, and amendments there: a trim gave them up
+- runs below the head's ``journaled``: journals took their place
+- amendments that the journal of their offset has
+
+Compile, trim and sweep all call this, whoever comes first. A run or a journal goes with its slot
+rows in one write, so there is never one without its slots. Rows of runs are deleted whatever their
+version, also twice, as offsets are never reused. A journal's row may be replaced by another one at
+the same offset, and an amendment's by a newer one: these are deleted by the version that was read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from tidelog.catalog.base import Change, Delete, Row
+from tidelog.errors import ConflictError, CorruptError, UnknownOutcomeError
+from tidelog.log.base import Log
+from tidelog.log.heads import raise_head
+from tidelog.model import layout, limits
+from tidelog.model.run import Head, Run, decode_row
+from tidelog.model.slot import journal_slots, slots_of
+from tidelog.model.topic import Topic
+
+__all__ = [
+    "Removed",
+    "decode_run",
+    "narrow_amended",
+    "remove_amendments",
+    "remove_shadowed",
+    "remove_trimmed",
+]
+
+_RUNS_AT_ONCE = 500  # run rows whose slot rows are looked for together
+_SLOTS_APART = 16  # slots further from each other than this are looked for one by one
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """Rows that were deleted: how many runs, and how many bytes of objects they named."""
+
+    runs: int = 0
+    bytes: int = 0
+
+
+def remove_trimmed(log: Log, topic: Topic, partition: int, head: Head) -> Removed:
+    """Delete the rows of runs and journals that lie wholly below the head's start.
+
+    Amendments below it go too. What is told is without runs that journals had replaced.
+    """
+    remove_shadowed(log, topic, partition, head)
+    removed = _remove_runs(log, topic, partition, head.start)
+    journals = list(_journals_below(log, topic, partition, head.start))
+    _remove_journals(log, topic, partition, journals)
+    _remove_amendments_below(log, topic, partition, head)
+    runs = [run for _, run in journals]
+    return Removed(removed.runs + len(runs), removed.bytes + sum(map(_size, runs)))
+
+
+def remove_shadowed(log: Log, topic: Topic, partition: int, head: Head) -> Removed:
+    """Delete the rows of runs whose place journals have taken, at once: no reader counts them."""
+    return _remove_runs(log, topic, partition, head.journaled)
+
+
+def remove_amendments(
+    log: Log, topic: Topic, partition: int, rows: Sequence[tuple[str, str]]
+) -> set[str]:
+    """Delete rows of amendments, each by its version; those that went.
+
+    One that somebody has replaced stays, and with it those of the same write: whoever comes next
+    looks again. ``narrow_amended`` is to follow.
+    """
+    where = layout.topic_partition(topic.incarnation, partition)
+    gone: set[str] = set()
+    for first in range(0, len(rows), limits.CHANGES_MAX):
+        chunk = rows[first : first + limits.CHANGES_MAX]
+        try:
+            changes = [Delete(row, expect=version) for row, version in chunk]
+            log.catalog.write(where, *changes, write_id=log.ids.new())
+        except (ConflictError, UnknownOutcomeError):
+            continue
+        gone.update(row for row, _ in chunk)
+    return gone
+
+
+def narrow_amended(log: Log, topic: Topic, partition: int) -> None:
+    """Let the head say where amendments are now, or that there are none.
+
+    Its version is read before their rows, and whoever amends writes the head, so none is missed.
+    """
+    where = layout.topic_partition(topic.incarnation, partition)
+
+    def narrowed(head: Head) -> Head:
+        if head.amended is None:
+            return head
+        bounds = layout.amend_row(head.amended[0]), layout.amend_row(head.amended[1] + 1)
+        ends = [
+            layout.amend_offset(row.row)
+            for reverse in (False, True)
+            for row in log.catalog.scan(where, *bounds, 1, reverse)
+        ]
+        amended = (ends[0], ends[-1]) if ends else None
+        return msgspec.structs.replace(head, amended=amended)
+
+    raise_head(log, topic, partition, narrowed)
+
+
+def decode_run(row: Row, topic: Topic, partition: int) -> Run:
+    """The run or the journal of a row. ``CorruptError``, also where it says another offset."""
+    what = f"row `{row.row}` of `{topic.name}/{partition}`"
+    run = decode_row(row.value, Run, what)
+    name = layout.run_row(run.base) if run.journal is None else layout.journal_row(run.base)
+    if row.row != name:
+        raise CorruptError(f"{what}: holds the run of offset {run.base}: keep it, and run verify")
+    return run
+
+
+def _remove_runs(log: Log, topic: Topic, partition: int, end: int) -> Removed:
+    """Delete the rows of runs that lie wholly below an offset."""
+    where = layout.topic_partition(topic.incarnation, partition)
+    runs = total = at = 0
+    while at < end:
+        rows = log.catalog.scan(where, layout.run_row(at), layout.run_row(end), _RUNS_AT_ONCE)
+        below = [run for row in rows if (run := decode_run(row, topic, partition)).end <= end]
+        if not below:
+            break
+        slots = _slot_rows(log, topic, where, below)
+        each = ([layout.run_row(run.base), *slots.get(run.base, ())] for run in below)
+        for chunk in _chunks([Delete(row) for row in rows] for rows in each):
+            _delete_rows(log, where, chunk)
+        runs += len(below)
+        total += sum(map(_size, below))
+        at = below[-1].base + 1
+    return Removed(runs, total)
+
+
+def _journals_below(log: Log, topic: Topic, partition: int, end: int) -> Iterator[tuple[Row, Run]]:
+    where = layout.topic_partition(topic.incarnation, partition)
+    for row in log.catalog.scan(where, "journal/", layout.journal_row(end)):
+        run = decode_run(row, topic, partition)
+        if run.end <= end:
+            yield row, run
+
+
+def _remove_journals(
+    log: Log, topic: Topic, partition: int, journals: Sequence[tuple[Row, Run]]
+) -> None:
+    where = layout.topic_partition(topic.incarnation, partition)
+    each = (
+        [Delete(row.row, expect=row.version), *map(Delete, journal_slots(run, topic.slot_ms))]
+        for row, run in journals
+    )
+    for chunk in _chunks(each):
+        _delete_rows(log, where, chunk)
+
+
+def _remove_amendments_below(log: Log, topic: Topic, partition: int, head: Head) -> None:
+    if head.amended is None or head.amended[0] >= head.start:
+        return
+    where = layout.topic_partition(topic.incarnation, partition)
+    bounds = layout.amend_row(0), layout.amend_row(head.start)
+    for chunk in _chunks([Delete(row.row)] for row in log.catalog.scan(where, *bounds)):
+        _delete_rows(log, where, chunk)
+    narrow_amended(log, topic, partition)
+
+
+def _slot_rows(log: Log, topic: Topic, where: str, runs: Sequence[Run]) -> dict[int, list[str]]:
+    """The slot rows that runs have, by the run's base; not those of a journal at the same one."""
+    bases: dict[str, int] = {}
+    levels: dict[int, set[int]] = {}
+    for run in runs:
+        level, starts = slots_of(run.first_ms, run.last_ms, topic.slot_ms)
+        levels.setdefault(level, set()).update(starts)
+        bases |= {layout.slot_row(level, start, run.base, ""): run.base for start in starts}
+    found: dict[int, list[str]] = {}
+    for level, slots in levels.items():
+        for first_ms, last_ms in _spans(sorted(slots), _SLOTS_APART * (topic.slot_ms << level)):
+            for row in log.catalog.scan(where, *layout.slot_rows(level, first_ms, last_ms)):
+                base = bases.get(row.row[: row.row.rindex("/") + 1])
+                if base is not None and not row.value.endswith(b"j"):
+                    found.setdefault(base, []).append(row.row)
+    return found
+
+
+def _spans(slots: Sequence[int], apart_ms: int) -> list[tuple[int, int]]:
+    """First and last of each group of slots that lie close together."""
+    spans: list[tuple[int, int]] = []
+    for slot in slots:
+        if spans and slot - spans[-1][1] <= apart_ms:
+            spans[-1] = (spans[-1][0], slot)
+        else:
+            spans.append((slot, slot))
+    return spans
+
+
+def _chunks(groups: Iterable[Sequence[Change]]) -> Iterator[list[Change]]:
+    """Writes of the largest size, a group never apart."""
+    chunk: list[Change] = []
+    for group in groups:
+        if len(chunk) + len(group) > limits.CHANGES_MAX:
+            yield chunk
+            chunk = []
+        chunk += group
+    if chunk:
+        yield chunk
+
+
+def _delete_rows(log: Log, where: str, changes: Sequence[Change]) -> None:
+    """Deletes that may land twice, so a lost reply is no matter.
+
+    A version that is no longer there, that of a journal, says that it went or was replaced: what
+    is left is met again by whoever comes next.
+    """
+    delays = log.backoff.delays_s(log.random)
+    while True:
+        try:
+            log.catalog.write(where, *changes, write_id=log.ids.new())
+            return
+        except ConflictError:
+            return
+        except UnknownOutcomeError:
+            delay_s = next(delays, None)
+            if delay_s is None:
+                raise
+            log.clock.sleep(delay_s)
+
+
+def _size(run: Run) -> int:
+    return run.byte_end - run.byte_start

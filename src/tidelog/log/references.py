@@ -1,0 +1,126 @@
+"""What the rows of a partition refer to, and which of them a sweep may remove. Reads only.
+
+Rows come in the order of their keys, so amendments before journals: a journal that is seen to have
+an amendment has it for good. Slot rows are passed over: there are many, and they name no object.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tidelog.catalog.base import Row
+from tidelog.errors import InvalidError
+from tidelog.log.base import Log
+from tidelog.log.leftovers import decode_run
+from tidelog.model import layout
+from tidelog.model.run import Amendment, Head, ProducerState, Run, decode_row
+from tidelog.model.topic import Topic
+
+__all__ = ["KNOWN", "Pending", "References", "UnknownRowError", "read_references"]
+
+# What a sweep understands. What a sink has staged is its own, and no sweep looks there.
+KNOWN = frozenset({"amend", "compile", "head", "journal", "producer", "run", "sink", "slot"})
+
+
+class UnknownRowError(InvalidError):
+    """A row whose references nobody here can tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """An amendment's row, without its value."""
+
+    offset: int
+    row: str
+    version: str
+    sequence: int
+    at_ms: int
+    object: str | None
+
+
+@dataclass(slots=True)
+class References:
+    """What one partition's rows say."""
+
+    objects: set[str] = field(default_factory=set)  # that are needed
+    applied: list[Pending] = field(default_factory=list)  # amendments that a journal has
+    has_leftovers: bool = False  # of trims or compiles
+    producers: list[Row] = field(default_factory=list)  # unnamed ones, silent for long
+
+
+def read_references(
+    log: Log, topic: Topic, partition: int, head: Head, silent_ms: int
+) -> References:
+    """All references of a partition whose head was read before.
+
+    ``UnknownRowError`` for a row that this version does not know, ``CorruptError`` for one that
+    does not decode.
+    """
+    found = References()
+    pending: list[Pending] = []
+    journals: list[Run] = []
+    for row in _rows(log, topic, partition):
+        what = f"row `{row.row}` of `{topic.name}/{partition}`"
+        kind = row.row.partition("/")[0]
+        if kind not in KNOWN or kind not in layout.TOPIC_ROW_KINDS:
+            raise UnknownRowError(
+                f"{what}: is of a kind that this version does not know, so it cannot tell what is "
+                "referred to: sweep with the version that wrote it"
+            )
+        if kind == "amend":
+            _note_amendment(row, what, head, pending, found)
+        elif kind == "journal":
+            run = decode_run(row, topic, partition)
+            _note_run(run, run.end > head.start, found)
+            journals.append(run)
+        elif kind == "run":
+            run = decode_run(row, topic, partition)
+            _note_run(run, run.end > head.start and run.base >= head.journaled, found)
+        elif row.row.startswith(layout.producer_row("~")):
+            seen_ms = decode_row(row.value, ProducerState, what).seen_ms
+            if log.clock.now_ms() - seen_ms > silent_ms:
+                found.producers.append(row)
+    found.applied = list(_applied(pending, journals))
+    return found
+
+
+def _rows(log: Log, topic: Topic, partition: int) -> Iterator[Row]:
+    where = layout.topic_partition(topic.incarnation, partition)
+    yield from log.catalog.scan(where, "", "slot/")
+    yield from log.catalog.scan(where, "slot0")
+
+
+def _note_run(run: Run, counts: bool, found: References) -> None:
+    if counts:
+        found.objects.add(run.object)
+    else:
+        found.has_leftovers = True
+
+
+def _note_amendment(
+    row: Row, what: str, head: Head, pending: list[Pending], found: References
+) -> None:
+    amendment = decode_row(row.value, Amendment, what)
+    offset = layout.amend_offset(row.row)
+    if offset < head.start:
+        found.has_leftovers = True
+        return
+    if amendment.object is not None:
+        found.objects.add(amendment.object)
+    pending.append(
+        Pending(offset, row.row, row.version, amendment.sequence, amendment.at_ms, amendment.object)
+    )
+
+
+def _applied(pending: list[Pending], journals: list[Run]) -> Iterator[Pending]:
+    """The amendments that the journal of their offset has."""
+    bases = [run.base for run in journals]
+    for each in pending:
+        at = bisect_right(bases, each.offset) - 1
+        run = journals[at] if at >= 0 else None
+        if run is None or run.journal is None or each.offset >= run.end:
+            continue
+        if each.sequence <= run.journal.applied:
+            yield each

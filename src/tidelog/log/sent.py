@@ -1,0 +1,48 @@
+"""Which sequences of a producer got which offsets, as its row keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import msgspec
+
+from tidelog.model import limits
+from tidelog.model.run import SentBatch
+
+__all__ = ["recent_batches", "sent_batch"]
+
+
+def sent_batch(base: int, count: int, given: Sequence[int] | None, following: int) -> SentBatch:
+    """What a commit notes: the sequences that were given, or those that follow."""
+    if given is None or isinstance(given, range):
+        return SentBatch(following if given is None else given.start, base, count)
+    steps = tuple(after - before for before, after in pairwise(given))
+    if all(step == 1 for step in steps):
+        steps = ()
+    return SentBatch(given[0], base, count, steps)
+
+
+def recent_batches(batches: tuple[SentBatch, ...], new: SentBatch) -> tuple[SentBatch, ...]:
+    """The newest batches, as many as a producer's row can hold."""
+    kept = list(reversed(_small(new)))
+    room = limits.PRODUCER_ROW_BYTES - _row_bytes(kept)
+    for batch in reversed(batches):
+        room -= _row_bytes([batch])
+        if len(kept) >= limits.PRODUCER_RECENT or room < 0:
+            break
+        kept.append(batch)
+    return tuple(reversed(kept))
+
+
+def _small(batch: SentBatch) -> list[SentBatch]:
+    """The batch; of one too large for a row only its first and its last sequence."""
+    if _row_bytes([batch]) <= limits.PRODUCER_ROW_BYTES:
+        return [batch]
+    last = batch.first + sum(batch.steps)
+    ends = [(batch.first, batch.base), (last, batch.base + batch.count - 1)]
+    return [SentBatch(sequence, offset, 1) for sequence, offset in ends]
+
+
+def _row_bytes(batches: list[SentBatch]) -> int:
+    return len(msgspec.msgpack.encode(batches))

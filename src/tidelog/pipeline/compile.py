@@ -1,0 +1,218 @@
+"""Compile by Spark: the groups of many partitions at once, each made into journals by a task.
+
+The driver holds the partitions' ``compile`` rows, plans, and swaps; the steps are those of
+``journal.compile``. A task gets a group with its amendments, needs nothing but the store, and gives
+back the rows of the journals that it has uploaded. A task that Spark runs again uploads under other
+names; what no swap took is left to a sweep.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from pyspark.sql import SparkSession
+
+from tidelog.clock import RandomIds
+from tidelog.errors import FencedError, NotFoundError, TidelogError, UnavailableError
+from tidelog.home import Home
+from tidelog.journal.compile import CompileReport, Compiling, Planned
+from tidelog.journal.make import Made, Work, make_journals
+from tidelog.journal.policy import Policy
+from tidelog.log.amended import Amendments, joined
+from tidelog.log.base import Log
+from tidelog.log.hold import beating
+from tidelog.model.topic import Topic
+from tidelog.store.here import open_store_here
+
+__all__ = ["compile_by_spark"]
+
+_TASKS_EACH = 4  # for each core at once, so that none waits long for the slowest
+_PAGES_MAX = 16  # of amendments that are sent with a task; a group that has more is done here
+_READERS = 4  # objects that a task fetches at once
+_LOOK_S = 0.2
+_ROUNDS_MAX = 100  # in which others changed rows under our hands
+
+OnSwap = Callable[[CompileReport], None]
+
+
+@dataclass(frozen=True)
+class _Task:
+    """A group, with all that is needed to make journals of it anywhere; pickles."""
+
+    store: str  # URL
+    work: Work
+    amendments: Amendments
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    made: Made | None = None  # None: rows have changed, so plan again
+    error: TidelogError | None = None
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """A group whose turn it is."""
+
+    compiling: Compiling
+    planned: Planned
+
+
+def compile_by_spark(
+    home: Home,
+    session: SparkSession,
+    topics: Sequence[Topic],
+    policy: Policy,
+    on_swap: OnSwap = lambda _: None,
+) -> CompileReport:
+    """Compile all partitions of some topics.
+
+    ``NotFoundError`` when a topic was deleted; what was swapped until then stays.
+    """
+    waiting = [
+        compiling
+        for topic in topics
+        for partition in range(topic.partitions)
+        if (compiling := Compiling(home.log, topic, partition, policy)).plan().groups
+    ]
+    held = _take(home.log, waiting)
+    total = CompileReport(partitions=len(waiting), busy=len(waiting) - len(held))
+    living = list(held)
+    try:
+        with beating(home.log, lambda: _beat(living)):
+            for report in _rounds(home, session, living):
+                on_swap(report)
+                total += report
+    finally:
+        for compiling in held:
+            compiling.holding.release()
+    return total
+
+
+def _take(log: Log, waiting: Sequence[Compiling]) -> list[Compiling]:
+    """Those that nobody else compiles; who is silent for the time to live is taken for dead."""
+    held: list[Compiling] = []
+    left = list(waiting)
+    until_s = log.clock.monotonic_s() + 1.5 * log.settings.lease_ttl_ms / 1000
+    while left:
+        taken = [compiling for compiling in left if compiling.holding.try_take()]
+        held += taken
+        left = [compiling for compiling in left if compiling not in taken]
+        if log.clock.monotonic_s() > until_s:
+            break
+        if left:
+            log.clock.sleep(_LOOK_S)
+    return held
+
+
+def _beat(living: list[Compiling]) -> None:
+    for compiling in list(living):
+        try:
+            compiling.holding.beat()
+        except FencedError:
+            continue  # its next swap finds out, and takes the row anew if it may
+
+
+def _rounds(home: Home, session: SparkSession, living: list[Compiling]) -> Iterator[CompileReport]:
+    """Plan, let tasks make journals, and swap, until nothing is left to do."""
+    at_once = int(session.sparkContext.defaultParallelism) * _TASKS_EACH
+    for _ in range(_ROUNDS_MAX):
+        ready: list[_Ready] = []
+        for compiling in list(living):
+            plan = compiling.plan()
+            if not plan.groups:
+                compiling.clean()
+                living.remove(compiling)
+            ready += [_Ready(compiling, compiling.prepare(plan, each)) for each in plan.groups]
+        if not ready:
+            return
+        failed: set[Compiling] = set()  # whose groups after it must wait for another plan
+        for first in range(0, len(ready), at_once):
+            part = [each for each in ready[first : first + at_once] if each.compiling not in failed]
+            for each, outcome in zip(part, _run(home, session, part), strict=True):
+                yield from _swap(each, outcome, living, failed)
+    raise UnavailableError("compile: others keep changing the same rows: compile again")
+
+
+def _swap(
+    each: _Ready, outcome: _Outcome, living: list[Compiling], failed: set[Compiling]
+) -> Iterator[CompileReport]:
+    if each.compiling in failed:
+        return
+    if outcome.error is not None:
+        raise outcome.error
+    try:
+        made = outcome.made
+        done = each.compiling.swap(each.planned, made) if made is not None else None
+    except FencedError:
+        living.remove(each.compiling)
+        failed.add(each.compiling)
+        yield CompileReport(busy=1)
+        return
+    if done is None:
+        failed.add(each.compiling)
+    else:
+        yield done
+
+
+def _run(home: Home, session: SparkSession, ready: Sequence[_Ready]) -> list[_Outcome]:
+    """What tasks made of each group, in order."""
+    if not ready:
+        return []
+    tasks: dict[int, _Task] = {}
+    here: dict[int, _Outcome] = {}
+    for number, each in enumerate(ready):
+        found = _amendments(each)
+        if found is None:
+            here[number] = _make_here(home.log, each)
+        else:
+            tasks[number] = _Task(home.store.url, each.planned.work, found)
+    blobs = [pickle.dumps(task) for task in tasks.values()]
+    try:
+        parallel = session.sparkContext.parallelize(blobs, max(1, len(blobs)))
+        made = parallel.map(_run_pickled).collect()
+    except Exception as exc:
+        lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
+        reason = lines[0][:200] if lines else type(exc).__name__
+        raise UnavailableError(f"Spark: the job failed ({reason}): compile again") from exc
+    done = {n: pickle.loads(blob) for n, blob in zip(tasks, made, strict=True)}  # noqa: S301
+    return [(here | done)[number] for number in range(len(ready))]
+
+
+def _amendments(each: _Ready) -> Amendments | None:
+    """Those of a group; None where there are too many to be sent."""
+    page = each.compiling.pages(each.planned)
+    found = [page(each.planned.work.group.base)]
+    while (end := found[-1].end) is not None:
+        if len(found) == _PAGES_MAX:
+            return None
+        found.append(page(end))
+    return joined(found)
+
+
+def _make_here(log: Log, each: _Ready) -> _Outcome:
+    try:
+        page = each.compiling.pages(each.planned)
+        return _Outcome(make_journals(log.store, log.ids, each.planned.work, page))
+    except NotFoundError:
+        return _Outcome()
+
+
+def _run_pickled(blob: bytes) -> bytes:
+    return pickle.dumps(_run_task(pickle.loads(blob)))  # noqa: S301 - our own bytes
+
+
+def _run_task(task: _Task) -> _Outcome:
+    try:
+        store = open_store_here(task.store)
+        with ThreadPoolExecutor(_READERS, "tidelog-compile") as pool:
+            return _Outcome(
+                make_journals(store, RandomIds(), task.work, lambda _: task.amendments, pool)
+            )
+    except NotFoundError:
+        return _Outcome()
+    except TidelogError as exc:
+        return _Outcome(error=exc)

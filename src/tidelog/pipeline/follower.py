@@ -1,0 +1,273 @@
+"""Follows everything that a home has to follow, in one process: its archives and its pumps.
+
+One thread drives each of them, so that many archives need one process, and one Spark session where
+Spark is wanted. What is made while it runs is found within seconds; what was deleted, or went over
+to another generation, is left. One that fails is tried again, after waits that double up to a
+minute, and does not touch the others. A second follower of the same home stands by, pipeline by
+pipeline. Beside them a thread repairs notifications that a process left undone when it died.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from tidelog.codec.fields import FieldPaths
+from tidelog.errors import FencedError, NotFoundError, TidelogError
+from tidelog.home import Home
+from tidelog.log.keepers import Part
+from tidelog.log.notify import repair
+from tidelog.log.targets import open_target
+from tidelog.model.address import parse_address
+from tidelog.model.archive import Archive
+from tidelog.model.pipeline import NamedPipeline
+from tidelog.pipeline.archive import find_archive, list_archives, open_pipeline
+from tidelog.pipeline.base import Pipeline, Workers
+from tidelog.pipeline.cycle import CycleReport
+from tidelog.pipeline.driver import Driver, Driving
+from tidelog.pipeline.policy import Policy
+from tidelog.pipeline.pump import Pumping, open_pump
+from tidelog.pipeline.registry import list_pipelines
+from tidelog.pipeline.tables import register
+
+__all__ = ["Follower"]
+
+_LOOK_S = 2.0  # between looks for new archives and pumps
+_REPAIR_S = 10.0  # between rounds of notifications
+_WAIT_MAX_S = 60.0  # before one that fails is tried again
+_TELL_S = 5.0  # between reports of one whose state does not change
+_PUMP_POLICY = Policy(64_000_000, 1_000)
+_RESTORE = "restore."  # how names of restores begin; they end by themselves
+
+_Key = tuple[str, ...]
+
+
+@dataclass(eq=False)
+class _Followed:
+    """One archive or pump."""
+
+    name: str
+    open: Callable[[], tuple[Pipeline, Policy]]
+    after: Callable[[], None]
+    stop: threading.Event = field(default_factory=threading.Event)
+    thread: threading.Thread | None = None
+    part: Part | None = None
+    told_s: float = 0.0
+    opened_s: float | None = None  # when it began to ask for its shard; None while it has it
+    events: int = 0
+    failures: int = 0  # in a row
+
+
+class Follower:
+    """Follows a home until ``stop`` is set. ``report`` may be called from any thread."""
+
+    def __init__(
+        self,
+        home: Home,
+        workers: Callable[[], Workers],
+        report: Callable[[Part], None],
+        stop: threading.Event,
+    ) -> None:
+        self._home = home
+        self._workers = workers
+        self._report = report
+        self._stop = stop
+        self._followed: dict[_Key, _Followed] = {}
+        self._lock = threading.Lock()
+
+    def run(self) -> None:
+        """Until told to stop; then each finishes the cycle that is under way."""
+        repairing = threading.Thread(target=self._repair_all, name="tidelog-repair", daemon=True)
+        repairing.start()
+        while not self._stop.is_set():
+            self._look()
+            self._stop.wait(_LOOK_S)
+        for each in self._followed.values():
+            each.stop.set()
+        for each in self._followed.values():
+            if each.thread is not None:
+                each.thread.join()
+        repairing.join()
+
+    def _look(self) -> None:
+        """Start what is new, and stop what is gone."""
+        try:
+            wanted = {**dict(self._archives()), **dict(self._pumps())}
+        except TidelogError as exc:
+            self._tell_part("registry", "failed", exc.message)
+            return
+        for key, each in wanted.items():
+            if key not in self._followed:
+                self._followed[key] = each
+                each.thread = threading.Thread(
+                    target=self._keep, args=(each,), name=f"tidelog-{each.name}", daemon=True
+                )
+                each.thread.start()
+        now_s = self._home.log.clock.monotonic_s()
+        for each in self._followed.values():
+            if each.opened_s is not None and now_s - each.opened_s > _LOOK_S:
+                self._tell(each, "standing by")
+        for key in self._followed.keys() - wanted.keys():
+            each = self._followed[key]
+            each.stop.set()
+            if each.thread is None or not each.thread.is_alive():
+                del self._followed[key]
+
+    def _archives(self) -> Iterator[tuple[_Key, _Followed]]:
+        for found in list_archives(self._home):
+            if found.state == "ready":
+                key = ("archive", found.incarnation, str(found.generation))
+                yield key, self._archive(found)
+
+    def _archive(self, found: Archive) -> _Followed:
+        home, name = self._home, found.name
+
+        def opened() -> tuple[Pipeline, Policy]:
+            now = find_archive(home, name)
+            policy = Policy(now.max_bytes, now.max_age_ms)
+            return open_pipeline(home, now, self._workers()), policy
+
+        return _Followed(f"archive {name}", opened, lambda: _register(home, name))
+
+    def _pumps(self) -> Iterator[tuple[_Key, _Followed]]:
+        for found in list_pipelines(self._home):
+            sink = parse_address(found.sink)
+            is_restore = found.name.startswith(_RESTORE) and found.source.startswith("archive:")
+            if found.state == "ready" and sink.scheme == "topic" and not is_restore:
+                yield ("pump", found.incarnation), self._pump(found)
+
+    def _pump(self, found: NamedPipeline) -> _Followed:
+        sink = parse_address(found.sink)
+        wanted = Pumping(
+            found.source,
+            sink.path.strip("/"),
+            found.name,
+            FieldPaths(**found.fields),
+            found.transform,
+            sink.options.get("partition", "key"),
+        )
+        return _Followed(
+            f"pump {found.name}",
+            lambda: (open_pump(self._home, wanted, self._workers()), _PUMP_POLICY),
+            lambda: None,
+        )
+
+    # In the thread of one archive or pump.
+
+    def _keep(self, each: _Followed) -> None:
+        while not each.stop.is_set():
+            try:
+                self._drive(each)
+            except FencedError as exc:  # another one has it, or another generation is next
+                self._tell(each, "standing by", exc.message)
+                each.stop.wait(1.0)
+            except TidelogError as exc:
+                self._failed(each, exc.message)
+            except Exception as exc:  # noqa: BLE001 - one must not end the others
+                self._failed(each, f"{type(exc).__name__}: {exc}")
+        self._tell(each, "stopped")
+
+    def _drive(self, each: _Followed) -> None:
+        self._tell(each, "starting")
+        pipeline, policy = each.open()
+
+        def on_look(waiting: int) -> None:
+            each.opened_s = None
+            error = each.part.error if each.part is not None and each.failures else ""
+            self._tell(each, "running", error, waiting)
+
+        def on_cycle(report: CycleReport) -> None:
+            each.events += report.events
+            errors = [str(error) for error in report.errors.values()]
+            if report.committed:
+                try:
+                    each.after()
+                except TidelogError as exc:
+                    errors.append(exc.message)
+            each.failures = each.failures + 1 if errors else 0
+            self._tell(each, "running", errors[0] if errors else "")
+
+        is_pump = each.name.startswith("pump ")
+        how = Driving(
+            follow=True,
+            policy=policy,
+            flush_on_stop=is_pump,
+            stop=each.stop,
+            on_look=on_look,
+            on_cycle=on_cycle,
+        )
+        each.opened_s = self._home.log.clock.monotonic_s()
+        try:
+            Driver(self._home.log, pipeline, how).run()
+        finally:
+            each.opened_s = None
+
+    def _failed(self, each: _Followed, message: str) -> None:
+        each.failures += 1
+        self._tell(each, "failed", message)
+        each.stop.wait(min(_WAIT_MAX_S, 0.5 * 2 ** min(each.failures, 10)))
+
+    def _tell(
+        self, each: _Followed, state: str, error: str = "", waiting: int | None = None
+    ) -> None:
+        """Report where something has changed, and now and then where only numbers have."""
+        with self._lock:
+            self._tell_alone(each, state, error, waiting)
+
+    def _tell_alone(self, each: _Followed, state: str, error: str, waiting: int | None) -> None:
+        clock, before = self._home.log.clock, each.part
+        if state == "standing by" and not error and each.opened_s is None:
+            return  # it got its shard in this moment
+        same = before is not None and (before.state, before.error) == (state, error)
+        if same and clock.monotonic_s() - each.told_s < _TELL_S:
+            return
+        since_ms = before.since_ms if before is not None and before.state == state else None
+        if waiting is None and before is not None:
+            waiting = before.waiting
+        each.part = Part(
+            name=each.name,
+            state=state,
+            since_ms=clock.now_ms() if since_ms is None else since_ms,
+            error=error,
+            events=each.events,
+            waiting=waiting,
+        )
+        each.told_s = clock.monotonic_s()
+        self._report(each.part)
+
+    def _tell_part(self, name: str, state: str, error: str = "") -> None:
+        self._report(Part(name, state, self._home.log.clock.now_ms(), error=error))
+
+    # In the thread that repairs notifications.
+
+    def _repair_all(self) -> None:
+        told = ""
+        while True:
+            errors: list[str] = []
+            try:
+                self._repair_round(errors)
+            except TidelogError as exc:
+                errors.append(exc.message)
+            if (now := errors[0] if errors else "well") != told:
+                self._tell_part("notifications", "running", errors[0] if errors else "")
+                told = now
+            if self._stop.wait(_REPAIR_S):
+                return
+
+    def _repair_round(self, errors: list[str]) -> None:
+        home = self._home
+        for topic in home.topics():
+            if not topic.notify or topic.state != "ready":
+                continue
+            try:
+                targets = [open_target(url, home.world.environ) for url in topic.notify]
+                errors.extend(str(error) for error in repair(home.log, topic, targets).errors)
+            except NotFoundError:
+                continue  # deleted meanwhile
+            except TidelogError as exc:
+                errors.append(exc.message)
+
+
+def _register(home: Home, name: str) -> None:
+    register(home, find_archive(home, name))

@@ -1,0 +1,120 @@
+"""Pages of consumers: who reads, how far behind, and moving a cursor with a look before it."""
+
+from __future__ import annotations
+
+from tidelog.errors import InvalidError
+from tidelog.home import Home
+from tidelog.server.console.charts import line_chart
+from tidelog.server.console.cursors import check_consumer, do_move, plan_move
+from tidelog.server.console.sampler import Sampler
+from tidelog.server.console.showing import url
+from tidelog.server.console.topics import part_of
+from tidelog.server.console.visit import Answer, Shown, Visit
+from tidelog.server.read import partition_of
+
+__all__ = ["ConsumerPages"]
+
+_PARTITIONS_MOVED_MAX = 500  # by one form
+_PARTITIONS_A_PAGE = 100
+
+
+class ConsumerPages:
+    """What is shown of consumers."""
+
+    def __init__(self, home: Home, sampler: Sampler) -> None:
+        self._home = home
+        self._sampler = sampler
+
+    def consumers(self, visit: Visit) -> Answer:
+        """``GET /console/consumers``"""
+        snapshot = self._sampler.look()
+        wanted = visit.text("q").lower()
+        found = [
+            each
+            for each in snapshot.consumers
+            if wanted in each.name.lower() or wanted in each.topic.lower()
+        ]
+        found.sort(key=lambda each: (-each.lag, each.topic, each.name))
+        part = part_of(found, visit.number("page", 1, 10**6))
+        with self._sampler.lock:
+            rows = [
+                {
+                    "consumer": each,
+                    "chart": line_chart(each.lags, 120, 28),
+                    "rate": each.cursors.rate(),
+                }
+                for each in part.rows
+            ]
+        values = {"part": part, "rows": rows, "q": visit.text("q"), "snapshot": snapshot}
+        return Shown("consumers.html", values)
+
+    def consumer(self, visit: Visit) -> Answer:
+        """``GET /console/consumer?topic=…&name=…``"""
+        topic = self._home.topic(visit.text("topic"))
+        name = visit.query.get("name", "")
+        check_consumer(self._home.log, topic, name)
+        consumer = self._sampler.consumer(topic, name)
+        with self._sampler.lock:
+            chart, rate = line_chart(consumer.lags), consumer.cursors.rate()
+        values = {
+            "topic": topic,
+            "consumer": consumer,
+            "part": part_of(consumer.held, visit.number("page", 1, 10**6), _PARTITIONS_A_PAGE),
+            "chart": chart,
+            "rate": rate,
+            "snapshot": self._sampler.look(),
+            "ttl_ms": self._home.log.settings.lease_ttl_ms,
+        }
+        return Shown("consumer.html", values)
+
+    def move(self, visit: Visit) -> Answer:
+        """``POST /console/consumer/move``: first what would be done, and with ``moves`` does it"""
+        topic = self._home.topic(visit.text("topic"))
+        name = visit.form.get("name", "")
+        check_consumer(self._home.log, topic, name)
+        if "moves" in visit.form:
+            return self._do(visit, name)
+        to = visit.text("where")
+        to = visit.text("to") if to in ("", "at") else to
+        if not to:
+            raise InvalidError("seek: names no place: give earliest, latest, an offset or a time")
+        given = visit.text("partition")
+        chosen = range(topic.partitions) if given in ("", "all") else [partition_of(topic, given)]
+        if len(chosen) > _PARTITIONS_MOVED_MAX:
+            raise InvalidError(
+                f"seek: {len(chosen)} partitions at once: choose one, or use the library for all"
+            )
+        moves = [plan_move(self._home.log, topic, name, each, to) for each in chosen]
+        values = {
+            "topic": topic,
+            "name": name,
+            "to": to,
+            "moves": moves,
+            "again": sum(each.again for each in moves),
+            "skipped": sum(each.skipped for each in moves),
+            "owned": sum(bool(each.owner) for each in moves),
+            "packed": " ".join(each.text for each in moves),
+        }
+        return Shown("move.html", values)
+
+    def _do(self, visit: Visit, name: str) -> Answer:
+        topic = self._home.topic(visit.text("topic"))
+        moved: list[str] = []
+        overtaken: list[str] = []
+        for text in visit.form["moves"].split():
+            done = do_move(self._home.log, topic, name, text)
+            (moved if done else overtaken).append(text.partition(":")[0])
+        says = f"The cursors of {len(moved)} partitions were moved." if moved else ""
+        if overtaken:
+            says += (
+                f" In partitions {', '.join(overtaken)} the consumer was faster: its lease has "
+                "changed since you looked. Nothing was moved there; look again."
+            )
+        values = {
+            "title": "Cursor moved" if moved else "Nothing was moved",
+            "says": says.strip(),
+            "link": url("/console/consumer", topic=topic.name, name=name),
+            "link_text": f"Back to {name}",
+            "grade": "warn" if overtaken else "good",
+        }
+        return Shown("done.html", values, 409 if overtaken and not moved else 200)

@@ -1,0 +1,227 @@
+"""Pages of events: found by offset, time, key or id; one event in all its views, and as a file.
+
+A search reads for a fraction of a second and then shows what it has, with the way to go on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tidelog.codec.event_json import event_lines
+from tidelog.errors import InvalidError, NotFoundError
+from tidelog.home import Home
+from tidelog.log.topics import read_head
+from tidelog.model.event import Event
+from tidelog.model.playback import time_range
+from tidelog.model.topic import Topic, partition_for
+from tidelog.server.console.marks import Mark, read_marks
+from tidelog.server.console.search import Found, Sought, in_partition, in_range
+from tidelog.server.console.showing import Bytes, url
+from tidelog.server.console.visit import Answer, Data, Shown, Visit
+from tidelog.server.lookup import RangeCursor, begin_range
+from tidelog.server.metrics import Metrics
+from tidelog.server.read import partition_of
+
+__all__ = ["EventPages"]
+
+_WAYS = ("offset", "time", "key", "id")
+_VIEWS = ("json", "text", "hex")
+_LIMITS = (20, 50, 100, 500)
+_SEARCH_S = 0.12
+_CURSOR_MAX = 16_384
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A search as the form gives it."""
+
+    by: str
+    partition: int
+    limit: int
+    sought: Sought
+    fields: dict[str, str]
+
+
+@dataclass(slots=True)
+class _Result:
+    """What is shown of a search."""
+
+    found: Found
+    says: str = ""
+    before: dict[str, Any] | None = None  # the query that leads there
+    after: dict[str, Any] | None = None
+    more: bool = False  # the search has not come to its end
+    marks: dict[tuple[int, int], Mark] = field(default_factory=dict)
+
+
+class EventPages:
+    """What is shown of events."""
+
+    def __init__(self, home: Home, metrics: Metrics) -> None:
+        self._home = home
+        self._log = home.log
+        self._metrics = metrics
+
+    def events(self, visit: Visit) -> Answer:
+        """``GET /console/topics/{topic}/events``"""
+        topic = self._home.topic(visit.path["topic"])
+        asked = _asked(topic, visit)
+        result, trouble = _Result(Found()), ""
+        try:
+            result = self._find(topic, asked, visit)
+        except (InvalidError, NotFoundError) as exc:
+            if visit.query.get("download"):
+                raise
+            trouble = exc.message
+        self._metrics.events_out += len(result.found.events)
+        if visit.query.get("download"):
+            headers = {"content-disposition": f'attachment; filename="{topic.name}.jsonl"'}
+            lines = event_lines(result.found.events)
+            return Data(lines, "application/x-ndjson", headers)
+        path = url("/console/topics", topic.name) + "/events"
+        values = {
+            "topic": topic,
+            "asked": asked,
+            "result": result,
+            "trouble": trouble,
+            "before": url(path, **result.before) if result.before else "",
+            "after": url(path, **result.after) if result.after else "",
+            "download": url(path, **{**dict(visit.query), "download": "1"}),
+            "limits": _LIMITS,
+            "ways": _WAYS,
+        }
+        return Shown("events.html", values, 400 if trouble else 200)
+
+    def event(self, visit: Visit) -> Answer:
+        """``GET /console/topics/{topic}/events/{partition}/{offset}``"""
+        topic, event = self._event(visit)
+        partition, offset = event.position.partition, event.position.offset
+        head, _ = read_head(self._log, topic, partition)
+        value = Bytes(event.value)
+        view = visit.text("view", value.best)
+        if view not in _VIEWS:
+            raise InvalidError(f"view `{view[:40]}`: give one of {', '.join(_VIEWS)}")
+        where = url("/console/topics", topic.name, "events", str(partition))
+        values = {
+            "topic": topic,
+            "event": event,
+            "value": value,
+            "view": view,
+            "views": [each for each in _VIEWS if each != "json" or value.json is not None],
+            "mark": read_marks(self._log, topic, partition, offset, offset + 1).get(
+                (partition, offset)
+            ),
+            "where": f"{where}/{offset}",
+            "before": f"{where}/{offset - 1}" if offset > head.start else "",
+            "after": f"{where}/{offset + 1}" if offset + 1 < head.next else "",
+            "line": event_lines([event]).decode() if len(event.value or b"") <= 65_536 else "",
+        }
+        return Shown("event.html", values)
+
+    def value(self, visit: Visit) -> Answer:
+        """``GET /console/topics/{topic}/events/{partition}/{offset}/value``"""
+        topic, event = self._event(visit)
+        at = event.position
+        name = f"{topic.name}-{at.partition}-{at.offset}.bin"
+        headers = {"content-disposition": f'attachment; filename="{name}"'}
+        return Data(event.value or b"", "application/octet-stream", headers)
+
+    def _event(self, visit: Visit) -> tuple[Topic, Event]:
+        topic = self._home.topic(visit.path["topic"])
+        partition = partition_of(topic, visit.path["partition"])
+        text = visit.path["offset"]
+        if not (text.isascii() and text.isdigit() and len(text) < 20):
+            raise InvalidError(f"offset `{text[:40]}`: give a whole number")
+        found = in_partition(self._log, topic, partition, int(text), Sought(), (1, 5.0))
+        if not found.events or found.events[0].offset != int(text):
+            raise NotFoundError(
+                f"event `{topic.name}/{partition}/{text}`: is not there: it was deleted, or comes "
+                "later"
+            )
+        return topic, found.events[0]
+
+    def _find(self, topic: Topic, asked: _Asked, visit: Visit) -> _Result:
+        find = {"offset": self._by_offset, "time": self._by_time}.get(asked.by, self._by_search)
+        result = find(topic, asked, visit)
+        positions = [event.position for event in result.found.events]
+        for partition in {at.partition for at in positions}:
+            offsets = [at.offset for at in positions if at.partition == partition]
+            marks = read_marks(self._log, topic, partition, min(offsets), max(offsets) + 1)
+            result.marks.update(marks)
+        return result
+
+    def _by_offset(self, topic: Topic, asked: _Asked, visit: Visit) -> _Result:
+        head, _ = read_head(self._log, topic, asked.partition)
+        newest = max(head.start, head.next - asked.limit)
+        start = visit.number("offset", newest if asked.sought.is_all else head.start)
+        start = min(start, head.next)
+        most = (asked.limit, _SEARCH_S)
+        found = in_partition(self._log, topic, asked.partition, start, asked.sought, most)
+        query = _query(asked, partition=asked.partition)
+        result = _Result(found, f"offsets {head.start:,} to {head.next:,} are there")
+        if found.next is not None:
+            result.after = {**query, "offset": found.next}
+            result.more = not asked.sought.is_all and len(found.events) < asked.limit
+        if asked.sought.is_all and start > head.start:
+            result.before = {**query, "offset": max(head.start, start - asked.limit)}
+        return result
+
+    def _by_time(self, topic: Topic, asked: _Asked, visit: Visit) -> _Result:
+        text = visit.query.get("cursor", "")
+        if len(text) > _CURSOR_MAX:
+            raise InvalidError("cursor: is none that a page has given: begin anew")
+        if text:
+            cursor = RangeCursor.of_text(text)
+        else:
+            given = visit.text("start") or "-15m", visit.text("end") or None
+            cursor = begin_range(self._log, topic, time_range(*given, visit.now_ms))
+        found = in_range(self._log, topic, cursor, asked.sought, (asked.limit, _SEARCH_S))
+        result = _Result(found)
+        if found.cursor is not None:
+            result.after = {**_query(asked), "cursor": found.cursor.text()}
+            result.more = not asked.sought.is_all and len(found.events) < asked.limit
+        return result
+
+    def _by_search(self, topic: Topic, asked: _Asked, visit: Visit) -> _Result:
+        """By key in the partition that it goes to; by id in one partition after another."""
+        partition = asked.partition
+        head, _ = read_head(self._log, topic, partition)
+        start = max(visit.number("at", head.start), head.start)
+        most = (asked.limit, _SEARCH_S)
+        found = in_partition(self._log, topic, partition, start, asked.sought, most)
+        says = f"in partition {partition}, from offset {start:,} on"
+        result = _Result(found, says)
+        query = _query(asked, partition=partition)
+        if found.next is not None:
+            result.after = {**query, "at": found.next}
+            result.more = len(found.events) < asked.limit
+        elif asked.by == "id" and partition + 1 < topic.partitions and not found.events:
+            result.after, result.more = {**query, "partition": partition + 1}, True
+        return result
+
+
+def _asked(topic: Topic, visit: Visit) -> _Asked:
+    by = visit.text("by", "offset")
+    if by not in _WAYS:
+        raise InvalidError(f"by `{by[:40]}`: give one of {', '.join(_WAYS)}")
+    names = ("partition", "offset", "start", "end", "key", "id", "contains")
+    fields = {name: visit.text(name) for name in names}
+    limit = visit.number("limit", 50, 500)
+    key = fields["key"].encode("utf-8", "surrogateescape") if by == "key" else None
+    if by in ("key", "id") and not fields[by]:
+        raise InvalidError(f"{by}: give the {by} to look for")
+    sought = Sought(key, fields["id"] if by == "id" else None, fields["contains"])
+    partition = 0
+    if fields["partition"]:
+        partition = partition_of(topic, fields["partition"])
+    elif key is not None:
+        partition = partition_for(key, topic.partitions)
+    return _Asked(by, partition, max(1, limit), sought, fields)
+
+
+def _query(asked: _Asked, **more: Any) -> dict[str, Any]:
+    """The same search in another place."""
+    kept = {name: asked.fields[name] for name in ("start", "end", "key", "id", "contains")}
+    kept = {name: value for name, value in kept.items() if value}
+    return {"by": asked.by, **kept, "limit": asked.limit, **more}

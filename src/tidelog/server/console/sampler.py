@@ -1,0 +1,282 @@
+"""Reads the home's figures again and again, with bounded work, so that pages only show them.
+
+Each sample reads the names, then heads and leases side by side, so many of each at most: in a large
+home topics take turns. Runs are counted with what is left. While somebody looks at the console a
+sample is taken every other second, else seldom, since on a remote catalog each read has its price.
+
+Samples are new values each time; the series that go on are written under :attr:`Sampler.lock`, and
+read under it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+
+from tidelog.errors import TidelogError
+from tidelog.home import Home
+from tidelog.log.lag import Lag
+from tidelog.log.lease import Member, read_lease
+from tidelog.log.topics import list_topics, read_head
+from tidelog.model import layout
+from tidelog.model.run import Head, decode_row
+from tidelog.model.topic import Topic
+from tidelog.server.console.charts import Series
+from tidelog.server.console.samples import (
+    ConsumerSample,
+    Held,
+    MemberSample,
+    Snapshot,
+    TopicSample,
+)
+from tidelog.server.console.totals import PartitionTotals, Totals
+
+__all__ = ["Sampler"]
+
+_BUSY_S = 2.0  # between samples while somebody looks
+_IDLE_S = 30.0
+_LOOKED_S = 120.0  # how long somebody who looked is taken to look still
+_QUICK_S = 0.1  # a sample this short is taken again for who asks
+_FRESH_S = 0.5  # unless the last one is this young
+_READS_MAX = 4_000  # heads, and as many leases, in one sample
+_ROWS_MAX = 4_000  # of runs that are counted in one sample
+_AT_ONCE = 8  # reads side by side
+
+
+@dataclass(slots=True)
+class _Known:
+    """What is kept of a topic from sample to sample."""
+
+    heads: tuple[Head, ...] = ()
+    ends: Series = field(default_factory=Series)
+    totals: dict[int, PartitionTotals] = field(default_factory=dict)
+    consumers: dict[str, ConsumerSample] = field(default_factory=dict)
+
+
+class Sampler:
+    """The figures of a home. Start it, and stop it."""
+
+    def __init__(self, home: Home) -> None:
+        self.lock = threading.Lock()  # of all series
+        self.trouble: TidelogError | None = None  # why the last sample failed
+        self._home = home
+        self._log = home.log
+        self._now_s = home.log.clock.monotonic_s
+        self._known: dict[str, _Known] = {}  # by incarnation
+        self._ends, self._cursors = Series(), Series()
+        self._turn = 0  # the topic whose heads are read first
+        self._snapshot: Snapshot | None = None
+        self._sampled_s = self._looked_s = float("-inf")
+        self._sampling = threading.Lock()
+        self._stop = threading.Event()
+        self._wake = threading.Event()
+        self._pool = ThreadPoolExecutor(_AT_ONCE, "tidelog-console")
+        self._thread = threading.Thread(target=self._run, name="tidelog-sampler", daemon=True)
+
+    def start(self) -> None:
+        """Take samples from now on."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Take no more."""
+        self._stop.set()
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether somebody looks at the console."""
+        return self._now_s() - self._looked_s < _LOOKED_S
+
+    def totals(self, topic: Topic) -> dict[int, Totals]:
+        """What the runs of its partitions come to, where that is known."""
+        known = self._known.get(topic.incarnation)
+        found = dict(known.totals) if known else {}
+        return {number: each.shown for number, each in found.items() if each.shown is not None}
+
+    def consumer(self, topic: Topic, name: str) -> ConsumerSample:
+        """A consumer of a topic: as it was seen last, or as it is now where it is new."""
+        sample = self.look().topics.get(topic.name)
+        for each in sample.consumers if sample is not None else ():
+            if each.name == name and sample and sample.topic.incarnation == topic.incarnation:
+                return each
+        heads = tuple(read_head(self._log, topic, p)[0] for p in range(topic.partitions))
+        return self._read_consumer(topic, _Known(heads), name)
+
+    def look(self) -> Snapshot:
+        """The newest sample; where that is quick, one of just now. Raises before there is any."""
+        was_idle = not self.is_busy
+        self._looked_s = self._now_s()
+        last = self._snapshot
+        if last is None or (last.took_s < _QUICK_S and self._now_s() - self._sampled_s > _FRESH_S):
+            self._sample(once_more=last is not None)
+        elif was_idle:
+            self._wake.set()
+        if self._snapshot is None:
+            raise self.trouble or TidelogError("console: has read nothing yet: try again")
+        return self._snapshot
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self._sample(once_more=True)
+            self._wake.wait(_BUSY_S if self.is_busy else _IDLE_S)
+            self._wake.clear()
+
+    def _sample(self, once_more: bool) -> None:
+        with self._sampling:
+            if not once_more and self._snapshot is not None:
+                return  # somebody else was faster
+            if self._stop.is_set():
+                return
+            began_s = self._now_s()
+            try:
+                taken = self._take()
+                self._snapshot = replace(taken, took_s=self._now_s() - began_s)
+                self.trouble = None
+            except TidelogError as exc:  # what is known stays so, and pages tell how old it is
+                self.trouble = exc
+            except RuntimeError:
+                if not self._stop.is_set():  # else the pool is closed
+                    raise
+            self._sampled_s = self._now_s()
+
+    def _take(self) -> Snapshot:
+        topics = list(list_topics(self._log))
+        there = {topic.incarnation for topic in topics}
+        self._known = {key: known for key, known in self._known.items() if key in there}
+        names = self._consumer_names()
+        chosen, is_whole = self._in_turn([topic for topic in topics if topic.state == "ready"])
+        now_ms = self._log.clock.now_ms()
+        for topic, heads in self._read_heads(chosen):
+            self._known.setdefault(topic.incarnation, _Known()).heads = heads
+        for topic in chosen:
+            known = self._known.get(topic.incarnation)
+            if known is not None and known.heads:
+                read = self._read_consumers(topic, known, names.get(topic.incarnation, ()))
+                known.consumers = {each.name: each for each in read}
+        self._count_runs(chosen)
+        with self.lock:
+            return self._note(topics, chosen, now_ms, is_whole)
+
+    def _note(
+        self, topics: list[Topic], chosen: list[Topic], now_ms: int, is_whole: bool
+    ) -> Snapshot:
+        """Write what was read into the series, and put it together."""
+        for topic in chosen:
+            known = self._known.get(topic.incarnation)
+            if known is None or not known.heads:
+                continue
+            known.ends.add(now_ms, sum(head.next for head in known.heads))
+            for each in known.consumers.values():
+                each.lags.add(now_ms, each.lag)
+                each.cursors.add(now_ms, sum(held.lag.cursor or 0 for held in each.held))
+        found = {topic.name: self._sample_of(topic) for topic in topics}
+        ends = sum(known.ends.last or 0 for known in self._known.values())
+        self._ends.add(now_ms, ends)
+        consumers = [each for topic in found.values() for each in topic.consumers]
+        self._cursors.add(now_ms, sum(each.cursors.last or 0 for each in consumers))
+        return Snapshot(now_ms, 0.0, found, self._ends, self._cursors, is_whole)
+
+    def _sample_of(self, topic: Topic) -> TopicSample:
+        known = self._known.get(topic.incarnation)
+        if known is None:
+            return TopicSample(topic, (), Series())
+        counted = [each.shown for each in known.totals.values()]
+        totals = [each for each in counted if each is not None]
+        whole = len(totals) == topic.partitions
+        times = [each.last_ms for each in totals if each.last_ms is not None]
+        return TopicSample(
+            topic,
+            known.heads,
+            known.ends,
+            known.ends.rate(),
+            sum(each.runs for each in totals) if whole else None,
+            sum(each.bytes for each in totals) if whole else None,
+            max(times, default=None),
+            tuple(sorted(known.consumers.values(), key=lambda each: each.name)),
+        )
+
+    def _in_turn(self, topics: list[Topic]) -> tuple[list[Topic], bool]:
+        """The topics whose turn it is, and whether these are all."""
+        chosen: list[Topic] = []
+        room = _READS_MAX
+        for step in range(len(topics)):
+            topic = topics[(self._turn + step) % len(topics)]
+            if chosen and topic.partitions > room:
+                break
+            chosen.append(topic)
+            room -= topic.partitions
+        is_whole = len(chosen) == len(topics)
+        self._turn = 0 if is_whole else (self._turn + len(chosen)) % len(topics)
+        return chosen, is_whole
+
+    def _read_heads(self, topics: list[Topic]) -> Iterable[tuple[Topic, tuple[Head, ...]]]:
+        def read(topic: Topic) -> tuple[Head, ...]:
+            try:
+                return tuple(read_head(self._log, topic, p)[0] for p in range(topic.partitions))
+            except KeyError:  # deleted meanwhile
+                return ()
+
+        return zip(topics, self._pool.map(read, topics), strict=True)
+
+    def _consumer_names(self) -> dict[str, list[str]]:
+        """By the incarnation of their topic."""
+        names: dict[str, list[str]] = {}
+        for row in self._log.catalog.scan(layout.REGISTRY, "consumer/", "consumer0"):
+            names.setdefault(row.row.split("/")[1], []).append(row.value.decode())
+        return names
+
+    def _read_consumers(
+        self, topic: Topic, known: _Known, names: Iterable[str]
+    ) -> Iterable[ConsumerSample]:
+        """So many leases of a topic at most: the others keep what was read of them before."""
+        room = _READS_MAX
+        chosen: list[str] = []
+        others: list[str] = []
+        for name in names:
+            room -= topic.partitions
+            (chosen if room >= 0 or not chosen else others).append(name)
+        yield from self._pool.map(lambda name: self._read_consumer(topic, known, name), chosen)
+        yield from (known.consumers[name] for name in others if name in known.consumers)
+
+    def _read_consumer(self, topic: Topic, known: _Known, name: str) -> ConsumerSample:
+        before = known.consumers.get(name)
+        held = []
+        for partition, head in enumerate(known.heads):
+            found = read_lease(self._log, topic, name, partition)
+            lease, version = found or (None, "")
+            cursor, owner = (lease.cursor, lease.owner) if lease else (None, "")
+            lag = Lag(topic.name, name, partition, cursor, head.start, head.next, owner)
+            held.append(Held(lag, lease.epoch if lease else 0, version))
+        return ConsumerSample(
+            topic.name,
+            name,
+            tuple(self._read_members(topic, name)),
+            tuple(held),
+            before.lags if before else Series(),
+            before.cursors if before else Series(),
+        )
+
+    def _read_members(self, topic: Topic, name: str) -> Iterable[MemberSample]:
+        now_ms, ttl_ms = self._log.clock.now_ms(), self._log.settings.lease_ttl_ms
+        where = layout.consumer_members(topic.incarnation, name)
+        for row in self._log.catalog.scan(where, "member/", "member0"):
+            member = decode_row(row.value, Member, f"member row `{row.row}`")
+            dead = self._log.processes.is_dead(member.mark)
+            silent = dead or now_ms - member.seen_ms > ttl_ms
+            member_id = row.row.removeprefix("member/")
+            yield MemberSample(member_id, member.mark, member.seen_ms, silent)
+
+    def _count_runs(self, topics: list[Topic]) -> None:
+        room = _ROWS_MAX
+        for topic in topics:
+            known = self._known.get(topic.incarnation)
+            for partition, head in enumerate(known.heads if known else ()):
+                if known is None or room <= 0:
+                    return
+                totals = known.totals.setdefault(partition, PartitionTotals())
+                room -= totals.count_on(self._log, topic, partition, head, room)

@@ -1,0 +1,203 @@
+"""How values stand on a page: numbers, sizes, times, and bytes that may be anything.
+
+Templates escape all that they show. What escaping leaves, characters that nobody sees or that turn
+the direction of a line, is made visible here.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import msgspec
+
+from tidelog.model.event import to_iso
+
+__all__ = [
+    "PREVIEW_MAX",
+    "SHOWN_MAX",
+    "Bytes",
+    "ago",
+    "clock_time",
+    "duration",
+    "number",
+    "one_line",
+    "rate",
+    "short",
+    "size",
+    "url",
+    "visible",
+    "when",
+]
+
+SHOWN_MAX = 65_536  # bytes of a value on its own page; a file has the rest
+PREVIEW_MAX = 240  # characters of a value in a list
+_HEX_MAX = 8_192  # bytes that are shown in hexadecimal digits
+_UNSEEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+_PLAIN = re.compile(r"[\x20-\x7e\n\t\u00a1-\u02ff\u0370-\u058f]*")
+
+
+def visible(text: str) -> str:
+    """Text without control characters and the like: those stand as their numbers."""
+    if _PLAIN.fullmatch(text):
+        return text
+    return "".join(
+        char
+        if char in "\n\t" or unicodedata.category(char) not in _UNSEEN
+        else f"\\u{{{ord(char):x}}}"
+        for char in text
+    )
+
+
+def one_line(data: bytes | str | None, most: int = PREVIEW_MAX) -> str:
+    """The beginning of a value, on one line; what is no text as hexadecimal digits."""
+    if data is None:
+        return ""
+    if isinstance(data, bytes):
+        part = data[: 4 * most]
+        try:
+            text = part.decode()
+        except UnicodeDecodeError as exc:
+            if len(data) <= len(part) or exc.start < len(part) - 4:
+                return part[: most // 3].hex(" ") + (" …" if len(data) > most // 3 else "")
+            text = part[: exc.start].decode()
+        longer = len(data) > len(part)
+    else:
+        text, longer = data, False
+    shown = visible(" ".join(text.split(None, -1))) if "\n" in text else visible(text)
+    return shown[:most] + ("…" if longer or len(shown) > most else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Bytes:
+    """A value of an event in each of its views."""
+
+    data: bytes | None
+
+    @property
+    def text(self) -> str:
+        """As text; what is no UTF-8 is replaced by a mark."""
+        return visible((self.data or b"")[:SHOWN_MAX].decode("utf-8", "replace"))
+
+    @property
+    def is_text(self) -> bool:
+        """Whether all of it is UTF-8."""
+        try:
+            (self.data or b"").decode()
+        except UnicodeDecodeError:
+            return False
+        return True
+
+    @property
+    def json(self) -> str | None:
+        """Laid out, with its numbers and names as they are; None for what is no JSON."""
+        if self.data is None or len(self.data) > SHOWN_MAX:
+            return None
+        try:
+            laid_out = msgspec.json.format(self.data, indent=2)
+            return visible(laid_out.decode())
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return None
+
+    @property
+    def hex(self) -> str:
+        """Lines of 16 bytes each, with their place and with what of them is plain text."""
+        data = (self.data or b"")[:_HEX_MAX]
+        lines = []
+        for at in range(0, len(data), 16):
+            part = data[at : at + 16]
+            plain = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in part)
+            lines.append(f"{at:08x}  {part[:8].hex(' '):23}  {part[8:].hex(' '):23}  {plain}")
+        return "\n".join(lines)
+
+    @property
+    def best(self) -> str:
+        """The view to begin with."""
+        if self.json is not None:
+            return "json"
+        return "text" if self.is_text else "hex"
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the page shows a part of it only."""
+        return len(self.data or b"") > SHOWN_MAX
+
+    @property
+    def hex_is_cut(self) -> bool:
+        return len(self.data or b"") > _HEX_MAX
+
+
+def number(value: int | None) -> str:
+    """With separators; a dash for what is not known."""
+    return "—" if value is None else f"{value:,}"
+
+
+def short(value: float | None) -> str:
+    """In three digits or so: 1.2 M."""
+    if value is None:
+        return "—"
+    for unit, least in (("G", 1e9), ("M", 1e6), ("k", 1e4)):
+        if abs(value) >= least:
+            return f"{value / (1e3 if unit == 'k' else least):.3g} {unit}"
+    return f"{value:,.0f}"
+
+
+def rate(value: float | None) -> str:
+    """Events a second."""
+    if value is None:
+        return "—"
+    if 0 < value < 10:
+        return f"{value:.2g}"
+    return short(value)
+
+
+def size(value: int | None) -> str:
+    """Bytes in the unit that fits."""
+    if value is None:
+        return "—"
+    amount, unit = float(value), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB", "PiB"):
+        if amount < 1024 or unit == "PiB":
+            break
+        amount /= 1024
+    return f"{amount:.0f} {unit}" if unit == "B" or amount >= 100 else f"{amount:.1f} {unit}"
+
+
+def duration(milliseconds: float | None) -> str:
+    """As people say it: 3 s, 5 min, 2 h, 4 d."""
+    if milliseconds is None:
+        return "—"
+    seconds = max(0.0, milliseconds / 1000)
+    for unit, length, until in (("s", 1, 90), ("min", 60, 5_400), ("h", 3_600, 172_800)):
+        if seconds < until:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds / 86_400:.0f} d"
+
+
+def ago(then_ms: int | None, now_ms: int) -> str:
+    """How long since."""
+    if not then_ms:
+        return "never"
+    if then_ms - now_ms > 1_000:
+        return f"in {duration(then_ms - now_ms)}"
+    return "just now" if now_ms - then_ms < 1_500 else f"{duration(now_ms - then_ms)} ago"
+
+
+def when(time_ms: int | None) -> str:
+    """A time as ISO 8601; a dash for none."""
+    return "—" if time_ms is None or time_ms < 0 else to_iso(time_ms)
+
+
+def clock_time(time_ms: int) -> str:
+    """The time of day alone, for who looks at it on that day."""
+    return to_iso(time_ms)[11:19]
+
+
+def url(path: str, /, *parts: str, **query: Any) -> str:
+    """A path of the console with its parts and query; what is None is left out."""
+    whole = "/".join([path, *(quote(part, safe="") for part in parts)])
+    given = {name: value for name, value in query.items() if value is not None}
+    return f"{whole}?{urlencode(given)}" if given else whole

@@ -1,0 +1,270 @@
+"""The console's way of a request: its place, who asks, the page, and what a browser may do with it.
+
+1. find the place; none is 404, another method 405
+2. let the request in, as the gate does; without a token the answer is the form that asks for one
+3. for a form: its origin, its mark, and the right to change something
+4. make the page in a thread, and send it with headers that allow nothing but our own files
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Match, Route
+from starlette.types import Receive, Scope, Send
+
+from tidelog.errors import InternalError, NotFoundError, TidelogError
+from tidelog.home import Home
+from tidelog.server.answers import (
+    DisconnectedError,
+    ForbiddenError,
+    MethodError,
+    UnauthorizedError,
+    answer_error,
+    shape,
+    status_of,
+)
+from tidelog.server.complaints import Complaints
+from tidelog.server.console.archives import ArchivePages
+from tidelog.server.console.consumers import ConsumerPages
+from tidelog.server.console.events import EventPages
+from tidelog.server.console.jobs import Jobs
+from tidelog.server.console.pages import Pages
+from tidelog.server.console.pipelines import Pipelines
+from tidelog.server.console.routes import PLACES, Place
+from tidelog.server.console.sampler import Sampler
+from tidelog.server.console.session import Session, Sessions, cookie_of
+from tidelog.server.console.tokens import TokenPages
+from tidelog.server.console.topics import TopicPages
+from tidelog.server.console.visit import Answer, Data, Handler, Moved, Shown, Visit
+from tidelog.server.gate import Gate
+from tidelog.server.metrics import Metrics
+from tidelog.server.options import ServeOptions
+from tidelog.server.tail import Tails
+from tidelog.server.threads import Threads
+
+__all__ = ["Console"]
+
+_THEMES = ("light", "dark")
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+_HEADERS = {
+    "content-security-policy": _POLICY,
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "same-origin",  # with none at all, browsers would hide a form's origin
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+    "cache-control": "no-store",
+}
+
+
+class Console:
+    """The pages of one home. Start it, and stop it."""
+
+    def __init__(
+        self,
+        home: Home,
+        options: ServeOptions,
+        gate: Gate,
+        threads: Threads,
+        metrics: Metrics,
+    ) -> None:
+        self._clock = home.log.clock
+        self._gate = gate
+        self._threads = threads
+        self._complaints = Complaints(self._clock)
+        self._sessions = Sessions(gate, options, f"{home.log.random.getrandbits(256):064x}")
+        self._pages = Pages()
+        self._sampler = Sampler(home)
+        self._pipelines = Pipelines(home, lambda: self._sampler.is_busy)
+        self._jobs = Jobs(home.log)
+        self._tails: Tails | None = None
+        topics = TopicPages(home, self._sampler, self._pipelines, self._jobs, metrics)
+        events = EventPages(home, metrics)
+        consumers = ConsumerPages(home, self._sampler)
+        archives = ArchivePages(home, self._pipelines, self._jobs)
+        tokens = TokenPages(home, options)
+        self._handlers: dict[str, Handler] = {}
+        for pages in (topics, events, consumers, archives, tokens):
+            for place in PLACES:
+                if hasattr(pages, place.name):
+                    self._handlers[place.name] = getattr(pages, place.name)
+
+    def start(self, tails: Tails) -> None:
+        """Take samples from now on."""
+        self._tails = tails
+        self._sampler.start()
+        self._pipelines.start()
+
+    def stop(self) -> None:
+        """Take none any more, and let jobs stop. Blocks."""
+        self._jobs.close()
+        self._pipelines.stop()
+        self._sampler.stop()
+
+    @staticmethod
+    def has(path: str) -> bool:
+        """Whether an address is the console's."""
+        return path == "/" or path.startswith("/console/") or path == "/console"
+
+    async def run(
+        self, scope: Scope, receive: Receive, send: Send, headers: dict[bytes, bytes]
+    ) -> int:
+        """Answer a request; its status."""
+        place: Place | None = None
+        session: Session | None = None
+        try:
+            place, path = _find(scope)
+            if place.name == "tail":
+                await self._sessions.enter(scope, headers)
+                return await self._tail(scope, receive, send, path)
+            if place.name == "static":
+                return await self._send(scope, receive, send, self._static(path["file"]))
+            form = await self._sessions.form(receive, headers) if place.method == "POST" else {}
+            if place.right is None:
+                answer = await self._come_or_go(place, scope, headers, form)
+            else:
+                session = await self._sessions.enter(scope, headers)
+                answer = await self._answer(place, path, scope, (session, form))
+        except DisconnectedError:
+            raise
+        except TidelogError as exc:
+            if place is not None and place.kind == "data":
+                return await answer_error(send, exc)
+            answer = self._failed(exc, scope)
+        except Exception as exc:  # noqa: BLE001 - a bug of ours must not close the door
+            answer = self._failed(InternalError(f"{type(exc).__name__}: {exc}"), scope)
+        response = self._response(answer, session, headers, scope)
+        return await self._send(scope, receive, send, response)
+
+    async def _answer(
+        self,
+        place: Place,
+        path: Mapping[str, str],
+        scope: Scope,
+        shown: tuple[Session, dict[str, str]],
+    ) -> Answer:
+        """What a page, or a form, gives to somebody who was let in. ``ForbiddenError``."""
+        session, form = shown
+        if place.method == "POST":
+            self._sessions.check_mark(session, form)
+        if place.right == "write" and not session.may_write:
+            raise ForbiddenError(
+                "console: this token may look and not change anything: log in with one that was "
+                "made with --read and --write"
+            )
+        query = dict(Request(scope).query_params)
+        visit = Visit(path, query, form, session, self._clock.now_ms(), _address(scope))
+        answer = await self._threads.run(self._handlers[place.name], visit)
+        if place.name in ("create", "revoke"):
+            await self._gate.refresh()  # what was made works at once, what was revoked does not
+        return answer
+
+    async def _come_or_go(
+        self, place: Place, scope: Scope, headers: dict[bytes, bytes], form: dict[str, str]
+    ) -> Answer:
+        """Log in with a token, or out."""
+        if place.name == "logout":
+            return Moved("/", self._sessions.cookie(scope, headers, ""))
+        text = form.get("token", "").strip()
+        to = form.get("next", "/")
+        if to.startswith(("//", "/\\")) or not Console.has(to.partition("?")[0]):
+            to = "/"
+        session = await self._sessions.enter(scope, headers, text)
+        cookie = "" if session.token is None else self._sessions.cookie(scope, headers, text)
+        return Moved(to, cookie)
+
+    async def _tail(
+        self, scope: Scope, receive: Receive, send: Send, path: Mapping[str, str]
+    ) -> int:
+        if self._tails is None:
+            raise InternalError("console: was not started")
+        response = await self._tails.tail(Request({**scope, "path_params": dict(path)}, receive))
+        return await self._send(scope, receive, send, response)
+
+    def _static(self, name: str) -> Response:
+        found = self._pages.file(name)
+        headers = {**_HEADERS, "cache-control": "public, max-age=86400", "etag": f'"{found.mark}"'}
+        return Response(found.body, headers=headers, media_type=found.media_type)
+
+    def _response(
+        self, answer: Answer, session: Session | None, headers: dict[bytes, bytes], scope: Scope
+    ) -> Response:
+        if isinstance(answer, Moved):
+            response = Response(status_code=303, headers={**_HEADERS, "location": answer.to})
+            if answer.cookie:
+                response.headers["set-cookie"] = answer.cookie
+            return response
+        if isinstance(answer, Data):
+            allowed = {**_HEADERS, **answer.headers}
+            return Response(answer.body, headers=allowed, media_type=answer.media_type)
+        theme = cookie_of(headers, "tidelog_theme")
+        values: dict[str, Any] = {
+            "session": session,
+            "theme": theme if theme in _THEMES else "",
+            "now_ms": self._clock.now_ms(),
+            "here": scope["path"],
+            "next": _address(scope),
+            **answer.values,
+        }
+        body = self._pages.render(answer.template, values)
+        return Response(body, answer.status, dict(_HEADERS), "text/html")
+
+    def _failed(self, error: TidelogError, scope: Scope) -> Shown:
+        """What went wrong, as a page; who shows no token is asked for one."""
+        status = status_of(error)
+        if status >= 500:
+            self._complaints.hear(error)
+        if isinstance(error, UnauthorizedError):
+            tried = scope["method"] == "POST" and scope["path"] == "/console/login"
+            return Shown("login.html", {"tried": tried}, status)
+        message = shape(error)["error"]["message"]
+        return Shown("error.html", {"message": message, "status": status}, status)
+
+    async def _send(self, scope: Scope, receive: Receive, send: Send, response: Response) -> int:
+        with contextlib.suppress(OSError):
+            await response(scope, receive, send)
+        return response.status_code
+
+
+def _find(scope: Scope) -> tuple[Place, dict[str, str]]:
+    """The place of a request, and what its path names. ``NotFoundError``, ``MethodError``."""
+    allowed: set[str] = set()
+    for place in PLACES:
+        match, child = _ROUTES[place].matches(scope)
+        if match is Match.FULL:
+            return place, child["path_params"]
+        if match is not Match.NONE:
+            allowed.add(place.method)
+    path = scope["path"][:80]
+    if not allowed:
+        raise NotFoundError(f"page `{path}`: not found: begin at the overview")
+    allow = ", ".join(sorted(allowed))
+    raise MethodError(f"page `{path}`: takes {allow}: use that", allow=allow)
+
+
+def _address(scope: Scope) -> str:
+    """Path and query, as a browser shows them."""
+    query = scope["query_string"].decode("latin-1")
+    path = quote(scope["path"])
+    return f"{path}?{query}" if query else path
+
+
+async def _nowhere(request: Request) -> Response:
+    """Routes are matched, and never run."""
+    raise InternalError(f"path `{request.url.path}`: was routed")
+
+
+_ROUTES = {place: Route(place.path, _nowhere, methods=[place.method]) for place in PLACES}
+for _place, _route in _ROUTES.items():
+    if _place.name == "tail" and _route.methods:
+        _route.methods.discard("HEAD")  # it would never end

@@ -1,0 +1,81 @@
+// What all pages share: light and dark, figures that keep up, copying, and keys.
+"use strict";
+
+const says = (text) => {
+  const box = document.getElementById("says");
+  box.textContent = text;
+  clearTimeout(says.timer);
+  says.timer = setTimeout(() => { box.textContent = ""; }, 2500);
+};
+
+// Light and dark: as the system has it, until somebody chooses.
+document.getElementById("theme").addEventListener("click", () => {
+  const root = document.documentElement;
+  const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  root.dataset.theme = dark ? "light" : "dark";
+  document.cookie = `tidelog_theme=${root.dataset.theme}; path=/; max-age=31536000; samesite=strict`;
+});
+
+// Parts of the page that keep up: the same page is asked for again, and they are replaced.
+const LIVE_MS = 3000;
+const live = [...document.querySelectorAll("[data-live]")].map((part) => part.id);
+const keepUp = async () => {
+  const held = live.some((id) => document.getElementById(id)?.contains(document.activeElement) && document.activeElement.matches("input, select, button"));
+  const chosen = String(getSelection() || "");
+  if (!document.hidden && !held && !chosen) {
+    try {
+      const answer = await fetch(location.href, { headers: { accept: "text/html" }, cache: "no-store" });
+      if (answer.status === 401) { location.reload(); return; }
+      if (answer.ok) {
+        const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
+        for (const id of live) {
+          const now = document.getElementById(id);
+          const then = fresh.getElementById(id);
+          if (now && then) {
+            const focused = now.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
+            now.replaceChildren(...then.childNodes);
+            if (focused) now.querySelector(`a[href="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
+          }
+        }
+      }
+    } catch { /* the server is away; the next time may do */ }
+  }
+  setTimeout(keepUp, LIVE_MS);
+};
+if (live.length && !(document.querySelector("main form input:not([type=hidden])[autofocus]"))) setTimeout(keepUp, LIVE_MS);
+
+// Copying: what an element shows, or what an address gives.
+document.addEventListener("click", async (event) => {
+  const button = event.target.closest("[data-copy], [data-copy-from]");
+  if (!button) return;
+  try {
+    const text = button.dataset.copyFrom
+      ? await (await fetch(button.dataset.copyFrom)).text()
+      : document.getElementById(button.dataset.copy).textContent;
+    await navigator.clipboard.writeText(text);
+    says("Copied");
+  } catch {
+    says("The browser does not let this page copy");
+  }
+});
+
+// Choices that need no button.
+for (const each of document.querySelectorAll("[data-send]")) each.addEventListener("change", () => each.form.requestSubmit());
+
+// Keys: / to the search, n and p through pages, g and a letter to a page.
+let before = "";
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input, select, textarea")) return;
+  const places = { go: "/", gt: "/console/topics", gc: "/console/consumers", ga: "/console/archives", gw: "/console/work" };
+  const place = places[before + event.key];
+  before = event.key === "g" ? "g" : "";
+  if (place) { location.assign(place); return; }
+  if (event.key === "/") {
+    const search = document.querySelector('[data-hot="/"]');
+    if (search) { event.preventDefault(); search.focus(); search.select(); }
+  } else if (event.key === "n") document.querySelector('a[rel="next"]')?.click();
+  else if (event.key === "p") document.querySelector('a[rel="prev"]')?.click();
+});
+
+// Every link or button that needs the tail of events opens it.
+if (location.hash === "#tail") addEventListener("load", () => document.getElementById("tail-switch")?.click());

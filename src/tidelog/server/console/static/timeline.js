@@ -1,0 +1,180 @@
+// The timeline of a topic: bars that zoom by dragging, and by keys.
+"use strict";
+
+(() => {
+  const box = document.getElementById("timeline");
+  const told = document.getElementById("timeline-says");
+  const look = document.getElementById("timeline-look");
+  const play = document.getElementById("timeline-play");
+  const SVG = "http://www.w3.org/2000/svg";
+  const WIDTH = 1200, HEIGHT = 150;
+  let data = null;       // what was answered last
+  let range = null;      // [start, end] that is shown; null: all
+  let chosen = null;     // [first bar, last bar]
+  let anchor = null;     // where a drag, or a choice by keys, began
+  let asked = 0;
+
+  const iso = (ms) => new Date(ms).toISOString();
+  const many = (n) => n.toLocaleString("en");
+  const unit = (ms) => ms < 1000 ? `${ms} ms` : ms < 60000 ? `${ms / 1000} s` : ms < 3600000 ? `${ms / 60000} min` : ms < 86400000 ? `${ms / 3600000} h` : `${ms / 86400000} d`;
+  const make = (name, attributes) => {
+    const made = document.createElementNS(SVG, name);
+    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+    return made;
+  };
+
+  const span = () => chosen && data
+    ? [data.start + Math.min(...chosen) * data.width, data.start + (Math.max(...chosen) + 1) * data.width]
+    : range || (data && data.first !== null ? [data.first, data.last + 1] : null);
+
+  const tell = () => {
+    if (!data) return;
+    const counts = chosen ? data.counts.slice(Math.min(...chosen), Math.max(...chosen) + 1) : data.counts;
+    const total = counts.reduce((sum, count) => sum + count, 0);
+    const at = span();
+    const how = data.exact ? "" : "about ";
+    const rest = data.whole ? "" : "; older runs are still being read";
+    told.textContent = at
+      ? `${how}${many(total)} events from ${iso(at[0])} to ${iso(at[1])}, bars of ${unit(data.width)}${rest}`
+      : "There is no event yet.";
+    if (at) {
+      const query = new URLSearchParams({ by: "time", start: iso(at[0]), end: iso(at[1]) });
+      look.href = `${box.dataset.events}?${query}`;
+      if (play) {
+        document.getElementById("play-start").value = iso(at[0]);
+        document.getElementById("play-end").value = iso(at[1]);
+      }
+    }
+  };
+
+  const draw = () => {
+    const most = Math.max(1, ...data.counts);
+    const each = WIDTH / data.counts.length;
+    const picture = make("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", "aria-hidden": "true" });
+    picture.append(make("rect", { class: "all", x: 0, y: 0, width: WIDTH, height: HEIGHT }));
+    data.counts.forEach((count, at) => {
+      if (!count) return;
+      const high = Math.max(2, count * (HEIGHT - 8) / most);
+      const on = chosen && at >= Math.min(...chosen) && at <= Math.max(...chosen);
+      const bar = make("rect", { class: on ? "bar on" : "bar", x: (at * each + each * 0.08).toFixed(2), y: (HEIGHT - high).toFixed(2), width: (each * 0.84).toFixed(2), height: high.toFixed(2) });
+      const title = make("title", {});
+      title.textContent = `${data.exact ? "" : "about "}${many(count)} events from ${iso(data.start + at * data.width)}`;
+      bar.append(title);
+      picture.append(bar);
+    });
+    if (chosen) {
+      const first = Math.min(...chosen), last = Math.max(...chosen) + 1;
+      picture.append(make("rect", { class: "chosen", x: first * each, y: 0, width: (last - first) * each, height: HEIGHT }));
+    }
+    const axis = document.createElement("div");
+    axis.className = "axis";
+    const labels = innerWidth < 700 ? 2 : 4;
+    for (let at = 0; at <= labels; at += 1) {
+      const label = document.createElement("span");
+      const text = iso(data.start + (data.end - data.start) * at / labels);
+      label.textContent = data.end - data.start > 2 * 86400000 ? text.slice(0, 10) : data.width < 1000 ? text.slice(11, 23) : text.slice(5, 19).replace("T", " ");
+      axis.append(label);
+    }
+    const top = document.createElement("span");
+    top.className = "most";
+    top.textContent = many(Math.max(0, ...data.counts));
+    box.replaceChildren(top, picture, axis);
+    tell();
+  };
+
+  const load = async () => {
+    const mine = ++asked;
+    const query = range ? `?start=${Math.floor(range[0])}&end=${Math.ceil(range[1])}` : "";
+    try {
+      const answer = await fetch(box.dataset.from + query, { cache: "no-store" });
+      const found = await answer.json();
+      if (mine !== asked) return;
+      if (!answer.ok) { told.textContent = found.error.message; return; }
+      data = found;
+      if (anchor === null) { chosen = null; draw(); }
+      if (!data.whole) setTimeout(load, 300);
+    } catch { told.textContent = "The server does not answer just now."; }
+  };
+
+  const show = (start, end, remember = true) => {
+    range = start === null ? null : [Math.max(0, start), Math.max(start + 1, end)];
+    chosen = anchor = null;
+    if (remember) {
+      const query = range ? `?start=${encodeURIComponent(iso(range[0]))}&end=${encodeURIComponent(iso(range[1]))}` : location.pathname;
+      history.pushState(null, "", query);
+    }
+    load();
+  };
+
+  const zoomIn = () => { const at = chosen && span(); if (at) show(at[0], at[1]); };
+  const zoomOut = () => {
+    if (!data) return;
+    const middle = (data.start + data.end) / 2, half = data.end - data.start;
+    const [first, last] = [data.first ?? middle, (data.last ?? middle) + 1];
+    if (middle - half <= first && middle + half >= last) show(null);
+    else show(Math.floor(middle - half), Math.ceil(middle + half));
+  };
+
+  const barAt = (event) => {
+    const where = box.querySelector("svg").getBoundingClientRect();
+    const at = Math.floor((event.clientX - where.left) / where.width * data.counts.length);
+    return Math.min(data.counts.length - 1, Math.max(0, at));
+  };
+  box.addEventListener("pointerdown", (event) => {
+    if (!data || event.button) return;
+    anchor = barAt(event);
+    chosen = [anchor, anchor];
+    box.setPointerCapture(event.pointerId);
+    draw();
+  });
+  box.addEventListener("pointermove", (event) => {
+    if (anchor === null || !data || !box.hasPointerCapture(event.pointerId)) return;
+    chosen = [anchor, barAt(event)];
+    draw();
+  });
+  box.addEventListener("pointerup", (event) => {
+    if (anchor === null || !data) return;
+    const dragged = chosen[0] !== barAt(event);
+    chosen = [chosen[0], barAt(event)];
+    anchor = null;
+    if (dragged) zoomIn(); else draw();   // a click chooses one bar
+  });
+  box.addEventListener("dblclick", zoomIn);
+  box.addEventListener("keydown", (event) => {
+    if (!data) return;
+    const last = data.counts.length - 1;
+    const moves = { ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10 };
+    if (event.key in moves) {
+      event.preventDefault();
+      const from = chosen ? chosen[1] : (moves[event.key] > 0 ? -1 : last + 1);
+      const to = Math.min(last, Math.max(0, from + moves[event.key]));
+      chosen = event.shiftKey && chosen ? [chosen[0], to] : [to, to];
+      draw();
+    } else if (event.key === "Enter") { event.preventDefault(); zoomIn(); }
+    else if (event.key === "-") zoomOut();
+    else if (event.key === "Escape") { if (chosen) { chosen = null; draw(); } else show(null); }
+  });
+  for (const button of document.querySelectorAll("[data-zoom]")) {
+    button.addEventListener("click", () => {
+      const how = button.dataset.zoom;
+      if (how === "out") zoomOut();
+      else if (how === "all") show(null);
+      else if (data) show(data.now - Number(how), data.now);
+    });
+  }
+  play?.addEventListener("click", () => {
+    const form = document.getElementById("playback");
+    form.open = true;
+    form.querySelector('[name="target"]').focus();
+    tell();
+  });
+  const fromAddress = () => {
+    const query = new URLSearchParams(location.search);
+    const [start, end] = [Date.parse(query.get("start")), Date.parse(query.get("end"))];
+    if (Number.isFinite(start) && Number.isFinite(end)) show(start, end, false); else show(null, 0, false);
+  };
+  addEventListener("popstate", fromAddress);
+  addEventListener("resize", () => { if (data) draw(); });
+  fromAddress();
+  setInterval(() => { if (!document.hidden && range === null && chosen === null) load(); }, 5000);
+})();

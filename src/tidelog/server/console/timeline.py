@@ -1,0 +1,195 @@
+"""The timeline of a topic: how many events each stretch of time has, from its runs alone.
+
+A run says how many events it holds and between which times, so ten million events are drawn from a
+few hundred rows: what lies across several bars is spread over them evenly. Where the range is so
+narrow that few events are concerned, these are read, and the counts are exact.
+
+The runs of topics that somebody looked at are kept, and read on from where they end. A topic with
+very many runs is read in portions, and an answer says when it does not know all of them yet.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tidelog.errors import InvalidError, NotFoundError
+from tidelog.log.base import Log
+from tidelog.log.read import Reader
+from tidelog.log.topics import read_head
+from tidelog.model.limits import TIMESTAMP_MS_END
+from tidelog.model.topic import Topic
+
+__all__ = ["Histogram", "Timelines"]
+
+BARS_MAX = 400
+_TOPICS_KEPT = 16
+_ROWS_MAX = 20_000  # of runs that one request reads
+_EXACT_EVENTS = 60_000  # that are read so that counts are exact
+_EXACT_BYTES = 16 << 20
+_STEPS_MS: tuple[int, ...] = (
+    *(1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 15_000, 30_000),
+    *(minutes * 60_000 for minutes in (1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720)),
+    *(days * 86_400_000 for days in (1, 2, 7)),
+)
+
+_Ints = npt.NDArray[np.int64]
+_Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """Counts from a time on, each of the same width."""
+
+    start_ms: int
+    width_ms: int
+    counts: list[int]
+    first_ms: int | None  # of all events that are known
+    last_ms: int | None
+    is_exact: bool  # the events were read; else runs were spread evenly
+    is_whole: bool  # all runs are known
+
+    @property
+    def end_ms(self) -> int:
+        return self.start_ms + self.width_ms * len(self.counts)
+
+
+@dataclass(slots=True)
+class _Part:
+    """The runs of one partition: bases, counts, first and last times, bytes."""
+
+    at: int = 0
+    mark: tuple[int, int] = (-1, -1)
+    rows: list[tuple[int, int, int, int, int]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Topic:
+    parts: list[_Part]
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    is_whole: bool = False
+
+
+class Timelines:
+    """Histograms of topics."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._kept: OrderedDict[str, _Topic] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def histogram(self, topic: Topic, start_ms: int | None, end_ms: int | None) -> Histogram:
+        """Of a range of times, or of all that there is. ``InvalidError``."""
+        known = self._topic(topic)
+        with known.lock:
+            self._read_on(topic, known)
+            runs = [
+                (partition, np.array(part.rows, np.int64).reshape(-1, 5))
+                for partition, part in enumerate(known.parts)
+            ]
+            is_whole = known.is_whole
+        rows = np.concatenate([part for _, part in runs])
+        first = int(rows[:, 2].min()) if len(rows) else None
+        last = int(rows[:, 3].max()) if len(rows) else None
+        start = (first or 0) if start_ms is None else start_ms
+        end = (last or 0) + 1 if end_ms is None else end_ms
+        if not 0 <= start <= end <= TIMESTAMP_MS_END:
+            raise InvalidError("timeline: its range ends before it begins: give start and end")
+        begin, width, bars = _grid(start, max(end, start + 1))
+        edges = begin + width * np.arange(bars + 1, dtype=np.int64)
+        counts, is_exact = self._count(topic, runs, edges)
+        return Histogram(begin, width, counts, first, last, is_exact, is_whole)
+
+    def _count(
+        self, topic: Topic, runs: list[tuple[int, _Ints]], edges: _Ints
+    ) -> tuple[list[int], bool]:
+        totals = np.zeros(len(edges) - 1)
+        across: list[tuple[int, _Ints]] = []
+        for partition, rows in runs:
+            here = rows[(rows[:, 3] >= edges[0]) & (rows[:, 2] < edges[-1])]
+            bars = np.searchsorted(edges, here[:, 2:4], "right") - 1
+            within = (bars[:, 0] == bars[:, 1]) & (bars[:, 0] >= 0) & (bars[:, 0] < len(totals))
+            np.add.at(totals, bars[within, 0], here[within, 1])
+            across.append((partition, here[~within]))
+        events = sum(int(rows[:, 1].sum()) for _, rows in across)
+        size = sum(int(rows[:, 4].sum()) for _, rows in across)
+        if events <= _EXACT_EVENTS and size <= _EXACT_BYTES:
+            try:
+                for partition, rows in across:
+                    totals += self._read(topic, partition, rows, edges)
+                return [round(count) for count in totals], True
+            except NotFoundError:
+                pass  # trimmed or compiled meanwhile: the next one knows
+        for _, rows in across:
+            totals += _spread(rows, edges)
+        return [round(count) for count in totals], not events
+
+    def _read(self, topic: Topic, partition: int, rows: _Ints, edges: _Ints) -> _Floats:
+        """The events of some runs, counted by their own times."""
+        reader = Reader(self._log, topic, partition)
+        counts = np.zeros(len(edges) - 1)
+        for base, count in rows[:, :2].tolist():
+            for stretch in reader.stretches(base, base + count):
+                times = stretch.arrow().column("timestamp").cast(pa.int64()).to_numpy()
+                counts += np.histogram(times[times < edges[-1]], edges)[0]
+        return counts
+
+    def _topic(self, topic: Topic) -> _Topic:
+        with self._lock:
+            known = self._kept.pop(topic.incarnation, None)
+            if known is None:
+                known = _Topic([_Part() for _ in range(topic.partitions)])
+            self._kept[topic.incarnation] = known
+            while len(self._kept) > _TOPICS_KEPT:
+                self._kept.popitem(last=False)
+            return known
+
+    def _read_on(self, topic: Topic, known: _Topic) -> None:
+        room = _ROWS_MAX
+        known.is_whole = True
+        for partition, part in enumerate(known.parts):
+            head, _ = read_head(self._log, topic, partition)
+            if part.mark != (head.start, head.compiled):
+                part.mark, part.at, part.rows = (head.start, head.compiled), head.start, []
+            reader = Reader(self._log, topic, partition)
+            while part.at < head.next and room > 0:
+                try:
+                    runs = reader.runs(part.at)
+                except NotFoundError:
+                    break
+                if not runs:
+                    break
+                for run in runs:
+                    held = (run.base, run.events, run.first_ms, run.last_ms, run.raw_bytes)
+                    part.rows.append(held)
+                part.at = runs[-1].end
+                room -= len(runs)
+            known.is_whole = known.is_whole and part.at >= head.next
+
+
+def _grid(start_ms: int, end_ms: int) -> tuple[int, int, int]:
+    """Where bars begin, how wide they are, and how many: round numbers that cover the range."""
+    wanted = (end_ms - start_ms) / 120
+    width = next((step for step in _STEPS_MS if step >= wanted), 0)
+    if not width:
+        width = -(-int(wanted) // _STEPS_MS[-1]) * _STEPS_MS[-1]
+    begin = start_ms // width * width
+    bars = max(1, -(-(end_ms - begin) // width))
+    return begin, width, min(bars, BARS_MAX)
+
+
+def _spread(rows: _Ints, edges: _Ints) -> _Floats:
+    """The events of runs, evenly over the time between their first and their last."""
+    totals = np.zeros(len(edges) - 1)
+    for _, count, first, last, _ in rows.tolist():
+        length = last + 1 - first
+        low = max(0, int(np.searchsorted(edges, first, "right")) - 1)
+        high = min(len(totals), int(np.searchsorted(edges, last + 1, "left")))
+        parts = np.clip(edges[low : high + 1], first, last + 1)
+        totals[low:high] += np.diff(parts) * (count / length)
+    return totals

@@ -1,0 +1,68 @@
+"""What a partition's runs come to: counted bit by bit, so that no request reads them all.
+
+A count goes on where it was as runs are added. When the oldest ones are trimmed, or compiled into
+journals, it begins anew, and until that is through the one before is shown.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tidelog.errors import NotFoundError
+from tidelog.log.base import Log
+from tidelog.log.read import Reader
+from tidelog.model.run import Head
+from tidelog.model.topic import Topic
+
+__all__ = ["PartitionTotals", "Totals"]
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Runs from the start up to an offset."""
+
+    at: int
+    runs: int = 0
+    bytes: int = 0
+    first_ms: int | None = None
+    last_ms: int | None = None
+
+
+@dataclass(slots=True)
+class PartitionTotals:
+    """The count of one partition."""
+
+    shown: Totals | None = None  # None: never yet counted to the end
+    _mark: tuple[int, int] = (-1, -1)
+    _going: Totals = field(default_factory=lambda: Totals(0))
+
+    def count_on(self, log: Log, topic: Topic, partition: int, head: Head, rows: int) -> int:
+        """Read so many run rows at most, or a few more; how many were read."""
+        mark = (head.start, head.compiled)
+        if mark != self._mark:
+            self._mark, self._going = mark, Totals(head.start)
+        if self._going.at >= head.next:
+            self.shown = self._going
+            return 0
+        read = 0
+        reader = Reader(log, topic, partition)
+        while self._going.at < head.next and read < rows:
+            try:
+                runs = reader.runs(self._going.at)
+            except NotFoundError:  # trimmed meanwhile: the next head says so
+                return read
+            if not runs:
+                break
+            read += len(runs)
+            before = self._going
+            times = [run.first_ms for run in runs], [run.last_ms for run in runs]
+            self._going = Totals(
+                at=runs[-1].end,
+                runs=before.runs + len(runs),
+                bytes=before.bytes + sum(run.byte_end - run.byte_start for run in runs),
+                first_ms=min(times[0] + ([] if before.first_ms is None else [before.first_ms])),
+                last_ms=max(times[1] + ([] if before.last_ms is None else [before.last_ms])),
+            )
+        if self._going.at >= head.next:
+            self.shown = self._going
+        return read

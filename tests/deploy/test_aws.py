@@ -1,0 +1,233 @@
+"""The AWS template: sound by its linter, fit for the code, and with rights that are really used."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+import boto3
+import pytest
+
+from tests.deploy.recorder import Recorder, Right, recording
+from tests.deploy.template import TEMPLATE, allowed_by, allows, read_template
+from tests.servers.dynamodb import DynamoDb
+from tests.servers.moto import Moto
+from tests.servers.s3 import S3
+from tidelog import Event, Home
+from tidelog.catalog import dynamodb
+from tidelog.errors import TidelogError
+from tidelog.home import create_home, open_home
+from tidelog.settings import load_settings
+
+LINT = "import sys; from cfnlint.runner import main; sys.exit(main())"
+
+
+def test_the_linter_has_nothing_to_say() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LINT, "--non-zero-exit-code", "informational", str(TEMPLATE)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_table_has_the_shape_that_the_catalog_wants() -> None:
+    table = read_template()["Resources"]["Table"]["Properties"]
+    types = {each["AttributeName"]: each["AttributeType"] for each in table["AttributeDefinitions"]}
+    key = tuple(
+        (e["AttributeName"], e["KeyType"], types[e["AttributeName"]]) for e in table["KeySchema"]
+    )
+    assert key == dynamodb._KEY
+
+
+def test_the_scribe_has_a_period_an_expiry_and_one_round_at_a_time() -> None:
+    parts = read_template()["Resources"]
+    queue = parts["ScribeQueue"]["Properties"]
+    function = parts["ScribeFunction"]["Properties"]
+    assert parts["ScribeSchedule"]["Properties"]["ScheduleExpression"] == {"Ref": "ScribePeriod"}
+    assert queue["MessageRetentionPeriod"] == {"Ref": "ScribeExpirySeconds"}
+    assert function["ReservedConcurrentExecutions"] == 1
+    assert parts["ScribeRounds"]["Properties"]["BatchSize"] == 1
+    assert queue["VisibilityTimeout"] >= function["Timeout"]
+
+
+def test_the_config_string_of_the_scribe_opens(tmp_path: Path) -> None:
+    function = read_template()["Resources"]["ScribeFunction"]["Properties"]
+    text = function["Environment"]["Variables"]["TIDELOG_HOME"]["Sub"]
+    for name, value in (("Bucket", "b"), ("Prefix", "events"), ("Table", "t")):
+        text = text.replace(f"${{{name}}}", value)
+    settings = load_settings(text.replace("${AWS::Region}", "eu-west-1"), {}, tmp_path)
+    assert settings.store == "s3://b/events?region=eu-west-1"
+    assert settings.catalog == "dynamodb://t?region=eu-west-1"
+
+
+def test_the_function_of_the_scribe_tells_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = TEMPLATE.with_name("scribe_function.py")
+    spec = importlib.util.spec_from_file_location("scribe_function", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "COMMAND", (sys.executable, "-c", "print('{\"done\": 1}')"))
+    assert module.handle({}, None) == {"said": ['{"done": 1}']}
+    monkeypatch.setattr(module, "COMMAND", (sys.executable, "-c", "raise SystemExit('why')"))
+    with pytest.raises(RuntimeError, match="why"):
+        module.handle({}, None)
+
+
+@dataclass
+class Cloud:
+    """A home behind recorders."""
+
+    home: str  # config string
+    recorder: Recorder
+    names: dict[str, str]
+
+
+@pytest.fixture
+def cloud(
+    s3_server: S3,
+    dynamodb_server: DynamoDb,
+    moto_server: Moto,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> Iterator[Cloud]:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3_server.access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3_server.secret_key)
+    monkeypatch.setenv("AWS_REGION", s3_server.region)
+    bucket, table = s3_server.fresh_bucket("policies"), f"policies-{uuid.uuid4().hex[:8]}"
+    sns = boto3.client("sns", endpoint_url=moto_server.endpoint, region_name=moto_server.region)
+    topic = sns.create_topic(Name=table)["TopicArn"]
+    sns.close()
+    recorder = Recorder()
+    with ExitStack() as stack:
+        s3 = stack.enter_context(recording(s3_server.endpoint, recorder))
+        rows = stack.enter_context(recording(dynamodb_server.endpoint, recorder))
+        told = stack.enter_context(recording(moto_server.endpoint, recorder))
+        store = quote(f"s3://{bucket}/events?endpoint={s3}&region={s3_server.region}", safe=":/")
+        catalog = quote(f"dynamodb://{table}?endpoint={rows}&region=us-east-1", safe=":/")
+        home = f"tidelog:?store={store}&catalog={catalog}"
+        made = create_home(load_settings(home, {}, tmp_path))[0]
+        made.create_topic("orders", 2, notify=[f"sns:{topic}?endpoint={told}"])
+        made.close()
+        recorder.rights.clear()
+        yield Cloud(
+            home,
+            recorder,
+            {"Bucket": bucket, "Prefix": "events", "Table": table, "NotificationTopic": topic},
+        )
+
+
+@pytest.mark.server
+def test_producers_need_what_their_policy_allows_and_no_less(cloud: Cloud) -> None:
+    """One with a name and one without, a lost reply of each server, and notifications."""
+    with open_home(cloud.home) as home:
+        cloud.recorder.lose = [f"PUT /{cloud.names['Bucket']}"]
+        with home.producer("orders", name="importer") as producer:
+            producer.send(b"one", key=b"k").result(60)
+        home.append("orders", [Event(b"two", b"k"), Event(b"three", b"l")])
+        cloud.recorder.lose = ["POST /"]
+        home.append("orders", [Event(b"four", b"k")])
+    _check("ProducerPolicy", cloud)
+
+
+@pytest.mark.server
+def test_consumers_need_what_their_policy_allows_and_no_less(cloud: Cloud) -> None:
+    """Two members that share, commit, seek and leave; a read by offset; an object that is gone."""
+    with open_home(cloud.home) as home:
+        home.append("orders", [Event(b"%d" % n, b"%d" % n) for n in range(100)])
+    cloud.recorder.rights.clear()
+    with open_home(cloud.home) as home:
+        _consume(home)
+        assert list(home.read("orders", 0))
+        assert home.lag("orders")
+    _lose_an_object(cloud)
+    with open_home(cloud.home) as home, pytest.raises(TidelogError):
+        list(home.read("orders", 0))
+    _check("ConsumerPolicy", cloud)
+
+
+def _consume(home: Home) -> None:
+    with home.consumer("orders", "billing") as one, home.consumer("orders", "billing") as two:
+        handled = 0
+        while handled < 100:
+            for member in (one, two):
+                handled += len(member.poll(30, timeout_s=0.1))
+                member.commit()
+
+
+def _lose_an_object(cloud: Cloud) -> None:
+    before = set(cloud.recorder.rights)
+    with open_home(cloud.home) as home:
+        home.store.delete([info.key for info in home.store.list("topics/")])
+    cloud.recorder.rights = before
+
+
+def _check(policy: str, cloud: Cloud) -> None:
+    allowed = allowed_by(policy, cloud.names)
+    refused = {r for r in cloud.recorder.rights if not any(allows(each, r) for each in allowed)}
+    assert refused == set(), "requests that AWS would refuse"
+    unused = {
+        each.action
+        for each in allowed
+        if not any(allows(each, right) for right in cloud.recorder.rights)
+    }
+    assert unused == set(), "rights that nobody needs"
+    for each in allowed:
+        for pattern in each.leading:
+            used = [
+                r for r in cloud.recorder.rights if allows(each._replace(leading=(pattern,)), r)
+            ]
+            assert used or _by_another_action(allowed, each.leading, pattern, cloud), pattern
+
+
+def _by_another_action(
+    allowed: list[object], leading: tuple[str, ...], pattern: str, cloud: Cloud
+) -> bool:
+    """A statement's keys are for all its actions: one of them must have used this one."""
+    return any(
+        allows(each._replace(leading=(pattern,)), right)  # type: ignore[attr-defined]
+        for each in allowed
+        if each.leading == leading  # type: ignore[attr-defined]
+        for right in cloud.recorder.rights
+    )
+
+
+@pytest.mark.parametrize("policy", ["ProducerPolicy", "ConsumerPolicy"])
+def test_neither_policy_reaches_beyond_its_purpose(policy: str) -> None:
+    names = {"Bucket": "b", "Prefix": "events", "Table": "t", "NotificationTopic": "arn"}
+    allowed = allowed_by(policy, names)
+    assert not any("*" in each.action for each in allowed)
+    beyond = [
+        Right("s3:DeleteObject", "b/events/topics/x"),
+        Right("s3:PutObject", "b/events/home.json"),
+        Right("s3:GetObject", "b/events/archives/daily/x"),
+        Right("s3:GetObject", "b/elsewhere/x"),
+        Right("dynamodb:PutItem", "t", "home"),
+        Right("dynamodb:GetItem", "t", "audit/x"),
+        Right("dynamodb:PutItem", "other", "topic/x/0"),
+        Right("dynamodb:Scan", "t"),
+        Right("dynamodb:DeleteTable", "t"),
+    ]
+    other = {
+        "ProducerPolicy": [
+            Right("dynamodb:PutItem", "t", "consumer/x/y"),
+            Right("dynamodb:PutItem", "t", "registry"),
+        ],
+        "ConsumerPolicy": [
+            Right("dynamodb:PutItem", "t", "topic/x/0"),
+            Right("s3:PutObject", "b/events/topics/x"),
+            Right("sns:Publish", "arn"),
+        ],
+    }
+    for right in beyond + other[policy]:
+        assert not any(allows(each, right) for each in allowed), right

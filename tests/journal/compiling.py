@@ -1,0 +1,81 @@
+"""A small log whose partitions are compiled: amendments, compiles and looks at what is there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from tests.log.upkeep import House
+from tidelog.catalog.base import Put
+from tidelog.errors import ConflictError, UnknownOutcomeError
+from tidelog.journal.compile import CompileReport, compile_topic
+from tidelog.journal.policy import Policy
+from tidelog.log.base import Log
+from tidelog.log.read import Reader
+from tidelog.log.topics import read_head
+from tidelog.model import layout
+from tidelog.model.run import Amendment, Run, decode_row, encode_row
+from tidelog.model.topic import Topic
+
+ALL = Policy.everything()
+
+
+class Press(House):
+    """A house in which journals are made."""
+
+    def compile(self, topic: Topic, policy: Policy = ALL, log: Log | None = None) -> CompileReport:
+        return compile_topic(log or self.log, topic, policy)
+
+    def amend(
+        self, topic: Topic, offset: int, value: bytes | None = b"", *, delete: bool = False
+    ) -> None:
+        """One update or delete, as the protocol writes it; the value of a delete is nothing."""
+        amend_by_hand(self.log, topic, 0, {offset: None if delete else (value,)})
+
+    def journals(self, topic: Topic, partition: int = 0) -> list[Run]:
+        rows = self.rows(topic, "journal/", partition)
+        return [decode_row(row.value, Run, row.row) for row in rows]
+
+    def events(self, topic: Topic, partition: int = 0, start: int | None = None) -> dict[int, str]:
+        """Values by their offsets, from the start or from an offset on."""
+        at = self.head(topic, partition).start if start is None else start
+        found = {}
+        for stretch in Reader(self.log, topic, partition).stretches(at):
+            assert stretch.base == at, "what is read follows without a gap"
+            at = stretch.end
+            for event in stretch.events():
+                found[event.offset or 0] = (event.value or b"").decode()
+        assert at == self.head(topic, partition).next
+        return found
+
+
+def amend_by_hand(
+    log: Log, topic: Topic, partition: int, wanted: Mapping[int, tuple[bytes | None] | None]
+) -> None:
+    """Updates, and deletes where there is None; each lands once, whatever replies are lost."""
+    where = layout.topic_partition(topic.incarnation, partition)
+    for offset, value in wanted.items():
+        while True:
+            head, version = read_head(log, topic, partition)
+            sequence = head.amendments + 1
+            row = Amendment(
+                sequence,
+                "delete" if value is None else "update",
+                log.clock.now_ms(),
+                value[0] if value is not None else None,
+            )
+            first, last = head.amended or (offset, offset)
+            wider = (min(first, offset), max(last, offset))
+            new = msgspec.structs.replace(head, amendments=sequence, amended=wider)
+            changes = (
+                Put("head", encode_row(new), expect=version),
+                Put(layout.amend_row(offset), encode_row(row)),
+            )
+            try:
+                log.catalog.write(where, *changes, write_id=log.ids.new())
+            except ConflictError:
+                continue
+            except UnknownOutcomeError:
+                continue  # twice is as good as once
+            break

@@ -1,0 +1,233 @@
+"""Compile in a bad world: lost replies, death after every call with a sweep between, crowds."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+
+import pytest
+
+from tests.journal.compiling import ALL, Press, amend_by_hand
+from tests.journal.test_compile import check, filled, values
+from tidelog.errors import NotFoundError, TidelogError, UnavailableError
+from tidelog.journal.compile import compile_topic
+from tidelog.journal.policy import Policy
+from tidelog.log.append import Appender
+from tidelog.log.base import Log, LogSettings
+from tidelog.log.sweep import sweep_home
+from tidelog.log.topics import delete_topic, find_topic
+from tidelog.log.trim import ToOffsets, trim_topic
+from tidelog.model.topic import Topic
+from tidelog.testing.faults import Fault, Faults, FaultyCatalog, FaultyStore
+from tidelog.testing.scheduler import Crash, Scheduler
+
+SMALL = Policy(min_events=1, min_amendments=1, max_events=8)
+
+
+def amended(press: Press) -> tuple[Topic, dict[int, str]]:
+    """A topic with journals, runs and amendments, and what is in it."""
+    topic = filled(press, 4)
+    compile_topic(press.log, topic, SMALL)
+    for run in range(4, 6):
+        press.append(topic, [f"{run}.{n}" for n in range(4)])
+    expected = values(6)
+    press.amend(topic, 2, b"two")
+    press.amend(topic, 21, b"late")
+    expected |= {2: "two", 21: "late"}
+    for offset in (8, 9, 22):
+        press.amend(topic, offset, delete=True)
+        del expected[offset]
+    return topic, expected
+
+
+@pytest.mark.parametrize("grace_ms", [0, 3_600_000])
+def test_it_may_die_after_every_call_with_a_sweep_between(grace_ms: int) -> None:
+    deaths = 0
+    for call in range(1, 10_000):
+        press = Press()
+        topic, expected = amended(press)
+        faults = Faults(crash_after_call=call)
+        try:
+            press.compile(topic, SMALL, press.faulty(faults))
+            died = False
+        except Crash:
+            died = True
+            deaths += 1
+        assert press.events(topic) == expected
+        sweep_home(press.log, grace_ms)
+        assert press.events(topic) == expected
+        press.compile(topic, SMALL)
+        assert press.runs(topic) == []
+        sweep_home(press.log, 0)
+        check(press, topic, expected)
+        assert press.objects() == {run.object for run in press.journals(topic)}
+        if not died:
+            break
+    assert deaths > 30
+
+
+@pytest.mark.parametrize("fault", [Fault.LOSE_REPLY, Fault.LOSE_REQUEST, Fault.DUPLICATE])
+def test_each_write_may_lose_its_reply(fault: Fault) -> None:
+    for skipped in range(12):
+        press = Press()
+        topic, expected = amended(press)
+        faults = Faults()
+        faults.on_next("write", *([Fault.NONE] * skipped), *([fault] * 4))
+        with contextlib.suppress(UnavailableError):
+            press.compile(topic, SMALL, press.faulty(faults))
+        check(press, topic, expected)
+        press.compile(topic, SMALL)
+        sweep_home(press.log, 0)
+        check(press, topic, expected)
+
+
+def test_uploads_and_fetches_that_fail_leave_all_as_it_was() -> None:
+    for verb in ("put", "get"):
+        for skipped in range(4):
+            press = Press()
+            topic, expected = amended(press)
+            faults = Faults()
+            faults.on_next(verb, *([Fault.NONE] * skipped), *([Fault.LOSE_REPLY] * 6))
+            with contextlib.suppress(TidelogError):
+                press.compile(topic, SMALL, press.faulty(faults))
+            check(press, topic, expected)
+            press.compile(topic, SMALL)
+            sweep_home(press.log, 0)
+            check(press, topic, expected)
+
+
+class Crowd:
+    """Compilers, producers, amenders, trims and sweeps at once, some of which die."""
+
+    def __init__(self, seed: int) -> None:
+        self.press = Press(seed)
+        self.scheduler = Scheduler(seed)
+        self.random = random.Random(seed)
+        self.topic = filled(self.press, 6)
+        self.sent: dict[int, str] = values(6)
+        self.settings = LogSettings(lease_ttl_ms=1_000)
+        self.states: dict[int, list[str | None]] = {}  # what an offset was amended to, in order
+
+    def log(self) -> Log:
+        rates = {Fault.LOSE_REPLY: 0.02, Fault.LOSE_REQUEST: 0.02, Fault.DUPLICATE: 0.02}
+        chance = random.Random(self.random.random())
+        faults = Faults(chance, rates, self.scheduler)
+        return Log(
+            FaultyStore(self.press.store, faults),
+            FaultyCatalog(self.press.catalog, faults, self.scheduler.clock),
+            self.scheduler.clock,
+            self.press.ids,
+            chance,
+            self.settings,
+        )
+
+    def compile(self) -> None:
+        log = self.log()
+        for _ in range(4):
+            with contextlib.suppress(TidelogError):
+                compile_topic(log, self.topic, self.random.choice([ALL, SMALL]))
+            log.clock.sleep(0.5)
+
+    def sweep(self) -> None:
+        log = self.log()
+        for _ in range(4):
+            with contextlib.suppress(TidelogError):
+                sweep_home(log, 0)
+            log.clock.sleep(0.4)
+
+    def produce(self) -> None:
+        log = self.log()
+        for number in range(5):
+            appender = Appender(log, find_topic(log, "orders"), f"p{number}")
+            segment = self.press.segment([f"new {number}"])
+            for _ in range(20):
+                with contextlib.suppress(TidelogError):
+                    base, _ = appender.commit(appender.upload(segment), segment.pieces[0])
+                    self.sent[base] = f"new {number}"
+                    break
+                log.clock.sleep(0.1)
+
+    def amend(self) -> None:
+        log = self.log()
+        for _ in range(8):
+            offset = self.random.randrange(10, 24)
+            states = self.states.setdefault(offset, [])
+            if states and states[-1] is None:
+                continue
+            value = None if self.random.random() < 0.3 else f"amended {len(states)}"
+            states.append(value)
+            wanted = None if value is None else (value.encode(),)
+            for _ in range(20):
+                with contextlib.suppress(UnavailableError):
+                    amend_by_hand(log, self.topic, 0, {offset: wanted})
+                    break
+            log.clock.sleep(0.2)
+
+    def trim(self) -> None:
+        log = self.log()
+        for start in (2, 5, 9):
+            log.clock.sleep(0.6)
+            with contextlib.suppress(UnavailableError):
+                trim_topic(log, self.topic, ToOffsets({0: start}))
+
+    def run(self) -> None:
+        actors = [self.compile, self.compile, self.sweep, self.produce, self.amend, self.trim]
+        spawned = [
+            self.scheduler.spawn(f"{n} {each.__name__}", each) for n, each in enumerate(actors)
+        ]
+        victims = [actor for actor in spawned if actor.name.endswith(("compile", "sweep"))]
+
+        def after_step() -> None:
+            if self.random.random() < 0.001:
+                victim = self.random.choice(victims)
+                if not victim.done:
+                    self.scheduler.kill(victim)
+
+        self.scheduler.run(200_000, after_step)
+
+    def expected(self) -> dict[int, str]:
+        start = self.press.head(self.topic).start
+        found = {at: value for at, value in self.sent.items() if at >= start}
+        for offset, states in self.states.items():
+            if states[-1] is None:
+                del found[offset]
+            else:
+                found[offset] = states[-1]
+        return found
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_crowds_lose_nothing(seed: int) -> None:
+    crowd = Crowd(seed)
+    crowd.run()
+    press = crowd.press
+    read = press.events(crowd.topic)
+    assert read == crowd.expected()
+    press.clock.advance(crowd.scheduler.time.monotonic_s())
+    press.compile(crowd.topic)
+    sweep_home(press.log, 0)
+    check(press, crowd.topic, crowd.expected())
+    assert press.objects() == {run.object for run in press.journals(crowd.topic)}
+
+
+def test_a_topic_is_deleted_at_any_time() -> None:
+    for seed in range(10):
+        crowd = Crowd(seed)
+
+        def delete(crowd: Crowd = crowd) -> None:
+            log = crowd.log()
+            log.clock.sleep(crowd.random.random())
+            while True:
+                try:
+                    delete_topic(log, "orders")
+                except NotFoundError:
+                    return
+                except TidelogError:
+                    continue
+
+        crowd.scheduler.spawn("compile", crowd.compile)
+        crowd.scheduler.spawn("delete", delete)
+        crowd.scheduler.run(100_000)
+        assert crowd.press.rows(crowd.topic) == []
+        sweep_home(crowd.press.log, 0)
+        assert crowd.press.objects() == set()
