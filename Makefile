@@ -7,20 +7,21 @@ READY := .venv/.ready
 WORKERS ?= 3
 LOCK_FLAGS := --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header -q
 
-.PHONY: help demo test test-long lint format bench bench-sim lock setup servers clean
+.PHONY: help demo test test-long lint format docs bench bench-sim lock setup servers clean
 
 help:
-	@echo "make demo       see it work"
+	@echo "make demo       see it work: sample events, an archive, and the console"
 	@echo "make test       all tests that fit into minutes, with real servers"
 	@echo "make test-long  the long ones: whole kill matrices, many seeds"
 	@echo "make lint       ruff, mypy, import-linter, the code's own shape"
+	@echo "make docs       the site of docs/, into build/site"
 	@echo "make bench      speed, beside a peer in the same run"
 	@echo "make bench-sim  2,000 seeds of the simulated log"
 	@echo "make lock       pin the newest versions that pyproject.toml allows"
 
 demo: $(READY)
 	-@$(BIN)/python -m tests.servers check
-	@$(BIN)/tidelog demo
+	@$(BIN)/tidelog up --demo
 
 test: $(READY)
 	@$(BIN)/python -m tests.servers check
@@ -40,6 +41,10 @@ lint: $(READY)
 format: $(READY)
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+docs: $(READY)
+	$(BIN)/mkdocs build --strict --quiet
+	@echo "build/site/index.html is the first page"
 
 bench-sim: $(READY)
 	$(BIN)/python -m tests.sim 2000
@@ -68,4 +73,4 @@ lock:
 	echo uv | $(BIN)/uv pip compile - -c requirements.lock $(LOCK_FLAGS) -o requirements-bootstrap.lock
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache dist
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from bench import archive, ground, log, playback, scylla, serve, spark
+from bench import archive, console, ground, journal, log, playback, scylla, serve, spark
 from bench.measure import show
 from bench.rates import show_rates
 
@@ -12,9 +12,11 @@ SUITES = {
     "ground": lambda: show("ground", ground.run()),
     "log": lambda: show_rates("log", log.run()),
     "serve": lambda: show_rates("serve", serve.run()),
+    "console": lambda: show_rates("console", console.run()),
     "spark": lambda: show_rates("spark", spark.run()),
     "scylla": lambda: show_rates("scylla", scylla.run()),
     "archive": lambda: show_rates("archive", archive.run()),
+    "journal": lambda: show_rates("journal", journal.run()),
     "playback": lambda: show_rates("playback", playback.run()),
 }
 

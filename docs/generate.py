@@ -35,6 +35,10 @@ COST = "<!-- cost -->"
 PUT, GET, GB_MONTH = 0.005 / 1_000, 0.0004 / 1_000, 0.023
 WRITE_UNIT, READ_UNIT = 0.625 / 1e6, 0.125 / 1e6
 LINGER_S = 0.25  # of a producer on a remote store
+MEASURED = {  # by a bench of ours, for where `make bench` has not been run
+    "store PUTs per 1,000 events, bulk": 0.0267,
+    "stored bytes per 1,000 events, bulk": 55_208.0,
+}
 UNITS_OF_A_COMMIT = 10  # five items of up to 1 KB, twice each, as transactions are counted
 
 
@@ -59,13 +63,12 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 def commands_page() -> str:
     """Every command with its help, as it is printed."""
-    lines = [
-        "# Commands",
-        "",
-        "`--home` stands before the command; `TIDELOG_HOME` does the same. `--json` prints one JSON "
-        "object per line. Exit codes are 0 for success, 1 for a failed operation, 2 for wrong usage.",
-        "",
-    ]
+    first = (
+        "`--home` stands before the command; `TIDELOG_HOME` does the same. `--json` prints one "
+        "JSON object per line. Exit codes are 0 for success, 1 for a failed operation, 2 for wrong "
+        "usage."
+    )
+    lines = ["# Commands", "", first, ""]
     for name, command in walk(cli, "tidelog"):
         with click.Context(command, info_name=name, max_content_width=90) as context:
             context.terminal_width = 90
@@ -145,13 +148,11 @@ def plain(text: str) -> str:
 def http_page() -> str:
     """What a server takes and answers, from its own description."""
     told = description(ServeOptions())
-    lines = [
-        "# HTTP",
-        "",
+    first = (
         f"{told['info']['description']} A running server gives the whole of it, with schemas, at "
-        "`/openapi.json`. Where there are tokens, send one as `Authorization: Bearer …`.",
-        "",
-    ]
+        "`/openapi.json`. Where there are tokens, send one as `Authorization: Bearer …`."
+    )
+    lines = ["# HTTP", "", first, ""]
     for path, methods in told["paths"].items():
         for method, operation in methods.items():
             lines += [f"## {method.upper()} {path}", "", operation.get("summary", ""), ""]
@@ -188,9 +189,10 @@ def layout_page() -> str:
 
 
 def measured() -> dict[str, float]:
-    """The medians of the last bench of the log."""
-    results = json.loads((ROOT / "bench" / "results" / "log.json").read_text())
-    return {each["what"]: each["median"] for each in results}
+    """The medians of the last bench of the log that was run here, or else of ours."""
+    path = ROOT / "bench" / "results" / "log.json"
+    results = json.loads(path.read_text()) if path.exists() else []
+    return MEASURED | {each["what"]: each["median"] for each in results}
 
 
 def cost_table() -> str:
@@ -212,11 +214,8 @@ def cost_table() -> str:
         shown = (store, rows, store + rows)
         lines.append(f"| {name} | {puts:,.0f} | " + " | ".join(f"${x:.4f}" for x in shown) + " |")
     month = gigabytes * GB_MONTH
-    return "\n".join(
-        [
-            *lines,
-            "",
-            f"Keeping them costs ${month:.4f} a month ({gigabytes * 1_000:.0f} MB, as measured with "
-            f"small events); reading them once in bulk ${bulk_puts * GET:.6f}.",
-        ]
+    last = (
+        f"Keeping them costs ${month:.4f} a month ({gigabytes * 1_000:.0f} MB, as measured with "
+        f"small events); reading them once in bulk ${bulk_puts * GET:.6f}."
     )
+    return "\n".join([*lines, "", last])

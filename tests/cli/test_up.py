@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import json
 import os
+import pty
 import signal
 import socket
 import subprocess
@@ -13,21 +14,23 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from tests.cli.running import TIDELOG, finish, start
 from tests.cli.upping import is_gone, post, upped
 from tidelog import Event, Home
+from tidelog.cli.main import cli
 from tidelog.home import create_home, open_home
 from tidelog.log.keepers import list_keepers
 from tidelog.log.producer import Producer
 from tidelog.pipeline.archive import committed_files, find_archive
 from tidelog.settings import load_settings
 
-SECONDS_MAX = 40
+SECONDS_MAX = 90
 
 
 @pytest.fixture
@@ -45,8 +48,8 @@ def home(place: Path) -> Iterator[Home]:
 
 
 def tidelog(place: Path, *args: str) -> None:
-    done = finish(start("--home", str(place), *args))
-    assert done.code == 0, done.err
+    done = CliRunner().invoke(cli, ["--home", str(place), *args])
+    assert done.exit_code == 0, (done.output, done.exception)
 
 
 def archived(home: Home, name: str) -> int:
@@ -58,9 +61,9 @@ def values(home: Home, topic: str, partitions: int = 1) -> list[bytes]:
     return [event.value or b"" for p in range(partitions) for event in home.read(topic, p)]
 
 
-def eventually(what: str, holds: object) -> None:
+def eventually(what: str, holds: Callable[[], object]) -> None:
     deadline = time.monotonic() + SECONDS_MAX
-    while not holds():  # type: ignore[operator]
+    while not holds():
         assert time.monotonic() < deadline, what
         time.sleep(0.1)
 
@@ -204,7 +207,6 @@ def test_one_that_fails_is_shown_and_the_others_go_on(home: Home, place: Path) -
         failed = up.part("archive bad", "failed")
         assert "gone" in failed["error"]
         eventually("the other one goes on", lambda: archived(home, "good") == 1)
-        home.create_topic("other")
         assert up.end() == 0
 
 
@@ -258,6 +260,33 @@ def test_the_demo_does_not_touch_a_home_with_topics_of_its_own(home: Home, place
     assert done.code == 2
     assert "give a folder that is free" in done.err
     assert [topic.name for topic in home.topics()] == ["payroll"]
+
+
+def test_on_a_terminal_it_shows_a_table_and_ctrl_c_ends_it(place: Path) -> None:
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [*TIDELOG, "--home", str(place), "up", "--port", "0"],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "120"},
+    )
+    os.close(theirs)
+    shown = b""
+    with open(ours, "rb", buffering=0) as screen:
+        try:
+            while b"notifications" not in shown or b"Console: " not in shown:
+                shown += screen.read(4096)
+            process.send_signal(signal.SIGINT)
+            while True:
+                shown += screen.read(4096)
+        except OSError:  # the terminal is gone when its last process is
+            pass
+    assert process.wait(SECONDS_MAX) == 0
+    assert b"restarts" in shown
+    assert b"running" in shown
+    assert b"Traceback" not in shown
 
 
 def test_without_a_parent_a_leashed_process_ends_at_once(tmp_path: Path) -> None:

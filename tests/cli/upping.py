@@ -47,7 +47,7 @@ class Up:
             for line in lines:
                 self.errors.append(line.decode())
 
-    def wait(self, wanted: Callable[[Record], bool], seconds: float = 40) -> Record:
+    def wait(self, wanted: Callable[[Record], bool], seconds: float = 90) -> Record:
         """The first record that fits, also one that has come already."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -80,7 +80,7 @@ class Up:
     def end(self, number: int = signal.SIGTERM) -> int:
         """Send a signal, and wait for the end."""
         self.process.send_signal(number)
-        code = self.process.wait(60)
+        code = self.process.wait(90)
         for reader in self._readers:
             reader.join()
         return code

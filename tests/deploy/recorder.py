@@ -9,6 +9,7 @@ from __future__ import annotations
 import http.client
 import http.server
 import json
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -98,6 +99,10 @@ def rights_of(
     if b"Action=" in body:
         form = parse_qs(body.decode())
         return {Right(f"sns:{form['Action'][0]}", form["TopicArn"][0])}
+    if b"<Delete" in body:
+        bucket = urlsplit(target).path.strip("/")
+        keys = re.findall(rb"<Key>(.*?)</Key>", body)
+        return {Right("s3:DeleteObject", f"{bucket}/{key.decode()}") for key in keys}
     return _s3(method, target, headers, status)
 
 
@@ -126,8 +131,8 @@ def _s3(method: str, target: str, headers: http.client.HTTPMessage, status: int)
     path, query = unquote(parts.path).strip("/"), parse_qs(parts.query, keep_blank_values=True)
     bucket, _, key = path.partition("/")
     if not key:
-        is_list = method == "GET" and "list-type" in query
-        return {Right("s3:ListBucket" if is_list else "s3:DeleteObject", bucket)}
+        assert "list-type" in query, f"{method} {target}: teach the recorder"
+        return {Right("s3:ListBucket", bucket)}
     needed = {Right({"PUT": "s3:PutObject", "DELETE": "s3:DeleteObject"}.get(method, ""), path)}
     if method in ("GET", "HEAD"):
         needed = {Right("s3:GetObject", path)}

@@ -42,8 +42,10 @@ class Allowed(NamedTuple):
 
 
 def allowed_by(policy: str, names: dict[str, str]) -> list[Allowed]:
-    """What a managed policy allows; ``names`` are what resources are called in a test."""
-    document = read_template()["Resources"][policy]["Properties"]["PolicyDocument"]
+    """What a policy, or a role's own one, allows; ``names`` is what a test calls resources."""
+    properties = read_template()["Resources"][policy]["Properties"]
+    inner = properties["Policies"][0] if "Policies" in properties else properties
+    document = inner["PolicyDocument"]
     found = []
     for statement in document["Statement"]:
         assert statement["Effect"] == "Allow"

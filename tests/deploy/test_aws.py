@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -14,6 +15,7 @@ from urllib.parse import quote
 
 import boto3
 import pytest
+from click.testing import CliRunner
 
 from tests.deploy.recorder import Recorder, Right, recording
 from tests.deploy.template import TEMPLATE, allowed_by, allows, read_template
@@ -22,6 +24,7 @@ from tests.servers.moto import Moto
 from tests.servers.s3 import S3
 from tidelog import Event, Home
 from tidelog.catalog import dynamodb
+from tidelog.cli.main import cli
 from tidelog.errors import TidelogError
 from tidelog.home import create_home, open_home
 from tidelog.settings import load_settings
@@ -154,6 +157,21 @@ def test_consumers_need_what_their_policy_allows_and_no_less(cloud: Cloud) -> No
     with open_home(cloud.home) as home, pytest.raises(TidelogError):
         list(home.read("orders", 0))
     _check("ConsumerPolicy", cloud)
+
+
+@pytest.mark.server
+def test_the_scribe_needs_what_its_role_allows_and_no_less(cloud: Cloud) -> None:
+    """A round over a topic with an update and a delete, with a sweep of what it replaced."""
+    with open_home(cloud.home) as home:
+        home.append("orders", [Event(b"%d" % n, b"k", id=f"o{n}") for n in range(50)])
+        home.update("orders", "o1", b"other")
+        home.delete("orders", ["o2"])
+    cloud.recorder.rights.clear()
+    for command in (["scribe", "--once", "--amended", "--grace", "0s"], ["sweep", "--grace", "0s"]):
+        done = CliRunner().invoke(cli, ["--home", cloud.home, *command])
+        assert done.exit_code == 0, (done.output, done.exception)
+        time.sleep(1.1)  # the store tells ages in seconds
+    _check("ScribeRole", cloud)
 
 
 def _consume(home: Home) -> None:

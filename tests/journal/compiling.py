@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import msgspec
 
@@ -17,8 +18,24 @@ from tidelog.log.topics import read_head
 from tidelog.model import layout
 from tidelog.model.run import Amendment, Run, decode_row, encode_row
 from tidelog.model.topic import Topic
+from tidelog.testing.faults import Faults
+from tidelog.testing.scheduler import Crash
 
 ALL = Policy.everything()
+T = TypeVar("T")
+
+
+class Death(Faults):
+    """The caller dies after so many calls; what it tries on the way out has no effect."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__()
+        self._after = after
+
+    def call(self, verb: str, effect: Callable[[], T], lost: Callable[[], Exception]) -> T:
+        if self.calls >= self._after:
+            raise Crash
+        return super().call(verb, effect, lost)
 
 
 class Press(House):

@@ -1,9 +1,8 @@
-"""Lookup, update and delete by id: seen at once, by every way of reading, before and after compile."""
+"""Lookup, update and delete by id: seen at once by every way of reading, compiled or not."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -18,8 +17,8 @@ T0 = 1_700_000_000_000
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Iterator[Home]:
-    settings = Settings(str(tmp_path / "o"), str(tmp_path / "c.sqlite"))
+def home() -> Iterator[Home]:
+    settings = Settings("memory:", "memory:")
     with create_home(settings, world=World(environ={"USER": "ada"}))[0] as found:
         found.create_topic("t", 3)
         yield found

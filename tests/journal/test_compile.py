@@ -18,6 +18,7 @@ from tidelog.log.read import Reader
 from tidelog.log.sweep import sweep_home
 from tidelog.log.topics import delete_topic
 from tidelog.log.trim import ToOffsets, trim_topic
+from tidelog.log.verify import verify_topic
 from tidelog.model import layout
 from tidelog.model.event import Event
 from tidelog.model.topic import Topic
@@ -48,7 +49,7 @@ def check(press: Press, topic: Topic, expected: dict[int, str]) -> None:
     for start in range(head.start, head.next + 1):
         found = press.events(topic, start=start)
         assert found == {at: value for at, value in expected.items() if at >= start}
-    # VERIFY assert [f for f in verify_topic(press.log, topic).findings if f.severity == "error"] == []
+    assert verify_topic(press.log, topic).errors == 0
 
 
 def test_runs_become_one_journal_and_nothing_else_changes(press: Press) -> None:

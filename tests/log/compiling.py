@@ -118,6 +118,7 @@ class Bench:
             Put("head", encode_row(new), expect=version),
             Put(layout.amend_row(offset), encode_row(row)),
         )
+        self.log.wakeups.amended(self.topic.incarnation)
 
     def _write(self, *changes: Change) -> None:
         self.log.catalog.write(self.where, *changes, write_id=self.log.ids.new())

@@ -219,7 +219,10 @@ def test_rows_are_cut_by_offset_and_by_count() -> None:
     part = rows.slice(17, 18)
     assert (part.base, part.end, part.batch.num_rows) == (17, 18, 0)
     assert rows.slice(30, 40).base == rows.slice(30, 40).end == 20
-    assert rows.take(3) is rows
+    assert rows.take(3).offsets.tolist() == [12, 15, 16]
+    assert rows.take(3).end == 20
+    later = rows.take(1, 13)
+    assert (later.base, later.end, later.offsets.tolist()) == (13, 16, [15])
     first = rows.take(2)
     assert (first.base, first.end, first.offsets.tolist()) == (10, 16, [12, 15])
     tail_gone = Rows(5, 9, pa.RecordBatch.from_pydict({"id": ["a", "b"]}))

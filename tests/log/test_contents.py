@@ -127,6 +127,17 @@ def test_only_the_wanted_columns_are_fetched(house: House) -> None:
     assert few.bytes < all_of_it.bytes * 0.8
 
 
+def test_row_groups_that_nobody_wants_are_passed_over(house: House) -> None:
+    run = a_journal(house, 5)
+    watched = Watched(house.store)
+    cut = Cut(0, 50, skip=lambda group: not group.first <= 20 <= group.last)
+    found = list(read_run(watched, run, "w", cut))  # type: ignore[arg-type]
+    assert len(watched.fetched) == 2, "the footer, and one row group"
+    offsets = checked(iter(found), 0, 50)
+    assert 20 in offsets
+    assert len(offsets) == GROUP
+
+
 def test_a_small_journal_is_fetched_at_once_and_a_large_one_is_not(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -315,7 +315,7 @@ def test_on_files(house: House, tmp_path: Path) -> None:
     catalog.close()
 
 
-@pytest.mark.parametrize("call", range(1, 45))
+@pytest.mark.parametrize("call", range(1, 50))
 def test_it_dies_after_every_call_and_the_next_one_cleans_all(call: int) -> None:
     house = House()
     topic = house.topic(partitions=2)
@@ -388,7 +388,7 @@ def commit_between(call: int) -> None:
     assert (house.values(topic), house.values(topic, 1)) == (["p0"], ["old", "p1"])
 
 
-SWEEP_CALLS = 16
+SWEEP_CALLS = 20
 
 
 @pytest.mark.parametrize("call", range(1, SWEEP_CALLS + 1))

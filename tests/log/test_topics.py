@@ -9,7 +9,7 @@ import pytest
 
 import tidelog
 from tidelog import Event, Home
-from tidelog.catalog.base import Change, Row
+from tidelog.catalog.base import Change, Put, Row
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.errors import AlreadyExistsError, ConflictError, InvalidError, NotFoundError
 from tidelog.log.base import Log
@@ -186,3 +186,33 @@ def test_a_creation_that_a_deletion_overtakes_is_not_called_done() -> None:
     with pytest.raises((ConflictError, NotFoundError)):
         create_topic(log, Topic("t", "first", 2, 0))
     assert list(list_topics(good)) == []
+
+
+@pytest.mark.parametrize("call", [*range(1, 30, 3), 100, 200, *range(255, 290, 3), 10_000])
+def test_audit_records_and_the_ledger_go_with_a_topic_also_when_it_dies(call: int) -> None:
+    store, catalog = MemoryStore(FakeClock()), MemoryCatalog()
+    good = Log(store, catalog, FakeClock(), seeded_ids(1), Faults().random)
+    create_topic(good, Topic("t", "first", 2, 0))
+    create_topic(good, Topic("u", "other", 1, 0))
+    digests = [f"{number:02x}{'0' * 62}" for number in range(0, 256, 5)]
+    for topic in ("first", "other"):
+        catalog.write(
+            layout.audit_partition(topic), Put(layout.audit_row(7, "a"), b"x"), write_id="a"
+        )
+        for digest in digests:
+            where = layout.erased_partition(topic, digest)
+            catalog.write(where, Put(digest, b""), write_id="b")
+    faults = Faults(crash_after_call=call)
+    with contextlib.suppress(Crash):
+        faulty = FaultyCatalog(catalog, faults, FakeClock())
+        log = Log(FaultyStore(store, faults), faulty, FakeClock(), seeded_ids(2), faults.random)
+        delete_topic(log, "t")
+    with contextlib.suppress(NotFoundError):
+        delete_topic(good, "t")
+
+    def rows(topic: str) -> int:
+        ledger = [layout.erased_partition(topic, digest) for digest in digests]
+        parts = [*ledger, layout.audit_partition(topic), layout.topic_partition(topic, 0)]
+        return sum(len(list(catalog.scan(part))) for part in parts)
+
+    assert (rows("first"), rows("other")) == (0, len(digests) + 2)

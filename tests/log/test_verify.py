@@ -13,7 +13,7 @@ from tests.log.upkeep import DAY_S, House
 from tidelog.catalog.base import Delete, Row
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.errors import NotFoundError, UnavailableError
-from tidelog.log import verify as verify_module
+from tidelog.log import findings as findings_module
 from tidelog.log.base import Log
 from tidelog.log.sweep import sweep_home
 from tidelog.log.topics import delete_topic
@@ -247,21 +247,21 @@ def test_rows_that_do_not_decode(house: Damaged, row: str) -> None:
 def test_orphans_unknown_rows_and_leftovers_of_trims_are_notes(house: Damaged) -> None:
     orphan = house.orphan(house.orders)
     house.store.put(layout.sink_staged(house.orders.incarnation, "s", 0, "x"), b"staged")
-    house.put(house.orders, "journal/1", b"?")
+    house.put(house.orders, "tide/1", b"?")
     house.put(house.orders, "head", Head(next=10, start=5))
     report = house.verify()
     assert (report.errors, report.notes, report.runs) == (0, 3, 2)
     assert (report.orphans, report.orphan_bytes) == (1, len(orphan.segment.data))
     notes = [(finding.where, finding.what.split(":")[0]) for finding in report.findings]
     assert notes == [
-        ("partition `orders/0`, row `journal/1`", "is of an unknown kind"),
+        ("partition `orders/0`, row `tide/1`", "is of an unknown kind"),
         ("partition `orders/0`", "1 trimmed runs still have rows"),
         (f"object `{orphan.key}`", f"no run names it, {report.orphan_bytes} bytes"),
     ]
 
 
 def test_only_the_first_findings_are_kept(house: Damaged, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verify_module, "_FINDINGS_MAX", 2)
+    monkeypatch.setattr(findings_module, "_FINDINGS_MAX", 2)
     house.store.delete(house.objects())
     for _ in range(3):
         house.orphan(house.orders)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import random
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import cast
 
 import pytest
@@ -13,8 +15,10 @@ import pytest
 import tidelog.codec.journal as journal_module
 from tests.journal.compiling import amend_by_hand
 from tests.playback.stage import T0, CountingCatalog, Place, Stage, places
+from tidelog import Event
 from tidelog.catalog.base import Delete
 from tidelog.errors import CorruptError, NotFoundError
+from tidelog.home import create_home
 from tidelog.journal.compile import compile_topic
 from tidelog.journal.policy import Policy
 from tidelog.log.base import Log
@@ -31,6 +35,7 @@ from tidelog.playback.pin import pin_topic
 from tidelog.playback.planned import planned_runs
 from tidelog.playback.play import play
 from tidelog.playback.windows import Bounds
+from tidelog.settings import load_settings
 from tidelog.testing.faults import Faults
 from tidelog.testing.scheduler import Scheduler
 
@@ -98,10 +103,10 @@ def test_amendments_are_seen_in_runs_and_in_journals() -> None:
         amend_by_hand(stage.log, stage.main, partition, {offset: None})
     amend_by_hand(stage.log, stage.main, 1, {8: (b"new",), 9: (None,)})
     expected = [place for place in stage.there(T0, T0 + DAY) if place[1:] not in gone]
-    for _ in range(2):
+    for number in range(2):
         batches = list(play(stage.log, stage.main, stage.pin(T0, T0 + DAY), bounds=TINY))
         assert list(places(batches)) == expected
-        assert len(expected) == 240 - 3
+        assert len(expected) == 240 - 3 - number
         rows = [row for batch in batches for row in batch.to_pylist()]
         values = {(row["partition"], row["offset"]): row["value"] for row in rows}
         assert (values[1, 8], values[1, 9], values[1, 10]) == (b"new", None, b"v2")
@@ -237,26 +242,23 @@ def test_a_plan_has_its_amendments_and_is_made_again_where_something_is_compiled
     assert sum(len(each.amendments) for each in found) == 1
 
 
-def test_a_task_plays_amended_journals(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    import tidelog
-    from tidelog import Event
-
-    with tidelog.open(str(tmp_path / "home"), create=True) as home:
+def test_a_task_plays_amended_journals(tmp_path: Path) -> None:
+    with create_home(load_settings(str(tmp_path / "home"), {}, tmp_path))[0] as home:
         home.create_topic("t")
         home.append("t", [Event(b"%d" % n, timestamp=T0 + n) for n in range(20)])
         topic = home.topic("t")
         compile_topic(home.log, topic, ALL)
         amend_by_hand(home.log, topic, 0, {3: None, 4: (b"four",)})
         times = TimeRange(T0, T0 + 10)
-        pin = pin_topic(home.log, topic, times)
-        runs = tuple(planned_runs(home.log, topic, pin))
-        part = tmp_path / "part.csv"
+        runs = tuple(planned_runs(home.log, topic, pin_topic(home.log, topic, times)))
+        part = tmp_path / "part.jsonl"
         task = WindowTask(
             "t", 1_000, times, runs, {0: (0, 20)}, home.store.url, str(part), "id", is_file=True
         )
         done = run_window(pickle.loads(pickle.dumps(task)))
         assert (done.error, done.events) == (None, 9)
-        assert "four" in part.read_text()
+        lines = [json.loads(line) for line in part.read_bytes().splitlines()]
+        assert [line["value"] for line in lines] == [*"012", "four", *"56789"]
 
 
 # A seeded world.
@@ -348,8 +350,8 @@ class World:
         must = {p for p in must if T0 + 2_000 <= self.times[p] < T0 + 35_000}
         may = set(must)
         self.playing = True
-        rate = chance.choice([0.02, 0.1, 0.3])
-        hands = Hands(lambda: self.act() if chance.random() < rate and self.acts < 150 else None)
+        rate = chance.choice([0.1, 0.3])
+        hands = Hands(lambda: self.act() if chance.random() < rate and self.acts < 60 else None)
         log = stage.faulty(Faults(scheduler=cast(Scheduler, hands)))
         bounds = chance.choice([TINY, Bounds(), Bounds(window_bytes=1, held_bytes=0)])
         found: list[Place] = []
@@ -367,10 +369,9 @@ class World:
 
 
 @pytest.mark.usefixtures("groups")
-@pytest.mark.parametrize("block", range(10))
-def test_whatever_happens_between_any_two_calls(block: int) -> None:
-    for seed in range(block * 12, block * 12 + 12):
-        World(seed).run()
+@pytest.mark.parametrize("seed", range(25))
+def test_whatever_happens_between_any_two_calls(seed: int) -> None:
+    World(seed).run()
 
 
 def test_a_playback_that_trusts_what_it_found_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -384,7 +385,9 @@ def test_a_playback_that_trusts_what_it_found_is_caught(monkeypatch: pytest.Monk
             World(seed).run()
         except (AssertionError, CorruptError, NotFoundError):
             caught += 1
-    assert caught > 10
+            if caught == 2:
+                return
+    pytest.fail("40 seeds did not notice")
 
 
 def test_with_threads_beside_it() -> None:

@@ -180,7 +180,8 @@ def test_topic_names_that_are_none_reach_nothing(shared: Served, way: str, name:
     folder = Path(shared.home.store.url.removeprefix("file://"))
     before = sorted(folder.rglob("*"))
     answer = shared.client.request(method, path.format(name), content=b"x" * (method == "POST"))
-    assert answer.status_code in (400, 404), answer.text
+    is_console = answer.request.url.path == "/"  # the client has made that of `..` by itself
+    assert answer.status_code in ((200,) if is_console else (400, 404)), answer.text
     assert "set-cookie" not in answer.headers
     assert sorted(folder.rglob("*")) == before
 

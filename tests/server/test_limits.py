@@ -245,7 +245,13 @@ def test_more_tails_than_the_limit_are_503(served: Served, monkeypatch: pytest.M
 
 
 def test_other_paths_methods_and_upgrades_are_refused(served: Served) -> None:
-    for path in ("/", "/topics/", "/topics//events", "/topics/a/b/events", "/..%2f..%2fetc/passwd"):
+    for path in (
+        "/none",
+        "/topics/",
+        "/topics//events",
+        "/topics/a/b/events",
+        "/..%2f..%2fetc/passwd",
+    ):
         assert served.client.get(path).status_code in (400, 404)
         assert served.client.post(path).status_code in (400, 404, 405)
     wrong = served.client.delete("/topics/t")

@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 import tidelog
+from tests.log.compiling import Bench
 from tests.server.serving import Served, error, serving
 from tidelog import Event
 from tidelog.log.trim import ToOffsets
@@ -213,6 +214,39 @@ def test_a_tail_from_the_beginning_of_one_partition(served: Served) -> None:
     bad = served.client.get("/topics/t/tail", headers={"last-event-id": "../x"})
     assert bad.status_code == 400
     assert served.client.get("/topics/t/tail?from=9999").status_code == 404
+
+
+def test_pages_pass_over_what_was_erased(served: Served) -> None:
+    fill(served, 1_000)
+    bench = Bench(served.home.log, served.home.topic("t"))
+    bench.delete(1, *range(4, 990))
+    bench.compile(0, 1_000)
+    bench.delete(993)
+    url = "/topics/t/partitions/0/events?limit=4"
+    offsets, nexts = [], []
+    while True:
+        page = served.client.get(url).json()
+        offsets.append([event["offset"] for event in page["events"]])
+        nexts.append(page["next"])
+        url = f"/topics/t/partitions/0/events?limit=4&offset={page['next']}"
+        if page["next"] == 1_000:
+            break
+    assert offsets == [[0, 2, 3, 990], [991, 992, 994, 995], [996, 997, 998, 999]]
+    assert nexts == [991, 996, 1_000]
+
+
+def test_a_long_poll_and_a_tail_pass_over_what_was_erased(served: Served) -> None:
+    fill(served, 10)
+    bench = Bench(served.home.log, served.home.topic("t"))
+    bench.delete(*range(5, 10))
+    threading.Timer(0.5, served.home.append, ("t", [Event(b"new")])).start()
+    page = served.client.get("/topics/t/partitions/0/events?offset=5&wait=10").json()
+    assert [event["offset"] for event in page["events"]] == [10]
+    with served.client.stream("GET", "/topics/t/tail?partition=0&from=earliest") as answer:
+        coming = frames(answer)
+        found = [next(coming) for _ in range(6)]
+    assert [name for name, _ in found] == ["0:1", "0:2", "0:3", "0:4", "0:5", "0:11"]
+    assert [event["offset"] for _, event in found] == [0, 1, 2, 3, 4, 10]
 
 
 def test_a_tail_of_a_topic_that_is_deleted_ends_with_an_error(served: Served) -> None:

@@ -29,6 +29,7 @@ class _Reader(HTMLParser):
         self.forms: list[Form] = []
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self._select = ""
+        self._area = ""
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         given = dict(attrs)
@@ -42,12 +43,23 @@ class _Reader(HTMLParser):
         elif tag == "select" and self.forms:
             self._select = given.get("name") or ""
         elif tag == "option" and self._select and self.forms:
-            if "selected" in given or self._select not in self.forms[-1].fields:
-                self.forms[-1].fields[self._select] = given.get("value") or ""
+            fields = self.forms[-1].fields
+            chosen = "selected" in given or self._select not in fields
+            fields[self._select] = (given.get("value") or "") if chosen else fields[self._select]
+
+        elif tag == "textarea" and self.forms:
+            self._area = given.get("name") or ""
+            self.forms[-1].fields[self._area] = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._area and self.forms:
+            self.forms[-1].fields[self._area] += data
 
     def handle_endtag(self, tag: str) -> None:
         if tag == "select":
             self._select = ""
+        elif tag == "textarea":
+            self._area = ""
 
 
 def tags_of(page: str) -> list[tuple[str, dict[str, str | None]]]:

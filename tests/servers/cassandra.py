@@ -93,13 +93,13 @@ class Cassandra:
 
 
 @contextmanager
-def running() -> Iterator[Cassandra]:
-    """A node of one's own; it keeps its data over `process.restart()`."""
+def running(settings: str = "") -> Iterator[Cassandra]:
+    """A node of one's own; it keeps its data over `process.restart()`. More settings are YAML."""
     require(NAME, (JAVA,))
     jars = ensure(PACKAGE)
     port, storage_port = free_port(), free_port()
     with workspace(NAME) as folder:
-        (folder / "cassandra.yaml").write_text(_yaml(port, storage_port))
+        (folder / "cassandra.yaml").write_text(_yaml(port, storage_port) + settings)
         (folder / "logback.xml").write_text(LOGBACK)
         launch = Launch(
             name=NAME,

@@ -1,10 +1,13 @@
 """An S3 server over a local folder (versitygw), exact on `If-None-Match` and `If-Match`."""
 
 import functools
+import json
+import subprocess
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from tests.servers import probe
 from tests.servers.base import HOST, environment, free_port, workspace
@@ -31,7 +34,7 @@ SECRET_KEY = "tidelog-test-secret"
 
 @dataclass(frozen=True)
 class S3:
-    """A running server and the keys of its only user."""
+    """A running server and the keys of its owner."""
 
     endpoint: str
     access_key: str
@@ -45,19 +48,43 @@ class S3:
 
     def fresh_bucket(self, prefix: str = "test") -> str:
         """Create an empty bucket that no other test uses, and return its name."""
+        bucket = f"{prefix}-{uuid.uuid4().hex[:16]}"
+        self._client().create_bucket(Bucket=bucket)
+        return bucket
+
+    def reader(self, bucket: str) -> tuple[str, str]:
+        """The keys of a new user who may list and read a bucket, and change nothing."""
+        access, secret = f"reader{uuid.uuid4().hex[:8]}", uuid.uuid4().hex
+        subprocess.run(
+            [
+                *(str(ensure(PACKAGE) / "versitygw"), "admin", "--endpoint-url", self.endpoint),
+                *("--access", self.access_key, "--secret", self.secret_key),
+                *("create-user", "--access", access, "--secret", secret, "--role", "user"),
+            ],
+            check=True,
+            capture_output=True,
+        )
+        allowed = {
+            "Effect": "Allow",
+            "Principal": {"AWS": [access]},
+            "Action": ["s3:ListBucket", "s3:GetObject"],
+            "Resource": [f"arn:aws:s3:::{bucket}", f"arn:aws:s3:::{bucket}/*"],
+        }
+        policy = {"Version": "2012-10-17", "Statement": [allowed]}
+        self._client().put_bucket_policy(Bucket=bucket, Policy=json.dumps(policy))
+        return access, secret
+
+    def _client(self) -> Any:
         # Every test run loads this module, and boto3 takes half a second to load.
         import boto3
 
-        client = boto3.client(
+        return boto3.client(
             "s3",
             endpoint_url=self.endpoint,
             aws_access_key_id=self.access_key,
             aws_secret_access_key=self.secret_key,
             region_name=self.region,
         )
-        bucket = f"{prefix}-{uuid.uuid4().hex[:16]}"
-        client.create_bucket(Bucket=bucket)
-        return bucket
 
 
 @contextmanager
@@ -66,16 +93,16 @@ def running() -> Iterator[S3]:
     program = ensure(PACKAGE) / "versitygw"
     port = free_port()
     with workspace(NAME) as folder:
-        data, sidecar = folder / "data", folder / "sidecar"
-        data.mkdir()
-        sidecar.mkdir()
+        data, sidecar, users = folder / "data", folder / "sidecar", folder / "users"
+        for each in (data, sidecar, users):
+            each.mkdir()
         launch = Launch(
             name=NAME,
             # Connections stay open between requests, as those of S3 do. The sidecar holds object
             # attributes, for which not every temporary folder has room.
             command=[
                 *(str(program), "--port", f"{HOST}:{port}", "--region", REGION),
-                *("--quiet", "--keep-alive"),
+                *("--quiet", "--keep-alive", "--iam-dir", str(users)),
                 *("posix", "--sidecar", str(sidecar), str(data)),
             ],
             environment=environment(

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
+from cassandra.auth import PlainTextAuthProvider
 from cassandra.cluster import Cluster, Session
 from cassandra.query import BatchStatement, BatchType
 
@@ -120,6 +121,7 @@ class Play:
         vnodes: int = 6,
         ttl_s: int = 86_400,
         seed: int = 7,
+        login: tuple[str, str] | None = None,
     ) -> None:
         self.server = server
         self.shape: Shape = shape
@@ -128,7 +130,8 @@ class Play:
         self.generations: dict[int, list[bytes]] = {}
         self.written: list[Written] = []
         self._vnodes = vnodes
-        self._cluster = Cluster([server.host], port=server.port)
+        provider = PlainTextAuthProvider(*login) if login else None
+        self._cluster = Cluster([server.host], port=server.port, auth_provider=provider)
         self.session: Session = self._cluster.connect()
         self.session.execute(
             f"CREATE KEYSPACE {self.keyspace} WITH replication = "

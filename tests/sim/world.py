@@ -114,6 +114,13 @@ class World:
 
     def run(self) -> Counter[Fault]:
         """Until all have finished; then P1 to P3."""
+        self.spawn_all()
+        self.scheduler.run(steps_max=60_000, after_step=self._after_step)
+        self.check_end()
+        return self.faults.counts
+
+    def spawn_all(self) -> None:
+        """The actors of this world."""
         self._spawn("producer-a", lambda: self.produce("a"))
         self._spawn("producer-b", lambda: self.produce("b"))
         self._spawn("named", self.produce_named)
@@ -121,9 +128,6 @@ class World:
         self._spawn("consumer-2", self.consume)
         self._spawn("sweeper", self.sweep)
         self._spawn("trimmer", self.trim)
-        self.scheduler.run(steps_max=60_000, after_step=self._after_step)
-        self.check_end()
-        return self.faults.counts
 
     # The actors.
 

@@ -14,7 +14,7 @@ import pytest
 from cassandra.cluster import NoHostAvailable
 
 from tests.servers.base import free_port
-from tests.servers.cassandra import Cassandra, running
+from tests.servers.cassandra import Cassandra
 from tests.servers.scylla_play import Play, Row, Shape, moment
 from tests.sources.scylla_reading import (
     HOUR_MS,
@@ -453,27 +453,6 @@ def test_unknown_columns_and_datacenters_are_refused(play: Play) -> None:
         read_all(opened(play.url(key_column="nope"), at(5)))
     with pytest.raises(InvalidError, match="no datacenter `mars`: give one of datacenter1"):
         opened(play.url(datacenter="mars"), at(5)).partitions()
-
-
-@pytest.mark.long
-@pytest.mark.server
-def test_a_node_that_dies_is_told_and_reading_goes_on_when_it_is_back() -> None:
-    with running() as server, a_play(server) as play:
-        fill(play, 20)
-        source = opened(play.url(), at(5))
-        bounds = source.bounds(source.partitions())
-        server.process.kill()
-        partition, held = next(iter(bounds.items()))
-        with pytest.raises(UnavailableError, match="see that the servers are up"):
-            list(source.read(Range(partition, held.first, held.end)))
-        server.process.restart()
-        for _ in range(60):
-            try:
-                found = read_all(source)
-                break
-            except UnavailableError:
-                SystemClock().sleep(0.5)
-        assert len(found) == 20
 
 
 BAD = {

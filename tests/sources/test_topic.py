@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tests.log.compiling import Bench
 from tests.opening import a_store
 from tidelog.codec.events import EVENT_SCHEMA
 from tidelog.errors import (
@@ -207,6 +208,64 @@ def test_a_plan_checks_what_it_reads(home: Home, source: TopicSource) -> None:
     assert caught.value.context == {"lost_from": 2}
     store.put(key, bytes(data))
     with pytest.raises(CorruptError):
+        list(plan.read())
+
+
+def amended(home: Home) -> tuple[Bench, list[tuple[int, bytes]]]:
+    """Five runs of ten, two in a journal, with amendments in both; and what is to be read."""
+    for first in range(0, 50, 10):
+        fill(home, 10, first)
+    bench = Bench(home.log, home.topic("orders"))
+    bench.delete(3, *range(12, 18))
+    bench.compile(0, 20)
+    bench.delete(5, *range(30, 40))
+    bench.update(6, b"six")
+    bench.update(45, b"large" * 1_000, is_large=True)
+    gone = {3, 5, *range(12, 18), *range(30, 40)}
+    changed = {6: b"six", 45: b"large" * 1_000}
+    return bench, [(n, changed.get(n, b"%d" % n)) for n in range(50) if n not in gone]
+
+
+def test_what_was_amended_and_compiled_is_read_as_it_is_now(
+    home: Home, source: TopicSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidelog.codec.journal._GROUP_ROWS", 4)
+    bench, wanted = amended(home)
+    for start, limit in ((0, 50), (3, 4), (5, 14), (12, 18), (30, 40), (35, 46), (18, 22)):
+        part = [row for row in wanted if start <= row[0] < limit]
+        assert read(source, start, limit) == part
+        plan = pickle.loads(pickle.dumps(source.reader(Range(ORDERS, str(start), str(limit)))))
+        assert rows_of(list(plan.read()), limit) == part
+    assert not source.bounds([ORDERS])[ORDERS].is_dense
+    bench.compile(0, 50)
+    bench.sweep()
+    assert read(source, 0, 50) == wanted
+
+
+def test_a_plan_is_of_its_time_and_stale_when_that_was_swept(
+    home: Home, source: TopicSource
+) -> None:
+    bench, wanted = amended(home)
+    plan = source.reader(Range(ORDERS, "0", "50"))
+    bench.delete(0, 41)
+    bench.compile(0, 30)
+    assert rows_of(list(plan.read()), 50) == wanted
+    bench.sweep()
+    with pytest.raises(UnavailableError, match="plan the range again") as caught:
+        list(plan.read())
+    assert caught.value.context == {"lost_from": 0}
+    bench.update(45, b"other")
+    bench.sweep()
+    plan = source.reader(Range(ORDERS, "40", "50"))
+    assert (45, b"other") in rows_of(list(plan.read()), 50)
+
+
+def test_a_new_value_that_is_gone_makes_a_plan_stale(home: Home, source: TopicSource) -> None:
+    bench, _ = amended(home)
+    plan = source.reader(Range(ORDERS, "40", "50"))
+    bench.update(45, b"other")
+    bench.sweep()
+    with pytest.raises(UnavailableError, match="plan the range again"):
         list(plan.read())
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pickle
+import random
 from pathlib import Path
 
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from tests.log.compiling import Bench
 from tests.spark.conftest import Read
 from tidelog import Event, Home
 from tidelog.errors import CorruptError, TidelogError
@@ -16,6 +18,7 @@ from tidelog.log.trim import ToOffsets
 from tidelog.spark.batch import TidelogReader
 from tidelog.spark.columns import arrow_schema, spark_schema
 from tidelog.spark.options import BATCH_READ, read_columns, read_options
+from tidelog.store.local import LocalStore
 
 START_MS = 1_763_200_000_000  # 2025-11-15T09:46:40Z
 
@@ -133,6 +136,93 @@ def test_a_task_needs_no_catalog(home: Home, orders: list[Event], tmp_path: Path
     batches = [batch for task in tasks for batch in reader.read(task)]
     assert [batch.schema.names for batch in batches] == [["offset", "value"]]
     assert batches[0].column("value").to_pylist() == [event.value for event in orders]
+
+
+def amended(home: Home, orders: list[Event]) -> list[tuple[int, int, bytes | None]]:
+    """Amendments in both partitions, one of which is compiled; and what is to be read."""
+    rows = {(event.partition or 0, event.offset or 0): event.value for event in orders}
+    for partition in (0, 1):
+        bench = Bench(home.log, home.topic("orders"), partition)
+        bench.delete(0, 4, 7, 8)
+        bench.update(3, b"three")
+        if partition == 0:
+            bench.compile(0, 9)
+            bench.compile(9, 15)
+        bench.delete(10)
+        bench.update(5, b"five" * 5_000, is_large=True)
+        for offset in (0, 4, 7, 8, 10):
+            del rows[partition, offset]
+        rows |= {(partition, 3): b"three", (partition, 5): b"five" * 5_000}
+    return [(partition, offset, value) for (partition, offset), value in sorted(rows.items())]
+
+
+def found_in(reader: TidelogReader, tasks: list[object]) -> list[tuple[int, int, bytes | None]]:
+    rows = [row for task in tasks for batch in reader.read(task) for row in batch.to_pylist()]
+    return [(row["partition"], row["offset"], row["value"]) for row in rows]
+
+
+@pytest.mark.spark
+def test_journals_and_amendments_are_read(home: Home, read: Read, orders: list[Event]) -> None:
+    wanted = amended(home, orders)
+    table = read("orders", columns="partition,offset,value", bytesPerTask=2_000)
+    rows = table.orderBy("partition", "offset").collect()
+    found = [(p, offset, None if value is None else bytes(value)) for p, offset, value in rows]
+    assert found == wanted
+    assert read("orders", columns="type").count() == len(wanted)
+
+
+def test_tasks_carry_their_amendments_and_need_no_catalog(
+    home: Home, orders: list[Event], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidelog.codec.journal._GROUP_ROWS", 2)
+    monkeypatch.setattr("tidelog.spark.plan._SLICE_BYTES", 1_500)
+    wanted = amended(home, orders)
+    reader, tasks = plan(home, columns="partition,offset,value", bytesPerTask="3000")
+    slices = [piece for task in tasks for piece in task.slices]  # type: ignore[attr-defined]
+    cut = [piece for piece in slices if piece.run.journal and not piece.is_whole]
+    assert len(cut) > 3, "large journals are shared out"
+    for piece in slices:
+        offsets = piece.amendments.offsets.tolist()
+        assert all(piece.start <= offset < piece.end for offset in offsets), "its own alone"
+    (tmp_path / "home" / "catalog.sqlite").rename(tmp_path / "away")
+    assert found_in(reader, tasks) == wanted
+
+
+def test_times_choose_within_journals(home: Home, orders: list[Event]) -> None:
+    amended(home, orders)
+    reader, tasks = plan(
+        home, columns="partition,offset,value", startTime=minute(2), endTime=minute(4)
+    )
+    offsets = [(partition, offset) for partition, offset, _ in found_in(reader, tasks)]
+    assert offsets == [(p, offset) for p in (0, 1) for offset in (6, 9, 11)]
+
+
+def test_columns_that_nobody_wants_are_not_fetched(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home.create_topic("orders")
+    noise = random.Random(1)
+    home.append("orders", [Event(noise.randbytes(2_000), timestamp=n) for n in range(500)])
+    bench = Bench(home.log, home.topic("orders"))
+    bench.delete(3)
+    run = bench.compile(0, 500)
+    bench.update(5, b"", is_large=True)
+    fetched: list[int] = []
+    get = LocalStore.get
+
+    def watched(self: LocalStore, key: str, start: int = 0, end: int | None = None) -> bytes:
+        data = get(self, key, start, end)
+        fetched.append(len(data))
+        return data
+
+    monkeypatch.setattr(LocalStore, "get", watched)
+    monkeypatch.setattr("tidelog.log.contents._WHOLE_BYTES", 1 << 10)
+    reader, tasks = plan(home, columns="offset")
+    rows = [
+        row["offset"] for task in tasks for batch in reader.read(task) for row in batch.to_pylist()
+    ]
+    assert rows == [n for n in range(500) if n != 3]
+    assert sum(fetched) < run.byte_end // 20
 
 
 @pytest.mark.usefixtures("orders")

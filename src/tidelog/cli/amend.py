@@ -11,6 +11,7 @@ import click
 from tidelog.cli.exit_codes import FAILED
 from tidelog.cli.output import Output, json_option, write_out
 from tidelog.cli.progress import progress_bar
+from tidelog.cli.proving import carry_out_and_tell, prove_and_tell
 from tidelog.codec.event_json import event_lines
 from tidelog.errors import InvalidError
 from tidelog.home import Home, open_home
@@ -81,20 +82,26 @@ def update(home_text: str | None, output: Output, /, topic: str, id: str, **give
 @why_option
 @who_option
 @click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option(
+    "--prove",
+    is_flag=True,
+    help="Let the bytes go now, from archives too, and search all objects for what is left.",
+)
 @json_option
 @click.pass_obj
 def delete(home_text: str | None, output: Output, /, topic: str, **given: Any) -> None:
     """Delete events for good: by ids, by a file of ids, or all that have a key.
 
     No reader that begins after this sees them. Their bytes are gone from the topic after compile
-    and sweep. On a terminal it asks first. Ids that are not there are told, with exit code 1; all
-    others are deleted.
+    and sweep; with --prove at once, and from archives that were made of the topic, and then every
+    object that could hold them is searched. On a terminal it asks first. Ids that are not there are
+    told, with exit code 1; all others are deleted. With --prove they may have been deleted before.
 
     \b
     Examples:
       tidelog delete orders order-17 --why "entered twice"
       tidelog delete orders --ids-file ids.txt --yes
-      tidelog delete customers --key customer-7 --why "request 2026-118"
+      tidelog delete customers --key customer-7 --why "request 2026-118" --prove
     """
     key, file = given["key"], given["ids_file"]
     if sum((bool(given["ids"]), key is not None, file is not None)) != 1:
@@ -110,8 +117,13 @@ def delete(home_text: str | None, output: Output, /, topic: str, **given: Any) -
             if key is not None
             else _delete_ids(home, topic, ids, reason)
         )
-    output.record({"topic": topic, "deleted": deleted.events, "missing": _shown(output, deleted)})
-    if deleted.missing:
+        missing = _shown(output, deleted)
+        output.record({"topic": topic, "deleted": deleted.events, "missing": missing})
+        if given["prove"]:
+            carry_out_and_tell(home, output, topic)
+            keys = [] if key is None else [key.encode()]
+            prove_and_tell(home, output, topic, ids if key is None else (), keys)
+    if deleted.missing and not given["prove"]:
         sys.exit(FAILED)
 
 

@@ -54,11 +54,16 @@ class Storing(Protocol):
 
 
 @contextlib.contextmanager
-def storing(home: Home, topic: str, name: str | None, parse: Parse | None) -> Iterator[Storing]:
-    """The way to store lines under a name, or under none; without ``parse`` a line is a value."""
+def storing(
+    home: Home, topic: str, name: str | None, parse: Parse | None, if_absent: bool = False
+) -> Iterator[Storing]:
+    """The way to store lines under a name, or under none; without ``parse`` a line is a value.
+
+    With ``if_absent``, which goes without a name, events are refused whose ids are there.
+    """
     if name is None:
         home.topic(topic)  # told before any input is read
-        yield _Appended(home, topic, parse)
+        yield _Appended(home, topic, parse, if_absent)
     else:
         with contextlib.closing(_Sent(home, topic, name, parse or Event)) as sent:
             yield sent
@@ -67,10 +72,11 @@ def storing(home: Home, topic: str, name: str | None, parse: Parse | None) -> It
 class _Appended:
     """Many at a time; plain lines do not even become events one by one."""
 
-    def __init__(self, home: Home, topic: str, parse: Parse | None) -> None:
+    def __init__(self, home: Home, topic: str, parse: Parse | None, if_absent: bool) -> None:
         self._home = home
         self._topic = topic
         self._parse = parse
+        self._if_absent = if_absent
         self._bytes_max = home.log.settings.event_bytes_max
 
     def store(self, lines: Lines, tally: Tally) -> None:
@@ -86,7 +92,7 @@ class _Appended:
 
     def _append(self, events: Any, numbers: Sequence[int], tally: Tally) -> None:
         try:
-            positions = self._home.append(self._topic, events)
+            positions = self._home.append(self._topic, events, if_absent=self._if_absent)
         except PartialAppendError as exc:
             for position in filter(None, exc.positions):
                 tally.add(position.partition, position.offset + 1)

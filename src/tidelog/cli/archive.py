@@ -8,7 +8,14 @@ from typing import Any, Literal
 import click
 
 from tidelog.cli.after_cycles import AfterCycles
-from tidelog.cli.archive_generations import backfill, drop, flush, promote
+from tidelog.cli.archive_generations import (
+    backfill,
+    dead_share_option,
+    drop,
+    flush,
+    promote,
+    with_dead_share,
+)
 from tidelog.cli.archive_look import cat, dead, find, verify
 from tidelog.cli.archive_restore import restore
 from tidelog.cli.archive_upkeep import finalize, register, status
@@ -56,8 +63,25 @@ def archive() -> None:
 )
 @click.option("--to", metavar="URL", help="Where it stands. Default: archives/NAME of the home.")
 @making_options
-@click.option("--max-bytes", type=int, default=200_000_000, show_default=True, metavar="B")
-@click.option("--max-age", default="1h", show_default=True, metavar="D")
+@click.option(
+    "--max-bytes",
+    type=int,
+    default=200_000_000,
+    show_default=True,
+    metavar="B",
+    help="A file is laid down when so much waits for it,",
+)
+@click.option(
+    "--max-age", default="1h", show_default=True, metavar="D", help="or when it waits so long."
+)
+@click.option(
+    "--dead-share",
+    type=float,
+    default=0.1,
+    show_default=True,
+    metavar="S",
+    help="More dead letters than this share of a range stop the archive: 0 to 1.",
+)
 @json_option
 @click.pass_obj
 def create(home_text: str | None, output: Output, /, name: str, **given: Any) -> None:
@@ -80,6 +104,7 @@ def create(home_text: str | None, output: Output, /, name: str, **given: Any) ->
 @click.argument("name")
 @click.option("--follow/--once", default=False, help="Go on by policy, or drain and end (default).")
 @worker_options
+@dead_share_option
 @click.option("--accept-loss", is_flag=True, help="Go on where a source has lost events; recorded.")
 @click.option("--take-over", is_flag=True, help="From a driver that runs: for upgrades.")
 @click.option("--flush-on-stop", is_flag=True, help="Lay down what waits when told to stop.")
@@ -130,7 +155,8 @@ def run(home_text: str | None, output: Output, /, name: str, **given: Any) -> No
                 on_look=watch.look,
                 on_cycle=lambda report: after.cycle(watch, report),
             )
-            pipeline = open_pipeline(home, found, workers, rate=given["rate"])
+            bearing = with_dead_share(found, given["dead_share"])
+            pipeline = open_pipeline(home, bearing, workers, rate=given["rate"])
             try:
                 events += Driver(home.log, pipeline, how).run()
                 break
@@ -208,6 +234,7 @@ def _wanted(home: Home, name: str, given: dict[str, Any]) -> Archive:
         makings={1: making_of(given)},
         max_bytes=given["max_bytes"],
         max_age_ms=duration_ms(given["max_age"]),
+        dead_share_max=given["dead_share"],
     )
 
 

@@ -7,12 +7,14 @@ import sys
 from typing import Any
 
 import click
+import msgspec
 
 from tidelog.cli.driving import Watch, open_workers, worker_options
 from tidelog.cli.exit_codes import FAILED
 from tidelog.cli.making import making_of, making_options
 from tidelog.cli.output import Output, json_option
 from tidelog.home import open_home
+from tidelog.model.archive import Archive
 from tidelog.pipeline.archive import find_archive, open_pipeline
 from tidelog.pipeline.driver import Driver, Driving
 from tidelog.pipeline.flush import request_flush, wait_until_done
@@ -22,7 +24,19 @@ from tidelog.pipeline.places import source_at
 from tidelog.pipeline.policy import Policy
 from tidelog.sources.base import waits
 
-__all__ = ["backfill", "drop", "flush", "promote"]
+__all__ = ["backfill", "dead_share_option", "drop", "flush", "promote", "with_dead_share"]
+
+dead_share_option = click.option(
+    "--dead-share",
+    type=float,
+    metavar="S",
+    help="For this run: the share of dead letters that does not stop it, 0 to 1.",
+)
+
+
+def with_dead_share(archive: Archive, share: float | None) -> Archive:
+    """An archive that bears more dead letters, or fewer, as long as it is driven from here."""
+    return archive if share is None else msgspec.structs.replace(archive, dead_share_max=share)
 
 
 @click.command()
@@ -35,6 +49,7 @@ __all__ = ["backfill", "drop", "flush", "promote"]
     help="Where to read: archive:BACKUP, or (default) the archive's own source.",
 )
 @making_options
+@dead_share_option
 @worker_options
 @json_option
 @click.pass_obj
@@ -54,6 +69,7 @@ def backfill(
     with open_home(home_text) as home:
         making = making_of(given, find_archive(home, name).making(), source)
         found, generation = begin_backfill(home, name, making)
+        found = with_dead_share(found, given["dead_share"])
         pipeline = open_pipeline(home, found, open_workers(name, given), generation, given["rate"])
         with Watch(output, f"{name} g{generation}") as watch:
             how = Driving(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, TypeVar
@@ -20,7 +20,7 @@ from tidelog.pipeline.base import Pipeline, Workers
 from tidelog.pipeline.cycle import CycleReport
 from tidelog.pipeline.workers import LocalWorkers
 
-__all__ = ["Watch", "open_workers", "shard_of", "with_workers", "worker_options"]
+__all__ = ["Watch", "open_workers", "shard_of", "spark_conf", "with_workers", "worker_options"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -56,13 +56,18 @@ def open_workers(name: str, given: dict[str, Any]) -> Workers:
         return LocalWorkers(2)
     from tidelog.pipeline.spark import SparkWorkers, open_spark
 
+    return SparkWorkers(open_spark(given["master"], name, spark_conf(given.get("confs", ()))))
+
+
+def spark_conf(texts: Iterable[str]) -> dict[str, str]:
+    """Settings of Spark, from ``K=V``."""
     conf: dict[str, str] = {}
-    for text in given.get("confs", ()):
+    for text in texts:
         key, found, value = text.partition("=")
         if not found or not key.startswith("spark."):
             raise InvalidError(f"--conf {text}: give spark.NAME=VALUE")
         conf[key] = value
-    return SparkWorkers(open_spark(given["master"], name, conf))
+    return conf
 
 
 def shard_of(text: str) -> tuple[int, int]:
@@ -117,7 +122,7 @@ class Watch:
 
     def tell(self, text: str) -> None:
         """A line for a person, beside the bar."""
-        self._bar.console.print(text, highlight=False, markup=False)
+        self._bar.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def cycle(self, report: CycleReport) -> None:
         """A cycle has ended."""

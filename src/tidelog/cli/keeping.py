@@ -129,6 +129,8 @@ class Keeping:
                 self._put(msgspec.convert({**said.fields, "name": said.text("part")}, Part))
         elif name == _SERVE and said.text("url"):
             self._listening(said)
+        elif "error" in said.fields:
+            self._view.complain(name, _message(text))
 
     def _listening(self, said: _Said) -> None:
         """The server's address; it keeps the port that it was given first."""

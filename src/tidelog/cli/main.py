@@ -10,6 +10,7 @@ import click
 from tidelog import __version__
 from tidelog.cli.amend import audit, delete, get, update
 from tidelog.cli.archive import archive
+from tidelog.cli.compile import compile_
 from tidelog.cli.consume import consume
 from tidelog.cli.demo import demo
 from tidelog.cli.exit_codes import FAILED, INTERRUPTED, exit_code
@@ -22,6 +23,7 @@ from tidelog.cli.playback import playback
 from tidelog.cli.produce import produce
 from tidelog.cli.pump import pump
 from tidelog.cli.replay import journals, replay
+from tidelog.cli.scribe import scribe
 from tidelog.cli.serve import serve
 from tidelog.cli.token import token
 from tidelog.cli.topic import topic
@@ -60,7 +62,7 @@ def cli(context: click.Context, home_text: str | None) -> None:
 
 for command in (
     *(init, home, topic, produce, consume, playback, pump, pipeline),
-    *(get, update, delete, audit, replay, journals),
+    *(get, update, delete, audit, replay, journals, compile_, scribe),
     *(lag, trim, sweep, verify, archive, serve, token, load, demo, up, follow, sample_traffic),
 ):
     cli.add_command(command)

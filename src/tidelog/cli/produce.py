@@ -52,6 +52,11 @@ _LINE_FACTOR = 8  # an event as JSON may be so many times as long as the event
     help="Produce under this name, and count lines: the same input again, or grown, adds only "
     "the lines that are not stored yet. One name for each input.",
 )
+@click.option(
+    "--if-absent",
+    is_flag=True,
+    help="Refuse events whose ids the topic has already; they go to the partitions of their ids.",
+)
 @json_option
 @click.pass_obj
 def produce(home_text: str | None, output: Output, /, topic: str, file: str, **given: Any) -> None:
@@ -66,14 +71,19 @@ def produce(home_text: str | None, output: Output, /, topic: str, file: str, **g
       tail -f app.log | tidelog produce logs
       tidelog produce clicks clicks.jsonl --format json --key-field user.id --time-field at
       tidelog produce logs app.log --name app.log
+      tidelog produce orders new.jsonl --format json --id-field order --if-absent
       tidelog consume orders --name copy --json | tidelog produce copies --format events
     """
-    name = given.pop("name")
+    name, if_absent = given.pop("name"), given.pop("if_absent")
+    if if_absent and name is not None:
+        raise InvalidError("produce: --if-absent goes by ids, --name by lines: give one of them")
     parse = _parser(given.pop("format"), given)
+    if if_absent and parse is None:
+        raise InvalidError("produce: plain lines have no ids: give --format json --id-field F")
     with contextlib.ExitStack() as stack:
         home = stack.enter_context(open_home(home_text))
         source = stack.enter_context(_opened(file))
-        into = stack.enter_context(storing(home, topic, name, parse))
+        into = stack.enter_context(storing(home, topic, name, parse, if_absent))
         stop = stack.enter_context(Interruption())
         bytes_max = home.log.settings.event_bytes_max * _LINE_FACTOR
         reader = LinesReader(source, home.log.clock, stop.is_set, bytes_max)

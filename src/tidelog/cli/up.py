@@ -27,6 +27,7 @@ __all__ = ["up"]
 
 _PORT = 8480
 _DEMO_MS = 8_000  # of sample traffic, where nobody watches
+_DEMO_SCRIBE = ("--every", "15s", "--discard-older", "1m", "--older-than", "1m")
 
 
 @click.command()
@@ -98,7 +99,7 @@ def _programs(
         ("follow", ["follow", *master]),
     ]
     if "scribe" in commands:
-        programs.append(("scribe", ["scribe"]))
+        programs.append(("scribe", ["scribe", *(_DEMO_SCRIBE if given["demo"] else ())]))
     if given["demo"]:
         programs.append(("sample traffic", ["sample-traffic"]))
     return programs

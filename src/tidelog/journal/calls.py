@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Executor
 
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.journal.amend import Amended, Amender
 from tidelog.journal.audit import AuditRecord, Why, read_audit
+from tidelog.journal.compile import CompileReport, compile_topic
 from tidelog.journal.lookup import Lookups
+from tidelog.journal.policy import Policy
 from tidelog.journal.replay import JournalEntry, list_journals
+from tidelog.journal.scribe import Scribe, Scribing, Turn
 from tidelog.log.base import Log
 from tidelog.model.event import Event
 from tidelog.model.limits import PRESIGN_SECONDS_MAX
@@ -25,6 +29,7 @@ class JournalCalls(ABC):
 
     log: Log
     _lookups: Lookups
+    _pool: Executor
     _who: str  # in audit records, where nobody is named
 
     @abstractmethod
@@ -112,6 +117,31 @@ class JournalCalls(ABC):
         times = whole_range(start, end, self.log.clock.now_ms())
         expires_s = None if presign is None else presign_s(presign)
         return list_journals(self.log, self.topic(topic), times, expires_s=expires_s)
+
+    def compile(
+        self,
+        topic: str,
+        policy: Policy | None = None,
+        *,
+        go_on: Callable[[], bool] = lambda: True,
+        on_swap: Callable[[CompileReport], None] = lambda _: None,
+    ) -> CompileReport:
+        """Make journals of a topic's runs, with amendments applied; by default of all of them.
+
+        ``go_on`` is asked between two swaps, and ``on_swap`` is told of each.
+        """
+        wanted = policy or Policy.everything()
+        return compile_topic(self.log, self.topic(topic), wanted, self._pool, go_on, on_swap)
+
+    def scribe(
+        self, how: Scribing | None = None, stopped: Callable[[], bool] = lambda: False
+    ) -> Scribe:
+        """A scribe: it compiles all topics in the background, one at a time for a home."""
+        return Scribe(self.log, how, self._pool, stopped)
+
+    def scribe_once(self, how: Scribing | None = None) -> Turn | None:
+        """One turn of the scribe, for cron or a function; None while another one is at work."""
+        return self.scribe(how).once()
 
     def _amender(self, topic: str, why: str, who: str | None) -> Amender:
         lookup = self._lookups.of(self.topic(topic))

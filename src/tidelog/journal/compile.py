@@ -50,7 +50,14 @@ from tidelog.model import layout
 from tidelog.model.run import Head
 from tidelog.model.topic import Topic
 
-__all__ = ["CompileReport", "Compiling", "Planned", "compile_partition", "compile_topic"]
+__all__ = [
+    "CompileReport",
+    "Compiling",
+    "Planned",
+    "compile_partition",
+    "compile_topic",
+    "waiting_bytes",
+]
 
 _IN_VAIN_MAX = 10  # groups one after another that others changed under our hands
 
@@ -184,6 +191,12 @@ def compile_topic(
             on_swap(done)
             total += done
     return total
+
+
+def waiting_bytes(log: Log, topic: Topic, policy: Policy) -> int:
+    """What a compile would replace, in the store; more may come of it when journals are merged."""
+    plans = (Compiling(log, topic, each, policy).plan() for each in range(topic.partitions))
+    return sum(group.bytes for plan in plans for group in plan.groups)
 
 
 def compile_partition(

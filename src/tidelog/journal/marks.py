@@ -60,7 +60,9 @@ class Marker:
         compiled meanwhile. ``NotFoundError`` when the topic was deleted.
         """
         for first in range(0, len(marks), _ROWS_AT_ONCE):
-            yield from self._put(marks[first : first + _ROWS_AT_ONCE])
+            done = self._put(marks[first : first + _ROWS_AT_ONCE])
+            self.log.wakeups.amended(self.topic.incarnation)
+            yield from done
 
     def _put(self, marks: Sequence[Mark]) -> Sequence[Mark]:
         sent_for = write_id = ""

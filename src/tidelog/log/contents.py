@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -41,6 +41,7 @@ class Cut:
     end: int | None = None
     columns: Sequence[str] | None = None  # stored columns, one at least; None: all
     pool: Executor | None = None  # None: no threads; never one whose threads call this
+    skip: Callable[[Group], bool] | None = None  # row groups of a journal that nobody wants
 
 
 WHOLE = Cut()
@@ -80,7 +81,7 @@ def read_run(
         return
     found = amendments.of_run(run)
     parts = _of_piece if run.journal is None else _of_journal
-    for rows in parts(store, run, what, Cut(start, end, cut.columns, cut.pool), data):
+    for rows in parts(store, run, what, replace(cut, start=start, end=end), data):
         part = rows.slice(start, end)
         if part.base < part.end:
             yield from apply(part, found, store)
@@ -123,7 +124,8 @@ def _of_journal(store: Store, run: Run, what: str, cut: Cut, data: bytes | None)
     if run.events:
         file = JournalFile(_fetcher(store, run, data), run, what)
         read = partial(_read_group, file, columns)
-        for group, batch in in_turn(cut.pool, read, file.groups_of(at, end), _GROUPS_AHEAD):
+        groups = [each for each in file.groups_of(at, end) if not (cut.skip and cut.skip(each))]
+        for group, batch in in_turn(cut.pool, read, groups, _GROUPS_AHEAD):
             rows = _group_rows(group, batch, at)
             at = rows.end
             yield rows

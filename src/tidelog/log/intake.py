@@ -36,7 +36,7 @@ class Intake:
                 self._stretch = self._next()
             if self._stretch is None:
                 return None
-            part = self._stretch.slice(self.position, self._stretch.end).take(count)
+            part = self._stretch.take(count, self.position)
             self.position = part.end
             if part.batch.num_rows:
                 self.delivered = part.end

@@ -27,7 +27,6 @@ from tidelog.model.topic import Topic
 __all__ = ["NOTHING_ERASED", "ErasedIds", "Stamp", "enter_erased", "ledger_stamp", "read_erased"]
 
 _BUCKETS = [f"{number:02x}" for number in range(256)]
-_DIGEST = np.dtype("V32")
 
 Stamp = tuple[int, ...]
 """How many amendments each partition has had. The ledger has not grown where it is the same, but
@@ -48,6 +47,13 @@ class ErasedIds:
 
     def __len__(self) -> int:
         return len(self.digests)
+
+    @property
+    def mark(self) -> str:
+        """The same for the same ids; empty where there are none."""
+        if not self.digests:
+            return ""
+        return hashlib.sha256(b"".join(sorted(self.digests))).hexdigest()[:16]
 
     def has(self, event_id: str) -> bool:
         """Whether an id was erased."""

@@ -35,6 +35,7 @@ __all__ = ["Plan", "Reader", "Stretch", "find_offset"]
 
 _RUNS_AT_ONCE = 200  # rows read in one scan
 _AHEAD = 3  # objects fetched before they are asked for
+_FRESH_S = 0.1  # for which nobody looks whether another process has amended something
 _REREADS = 5  # of a catalog that shows a gap, before it is called damaged
 
 
@@ -78,9 +79,9 @@ class Stretch:
         """Those of ``[start, end)``, as far as they are here."""
         return Stretch(self.topic, self.partition, self.rows.slice(start, end))
 
-    def take(self, count: int) -> Stretch:
-        """So many of the first events, or all where there are no more."""
-        return Stretch(self.topic, self.partition, self.rows.take(count))
+    def take(self, count: int, start: int | None = None) -> Stretch:
+        """So many of the first events, from ``start`` on; all where there are no more."""
+        return Stretch(self.topic, self.partition, self.rows.take(count, start))
 
     def _places(self) -> int | Offsets:
         return self.base if self.rows.places is None else self.rows.places
@@ -117,6 +118,8 @@ class Reader:
         self._pool = pool
         self._where = layout.topic_partition(topic.incarnation, partition)
         self._seen = -1  # the newest amendment when a page was last read
+        self._told = 0  # of amendments in this process, and when was that
+        self._looked_s = 0.0
 
     def stretches(self, start: int, end: int | None = None) -> Iterator[Stretch]:
         """The events of ``[start, end)`` that are there now, or up to the end that is there now.
@@ -166,9 +169,15 @@ class Reader:
         return Plan(tuple(runs), amendments)
 
     def is_amended(self) -> bool:
-        """Whether an amendment was made since the last page was read."""
-        head, _ = read_head(self._log, self._topic, self._partition)
-        return head.amendments != self._seen
+        """Whether an amendment was made since the last page was read.
+
+        One that another process has just made may be told a little later.
+        """
+        told = self._log.wakeups.amendments(self._topic.incarnation)
+        age_s = self._log.clock.monotonic_s() - self._looked_s
+        if told == self._told and 0 < age_s < _FRESH_S:  # a clock that stands still tells nothing
+            return False
+        return self._look_at_head().amendments != self._seen
 
     def check_start(self, offset: int) -> None:
         """Refuse an offset that was trimmed."""
@@ -176,8 +185,14 @@ class Reader:
         if offset < head.start:
             raise self._trimmed(offset, head.start)
 
+    def _look_at_head(self) -> Head:
+        """The head, and from when it is."""
+        self._told = self._log.wakeups.amendments(self._topic.incarnation)
+        self._looked_s = self._log.clock.monotonic_s()
+        return read_head(self._log, self._topic, self._partition)[0]
+
     def _page(self, offset: int, end: int | None) -> _Page:
-        head, _ = read_head(self._log, self._topic, self._partition)
+        head = self._look_at_head()
         self._seen = head.amendments
         if not are_pending(head, offset, end):
             return _Page(head, self._look(offset, head))

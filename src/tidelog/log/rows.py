@@ -47,9 +47,13 @@ class Rows:
         end = self.end if last >= self.batch.num_rows else self._offset(last - 1) + 1
         return self._part(start, end, first, last - first)
 
-    def take(self, count: int) -> Rows:
-        """So many of the first events, one at least; all where there are no more."""
-        return self if self.batch.num_rows <= count else self.numbered(0, count)
+    def take(self, count: int, start: int | None = None) -> Rows:
+        """So many of the first events from ``start`` on, one at least; all if there are no more."""
+        start = self.base if start is None else start
+        first, rows = self._index(start), int(self.batch.num_rows)
+        last = min(first + count, rows)
+        end = self.end if last == rows else self._offset(last - 1) + 1
+        return self._part(start, end, first, last - first)
 
     def only(self, keep: npt.NDArray[np.bool_]) -> Rows:
         """Those events that are to be kept; it stands for the same offsets."""

@@ -38,6 +38,14 @@ class Staged(msgspec.Struct, frozen=True):
 
     key: str
     pieces: tuple[Piece, ...]
+    # Of each partition, which events of its piece were left out since: these keep their sequences.
+    left_out: dict[int, tuple[int, ...]] = {}
+
+    def sequences(self, piece: Piece, first: int) -> Sequence[int]:
+        """Those of a piece's events, which began at ``first`` when it was staged."""
+        out = frozenset(self.left_out.get(piece.partition, ()))
+        numbers = range(first, first + piece.count + len(out))
+        return [each for each in numbers if each - first not in out] if out else numbers
 
 
 class Collector:
@@ -90,7 +98,7 @@ def append_staged(
     def commit(partition: int) -> None:
         copies = dict(stored)
         for first, piece, staged in todo[partition]:
-            sequences = range(first, first + piece.count)
+            sequences = staged.sequences(piece, first)
             with contextlib.suppress(AlreadyExistsError):  # by another driver, meanwhile
                 _, copies[staged.key] = producer.commit(copies[staged.key], piece, sequences)
 
@@ -112,9 +120,12 @@ def _pieces(
     counted: dict[int, int] = {}
     todo: dict[int, list[tuple[int, Piece, Staged]]] = {}
     for staged in segments:
+        for partition, out in staged.left_out.items():
+            counted[partition] = counted.get(partition, first_sequence) + len(out)
         for piece in staged.pieces:
-            first = counted.get(piece.partition, first_sequence)
-            counted[piece.partition] = first + piece.count
+            before = len(staged.left_out.get(piece.partition, ()))
+            first = counted.get(piece.partition, first_sequence) - before
+            counted[piece.partition] = first + before + piece.count
             if first > producer.last_sequence(piece.partition):
                 todo.setdefault(piece.partition, []).append((first, piece, staged))
     return todo

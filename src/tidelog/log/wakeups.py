@@ -1,4 +1,4 @@
-"""Wake readers of the same process as soon as something was committed.
+"""Wake readers of the same process as soon as something was committed, or amended.
 
 Only a hint: whoever misses one finds the events by polling.
 """
@@ -6,6 +6,7 @@ Only a hint: whoever misses one finds the events by polling.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable
 
 __all__ = ["Wakeups"]
@@ -17,6 +18,7 @@ class Wakeups:
     def __init__(self) -> None:
         self._waiting: dict[str, list[threading.Event]] = {}
         self._listeners: list[Callable[[str, int, int], None]] = []
+        self._amended: Counter[str] = Counter()
         self._lock = threading.Lock()
 
     def wait_on(self, incarnation: str, event: threading.Event) -> None:
@@ -42,3 +44,12 @@ class Wakeups:
             event.set()
         for listener in self._listeners:
             listener(incarnation, partition, next_offset)
+
+    def amended(self, incarnation: str) -> None:
+        """Events of a topic were amended, here."""
+        with self._lock:
+            self._amended[incarnation] += 1
+
+    def amendments(self, incarnation: str) -> int:
+        """How often that was told; what was read before it last grew is old."""
+        return self._amended[incarnation]

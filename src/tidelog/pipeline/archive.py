@@ -7,6 +7,7 @@ Making one, in three steps; the next create with the same settings finishes what
 3. registry row as ``ready``                                            → an archive
 
 A folder that another archive has marked, or that holds anything, is refused, and never taken again.
+Where it turns out so in step 2, or may not be written to, the row of step 1 is taken back.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from collections.abc import Iterator
 
 import msgspec
 
-from tidelog.catalog.base import ABSENT, Put, Row
+from tidelog.catalog.base import ABSENT, Delete, Put, Row
 from tidelog.codec.formats import settings_of
 from tidelog.codec.parsers import LayoutSettings
-from tidelog.errors import AlreadyExistsError, ConflictError, InvalidError
+from tidelog.errors import AlreadyExistsError, ConflictError, InvalidError, TidelogError
 from tidelog.home import Home
 from tidelog.log.archives import read_archive, read_partitions
 from tidelog.log.registry import change_registry
@@ -30,6 +31,7 @@ from tidelog.model.pipeline import FileEntry, Manifest
 from tidelog.model.run import decode_row, encode_row
 from tidelog.pipeline.base import Pipeline, Workers
 from tidelog.pipeline.places import source_at, store_at
+from tidelog.pipeline.policy import Policy
 from tidelog.sinks.files import FilesSettings, FilesSink
 
 __all__ = [
@@ -45,6 +47,7 @@ def create_archive(home: Home, wanted: Archive) -> Archive:
     """Make an archive. ``AlreadyExistsError``, ``InvalidError`` for a folder that is not empty."""
     check_archive_name(wanted.name)
     open_sink(wanted)  # an unknown parser, format or setting is refused before anything is made
+    Policy(wanted.max_bytes, wanted.max_age_ms)
     source = source_at(home, wanted.source)
     source.partitions()
     wanted = msgspec.structs.replace(wanted, source=source.url)  # where `newest` is a time
@@ -62,11 +65,18 @@ def create_archive(home: Home, wanted: Archive) -> Archive:
             f"archive `{wanted.name}`: its creation with other settings did not finish: "
             "create it with the same ones"
         )
-    _mark(home, archive)
+    try:
+        _mark(home, archive)
+    except InvalidError:  # its folder is not for us: the name shall not be lost with it
+        with contextlib.suppress(TidelogError):
+            change_registry(log, Delete(name, row.version))
+        raise
     ready = msgspec.structs.replace(archive, state="ready")
-    change = Put(name, encode_row(ready), row.version)
-    with contextlib.suppress(ConflictError):  # somebody else finished it first
+    try:
+        change = Put(name, encode_row(ready), row.version)
         log.catalog.write(layout.REGISTRY, change, write_id=log.ids.new())
+    except ConflictError:  # somebody else finished it first, or gave it up
+        return find_archive(home, wanted.name)
     return ready
 
 

@@ -35,6 +35,7 @@ _READERS = 4  # objects that a task fetches at once
 _LOOK_S = 0.2
 _ROUNDS_MAX = 100  # in which others changed rows under our hands
 
+GoOn = Callable[[], bool]
 OnSwap = Callable[[CompileReport], None]
 
 
@@ -66,9 +67,10 @@ def compile_by_spark(
     session: SparkSession,
     topics: Sequence[Topic],
     policy: Policy,
+    go_on: GoOn = lambda: True,
     on_swap: OnSwap = lambda _: None,
 ) -> CompileReport:
-    """Compile all partitions of some topics.
+    """Compile all partitions of some topics; ``go_on`` is asked between jobs.
 
     ``NotFoundError`` when a topic was deleted; what was swapped until then stays.
     """
@@ -83,7 +85,7 @@ def compile_by_spark(
     living = list(held)
     try:
         with beating(home.log, lambda: _beat(living)):
-            for report in _rounds(home, session, living):
+            for report in _rounds(home, session, living, go_on):
                 on_swap(report)
                 total += report
     finally:
@@ -116,7 +118,9 @@ def _beat(living: list[Compiling]) -> None:
             continue  # its next swap finds out, and takes the row anew if it may
 
 
-def _rounds(home: Home, session: SparkSession, living: list[Compiling]) -> Iterator[CompileReport]:
+def _rounds(
+    home: Home, session: SparkSession, living: list[Compiling], go_on: GoOn
+) -> Iterator[CompileReport]:
     """Plan, let tasks make journals, and swap, until nothing is left to do."""
     at_once = int(session.sparkContext.defaultParallelism) * _TASKS_EACH
     for _ in range(_ROUNDS_MAX):
@@ -131,6 +135,8 @@ def _rounds(home: Home, session: SparkSession, living: list[Compiling]) -> Itera
             return
         failed: set[Compiling] = set()  # whose groups after it must wait for another plan
         for first in range(0, len(ready), at_once):
+            if not go_on():
+                return
             part = [each for each in ready[first : first + at_once] if each.compiling not in failed]
             for each, outcome in zip(part, _run(home, session, part), strict=True):
                 yield from _swap(each, outcome, living, failed)

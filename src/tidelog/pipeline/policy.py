@@ -25,7 +25,10 @@ class Policy:
 
     def __post_init__(self) -> None:
         if self.max_bytes < 1 or self.max_age_ms < 1:
-            raise InvalidError("policy: max_bytes and max_age must be more than 0")
+            raise InvalidError(
+                f"policy: max_bytes is {self.max_bytes} and max_age {self.max_age_ms} ms: "
+                "give more than 0"
+            )
 
 
 @dataclass

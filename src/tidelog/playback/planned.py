@@ -57,7 +57,7 @@ def _amended(standing: Standing, partition: int, found: list[Found]) -> Iterator
     all_of_them = standing.amendments(partition, start, end, standing.check(partition))
     for number in numbers:
         each = found[number]
-        amendments = all_of_them.between(each.base, each.end)
+        amendments = all_of_them.of_run(each.run).between(each.base, each.end)
         if len(amendments):
             yield number, replace(each, amendments=amendments)
 

@@ -1,8 +1,8 @@
 """Events by their ids over HTTP: found, updated and deleted; and the objects that hold a topic.
 
-``GET``, ``PUT`` and ``DELETE /topics/{topic}/ids/{id}``, ``GET /topics/{topic}/journals``. An update's
-body is the new value, as it is. Who amends is, for the audit, the token; without tokens, the
-address that asks.
+``GET``, ``PUT`` and ``DELETE /topics/{topic}/ids/{id}``, and ``GET /topics/{topic}/journals``. The
+body of an update is the new value, as it is. Who amends is, for the audit, the token; without
+tokens, the address that asks.
 """
 
 from __future__ import annotations

@@ -37,7 +37,8 @@ def ids_paths(options: ServeOptions) -> Json:
 
 
 def _get() -> Json:
-    answers = {"200": json_answer("The event", ref("StoredEvent")), **named("404", "503")}
+    shown = {"allOf": [ref("StoredEvent")]}
+    answers = {"200": json_answer("The event", shown), **named("404", "503")}
     return operation("get", "The newest event that has an id", answers, [path_topic(), _id()])
 
 

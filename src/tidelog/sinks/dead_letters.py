@@ -51,7 +51,7 @@ class DeadLetters:
             raise InvalidError(
                 f"source partition `{what}`: {self.count} of {read} events are dead letters, the "
                 f"allowed share is {share_max}; the first: {self._first_error}: mend the parser, "
-                "or allow more"
+                "or allow a greater share of them"
             )
         if self._waiting:
             self._stage()

@@ -74,6 +74,11 @@ class FilesSink:
         open_format(settings.format, settings.codec, settings.format_settings)
         if settings.parser is not None:
             open_parser(settings.parser, settings.layout)
+        elif settings.layout != LayoutSettings():
+            raise InvalidError(
+                "archive: granularity, time zone and formats of folders are for kind partition: "
+                "leave them out of a backup"
+            )
         if not 0 <= settings.dead_share_max <= 1:
             raise InvalidError(f"archive: dead_share_max is {settings.dead_share_max}: give 0 to 1")
 

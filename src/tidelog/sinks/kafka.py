@@ -14,7 +14,7 @@ time on a guess: a person must say how far it came.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,13 +32,12 @@ from tidelog.clients.kafka import (
     topic_id,
 )
 from tidelog.clock import Clock, SystemClock
-from tidelog.codec.segment import read_piece
 from tidelog.errors import CorruptError, InvalidError, NotFoundError
 from tidelog.model.address import Address, parse_address
 from tidelog.model.pipeline import Manifest
 from tidelog.sinks.base import RangeWriter, TargetSink
 from tidelog.sinks.kafka_transactions import OURS, Transactions, check_properties
-from tidelog.sinks.publish import discard_files
+from tidelog.sinks.publish import discard_files, staged_events
 from tidelog.sinks.segments import (
     SegmentWriter,
     Target,
@@ -129,8 +128,10 @@ class KafkaSink:
             if number >= end:
                 return
             try:
-                for batch, partition in self._rest(manifest, number - manifest.ordinal):
-                    transactions.send(batch, partition, number)
+                store, skip = self._open_store(self._settings.store), number - manifest.ordinal
+                for batch, partition in staged_events(store, manifest, skip):
+                    where = partition if self._settings.keep_partition else None
+                    transactions.send(batch, where, number)
                     number += batch.num_rows
             except NotFoundError as exc:
                 if (transactions.reached() or 0) >= end:
@@ -182,22 +183,6 @@ class KafkaSink:
         except NotFoundError:
             return True
         return self._clock.now_ms() - staged.modified_ms > _NUMBER_LASTS_MS
-
-    def _rest(self, manifest: Manifest, skip: int) -> Iterator[tuple[pa.RecordBatch, int | None]]:
-        """The events after the first ``skip``, each batch with its partition if that is given."""
-        store = self._open_store(self._settings.store)
-        for file in manifest.files:
-            for piece in file.pieces:
-                if skip >= piece.count:
-                    skip -= piece.count
-                    continue
-                what = f"object `{file.staged}`, bytes {piece.byte_start} to {piece.byte_end}"
-                data = store.get(file.staged, piece.byte_start, piece.byte_end)
-                for batch in read_piece(data, piece.crc, piece.count, what):
-                    part = batch.slice(min(skip, batch.num_rows))
-                    skip -= batch.num_rows - part.num_rows
-                    if part.num_rows:
-                        yield part, piece.partition if self._settings.keep_partition else None
 
     @property
     def _what(self) -> str:

@@ -19,13 +19,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tidelog.clients.kinesis import Kinesis, KinesisPlace, parse_place
-from tidelog.codec.segment import read_piece
 from tidelog.errors import CorruptError, NotFoundError
 from tidelog.model.address import Address, parse_address
 from tidelog.model.pipeline import Manifest
 from tidelog.sinks.base import RangeWriter, TargetSink
 from tidelog.sinks.kinesis_writer import KinesisWriter, check_record_sizes
-from tidelog.sinks.publish import discard_files
+from tidelog.sinks.publish import discard_files, staged_events
 from tidelog.sinks.segments import SegmentWriter, Target
 from tidelog.store.base import Store
 from tidelog.store.here import open_store_here
@@ -112,18 +111,15 @@ class KinesisSink:
         return np.zeros(batch.num_rows, np.int32)
 
     def _staged(self, manifest: Manifest) -> Iterator[pa.RecordBatch]:
-        store = self._open_store(self._settings.store)
-        for file in manifest.files:
-            for piece in file.pieces:
-                what = f"object `{file.staged}`, bytes {piece.byte_start} to {piece.byte_end}"
-                try:
-                    data = store.get(file.staged, piece.byte_start, piece.byte_end)
-                except NotFoundError as exc:
-                    raise CorruptError(
-                        f"{what}: is gone before it was put into {self._place.what}: another "
-                        "driver has put it there and goes on, or somebody deleted it"
-                    ) from exc
-                yield from read_piece(data, piece.crc, piece.count, what)
+        try:
+            for batch, _ in staged_events(self._open_store(self._settings.store), manifest):
+                yield batch
+        except NotFoundError as exc:
+            raise CorruptError(
+                f"{self._place.what}: a part of source partition `{manifest.partition}`, "
+                f"{manifest.start} to {manifest.end}, is gone before it was put ({exc}): another "
+                "driver has put it there and goes on, or somebody deleted it"
+            ) from exc
 
 
 def _reopened(url: str, settings: KinesisSettings) -> KinesisSink:

@@ -7,16 +7,18 @@ be; if neither is there, something was deleted that must not be.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import crc32c
+import pyarrow as pa
 
+from tidelog.codec.segment import read_piece
 from tidelog.errors import AlreadyExistsError, CorruptError, NotFoundError
-from tidelog.model.pipeline import FileEntry
+from tidelog.model.pipeline import FileEntry, Manifest
 from tidelog.store.base import Store
 
-__all__ = ["discard_files", "publish_files"]
+__all__ = ["discard_files", "publish_files", "staged_events"]
 
 
 def publish_files(store: Store, files: Sequence[FileEntry], at_once: int = 1) -> None:
@@ -37,6 +39,27 @@ def discard_files(store: Store, files: Sequence[FileEntry]) -> None:
     """Remove staged files. Idempotent."""
     if files:
         store.delete([file.staged for file in files])
+
+
+def staged_events(
+    store: Store, manifest: Manifest, skip: int = 0
+) -> Iterator[tuple[pa.RecordBatch, int]]:
+    """The events that were staged as segments, after the first ``skip``; each with its partition.
+
+    ``NotFoundError`` when a segment is gone.
+    """
+    for file in manifest.files:
+        for piece in file.pieces:
+            if skip >= piece.count:
+                skip -= piece.count
+                continue
+            what = f"object `{file.staged}`, bytes {piece.byte_start} to {piece.byte_end}"
+            data = store.get(file.staged, piece.byte_start, piece.byte_end)
+            for batch in read_piece(data, piece.crc, piece.count, what):
+                part = batch.slice(min(skip, batch.num_rows))
+                skip -= batch.num_rows - part.num_rows
+                if part.num_rows:
+                    yield part, piece.partition
 
 
 def _publish(store: Store, file: FileEntry) -> None:

@@ -47,6 +47,7 @@ class Target:
 
     url: str
     event_bytes_max: int = EVENT_BYTES_CEILING  # a larger one is refused
+    mark: str = ""  # begins the names of what is staged
 
 
 class SegmentWriter:
@@ -54,7 +55,8 @@ class SegmentWriter:
 
     def __init__(self, store: Store, staging: str, target: Target, place: Place) -> None:
         self._store = store
-        self._staging = f"{staging}/{RandomIds().new()}"  # a repeated task has names of its own
+        own = f"{target.mark}{RandomIds().new()}"  # a repeated task has names of its own
+        self._staging = f"{staging}/{own}"
         self._target = target
         self._place = place
         self._collector = Collector()

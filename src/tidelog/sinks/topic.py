@@ -9,6 +9,9 @@ row shows is there already: publishing again, after a crash anywhere or by anoth
 same time, goes on where it was, and a driver that slept finds nothing to do.
 
 That row is a named producer's, which no sweep takes for expired.
+
+Events whose ids were erased from the topic are left out: by writers, which have the ledger as it
+was known to the driver, and again before the commit, where the ledger has grown since.
 """
 
 from __future__ import annotations
@@ -25,13 +28,15 @@ import pyarrow as pa
 from tidelog.errors import CorruptError, InternalError, InvalidError, NotFoundError
 from tidelog.log.append import Appender
 from tidelog.log.base import Log, OpenLog
+from tidelog.log.ledger import NOTHING_ERASED, read_erased
 from tidelog.log.partitioner import partitions_for
-from tidelog.log.staged import Staged, append_staged, is_appended
+from tidelog.log.staged import append_staged, is_appended
 from tidelog.log.topics import find_topic
 from tidelog.model.address import Address
 from tidelog.model.pipeline import Manifest
 from tidelog.model.topic import Topic
 from tidelog.sinks.base import RangeWriter, TargetSink
+from tidelog.sinks.erasing import ErasingWriter, without_erased
 from tidelog.sinks.publish import discard_files
 from tidelog.sinks.segments import (
     SegmentWriter,
@@ -82,6 +87,7 @@ class TopicSink:
         self._open_log = open_log
         self._settings = settings
         self._open_store = open_store
+        self._erased = NOTHING_ERASED
 
     @property
     def url(self) -> str:
@@ -95,9 +101,12 @@ class TopicSink:
     def check(self, partitions: Sequence[str]) -> None:
         if self._settings.keep_partition:
             check_numbers(self._what, self._settings.topic.partitions, partitions)
+        with self._open_log() as log:
+            self._erased = read_erased(log, self._settings.topic, self._erased)
 
     def writer(self, partition: str, staging: str) -> RangeWriter:
-        target = Target(self.url, self._settings.event_bytes_max)
+        erased = self._erased
+        target = Target(self.url, self._settings.event_bytes_max, erased.mark)
         keyless = keyless_partition(partition, self._settings.topic.partitions)
 
         def place(batch: pa.RecordBatch) -> npt.NDArray[np.int32]:
@@ -106,11 +115,11 @@ class TopicSink:
                 return same_places(batch, partitions, self._what)
             return partitions_for(batch.column("key"), partitions, keyless)
 
-        return SegmentWriter(self._open_store(self._settings.store), staging, target, place)
+        writer = SegmentWriter(self._open_store(self._settings.store), staging, target, place)
+        return ErasingWriter(writer, erased) if len(erased) else writer
 
     def publish(self, manifest: Manifest) -> None:
         """As the interface says. ``NotFoundError`` when the topic is gone, or was made anew."""
-        segments = [Staged(file.staged, file.pieces) for file in manifest.files]
         if manifest.written > manifest.read:
             raise InternalError(
                 f"{self._what}: source partition `{manifest.partition}`: {manifest.written} "
@@ -118,6 +127,8 @@ class TopicSink:
             )
         with self._open_log() as log, _side_by_side(log) as pool:
             producer = self._producer(log, manifest)
+            self._erased = read_erased(log, producer.topic, self._erased)
+            segments = [without_erased(log.store, file, self._erased) for file in manifest.files]
             try:
                 append_staged(producer, segments, manifest.ordinal, pool)
             except NotFoundError as exc:
@@ -128,6 +139,8 @@ class TopicSink:
                         f"{manifest.start} to {manifest.end}, is neither staged nor stored "
                         f"({exc}): find out who deleted it, and restore it from a copy"
                     ) from exc
+            made = {each.key for each in segments} - {file.staged for file in manifest.files}
+            log.store.delete(made)
 
     def discard(self, manifest: Manifest) -> None:
         discard_files(self._open_store(self._settings.store), manifest.files)

@@ -7,7 +7,7 @@ the start of the next one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -20,6 +20,7 @@ __all__ = [
     "Completing",
     "DirectReader",
     "Parent",
+    "PlannedReader",
     "Range",
     "RangeReader",
     "Source",
@@ -41,6 +42,11 @@ class SourcePartition:
     def text(self) -> str:
         """How rows and messages name it."""
         return f"{self.topic}/{self.name}"
+
+    def number_in(self, topic: str) -> int | None:
+        """The number that its name is; None when it is none, or of another topic."""
+        known = self.topic == topic and self.name.isascii() and self.name.isdecimal()
+        return int(self.name) if known else None
 
     @classmethod
     def named(cls, text: str) -> SourcePartition:
@@ -190,6 +196,17 @@ def waits(source: Source, range: Range) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedReader:
+    """Reads a range by what its source has found out about it, which pickles with the call."""
+
+    range: Range
+    planned: Callable[[], Iterator[Chunk]]
+
+    def read(self) -> Iterator[Chunk]:
+        return self.planned()
+
+
+@dataclass(frozen=True, slots=True)
 class DirectReader:
     """Reads a range by its source, for sources that can be reached from anywhere."""
 
@@ -200,4 +217,4 @@ class DirectReader:
         return self.source.read(self.range)
 
 
-_: type[RangeReader] = DirectReader
+_: tuple[type[RangeReader], type[RangeReader]] = (DirectReader, PlannedReader)

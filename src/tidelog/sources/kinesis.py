@@ -18,6 +18,7 @@ import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tidelog.clients.kinesis import Kinesis, KinesisPlace, Shard, StreamInfo, parse_place
@@ -31,8 +32,8 @@ from tidelog.sources.base import (
     Branching,
     Chunk,
     Parent,
+    PlannedReader,
     Range,
-    RangeReader,
     Source,
     SourcePartition,
     Telling,
@@ -40,7 +41,7 @@ from tidelog.sources.base import (
 from tidelog.sources.kinesis_position import END, Limit, Place, is_before
 from tidelog.sources.kinesis_read import Plan, Reading
 
-__all__ = ["KinesisRange", "KinesisSource", "KinesisWay", "open_kinesis"]
+__all__ = ["KinesisSource", "KinesisWay", "open_kinesis"]
 
 _INFO_S = 10.0  # how long a stream is taken for what it was; few such questions are allowed
 
@@ -153,7 +154,7 @@ class KinesisSource:
         """
         return self.reader(range).read()
 
-    def reader(self, range: Range) -> KinesisRange:
+    def reader(self, range: Range) -> PlannedReader:
         number = self._number(range.partition)
         Place.parse(range.start), Limit.parse(range.limit)
         if number not in self._shards:
@@ -164,7 +165,7 @@ class KinesisSource:
                 partition=range.partition.text,
             )
         plan = Plan(range, self._described(), self._shards[number], self._way.keep_outside)
-        return KinesisRange(self, plan)
+        return PlannedReader(range, partial(self.planned, plan))
 
     def planned(self, plan: Plan) -> Iterator[Chunk]:
         """The chunks of a plan."""
@@ -208,29 +209,14 @@ class KinesisSource:
         return SourcePartition(self._place.stream, str(number))
 
     def _number(self, partition: SourcePartition) -> int:
-        name = partition.name
-        if partition.topic != self._place.stream or not (name.isascii() and name.isdecimal()):
+        number = partition.number_in(self._place.stream)
+        if number is None:
             raise NotFoundError(
                 f"kinesis shard `{partition.text}`: is none of stream `{self._place.stream}`: "
                 "ask the source for its partitions",
                 partition=partition.text,
             )
-        return int(name)
-
-
-@dataclass(frozen=True, slots=True)
-class KinesisRange:
-    """A range with what is known of its shard. Pickles."""
-
-    source: KinesisSource
-    plan: Plan
-
-    @property
-    def range(self) -> Range:
-        return self.plan.range
-
-    def read(self) -> Iterator[Chunk]:
-        return self.source.planned(self.plan)
+        return number
 
 
 def _reopened(url: str) -> KinesisSource:
@@ -242,4 +228,3 @@ def _reopened(url: str) -> KinesisSource:
 _source: type[Source] = KinesisSource
 _branching: type[Branching] = KinesisSource
 _telling: type[Telling] = KinesisSource
-_reader: type[RangeReader] = KinesisRange

@@ -21,8 +21,9 @@ import logging
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC
+from functools import partial
 from typing import Any
 
 from tidelog.clock import Clock, SystemClock
@@ -33,8 +34,8 @@ from tidelog.sources.base import (
     Bounds,
     Chunk,
     Completing,
+    PlannedReader,
     Range,
-    RangeReader,
     Source,
     SourcePartition,
     Telling,
@@ -54,7 +55,7 @@ from tidelog.sources.scylla_session import ScyllaSession, session_of
 from tidelog.sources.scylla_streams import Generations
 from tidelog.sources.scylla_sweep import Passed, Swept
 
-__all__ = ["ScyllaRange", "ScyllaSource", "open_scylla"]
+__all__ = ["ScyllaSource", "open_scylla"]
 
 _NOTED_MAX = 100_000  # changes of a range whose manifest notes them
 _STEPS_MS = ((3_600_000, 60_000), (60_000, 10_000), (10_000, 1_000), (0, 250))  # of ends, by lag
@@ -178,14 +179,14 @@ class ScyllaSource:
         """
         return self.reader(range).read()
 
-    def reader(self, range: Range) -> ScyllaRange:
+    def reader(self, range: Range) -> PlannedReader:
         plan = self._plan(range)
         if self._asked.get(range.partition) == range.start:
             self._quiet[range.partition] = 0
         else:
             self._quiet.pop(range.partition, None)
         self._asked[range.partition] = range.start
-        return ScyllaRange(self, plan)
+        return PlannedReader(range, partial(self.planned, plan))
 
     def planned(self, plan: Plan) -> Iterator[Chunk]:
         """The chunks of a plan."""
@@ -313,30 +314,14 @@ class ScyllaSource:
         return SourcePartition(self._place.label, str(number))
 
     def _group(self, partition: SourcePartition) -> int:
-        name = partition.name
-        known = partition.topic == self._place.label and name.isascii() and name.isdecimal()
-        if not known or int(name) >= self._way.groups:
+        number = partition.number_in(self._place.label)
+        if number is None or number >= self._way.groups:
             raise NotFoundError(
                 f"source partition `{partition.text}`: is none of `{self._place.label}` in "
                 f"{self._way.groups} groups: ask the source for its partitions",
                 partition=partition.text,
             )
-        return int(name)
-
-
-@dataclass(frozen=True, slots=True)
-class ScyllaRange:
-    """A range with its streams. Pickles."""
-
-    source: ScyllaSource
-    plan: Plan
-
-    @property
-    def range(self) -> Range:
-        return self.plan.range
-
-    def read(self) -> Iterator[Chunk]:
-        return self.source.planned(self.plan)
+        return number
 
 
 def _server_ms(session: ScyllaSession) -> int:
@@ -356,4 +341,3 @@ def _reopened(url: str) -> ScyllaSource:
 _source: type[Source] = ScyllaSource
 _telling: type[Telling] = ScyllaSource
 _completing: type[Completing] = ScyllaSource
-_reader: type[RangeReader] = ScyllaRange

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from pyspark.sql.datasource import InputPartition
 
+from tidelog.codec.journal import Group
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.home import Home, open_home
 from tidelog.log.amended import NO_AMENDMENTS, Amendments
@@ -63,8 +64,8 @@ class Times:
     start_ms: int | None = None
     end_ms: int | None = None
 
-    def miss(self, run: Run) -> bool:
-        """Whether no event of a run is within."""
+    def miss(self, run: Run | Group) -> bool:
+        """Whether no event of a run, or of a row group, is within."""
         before = self.start_ms is not None and run.last_ms < self.start_ms
         return before or (self.end_ms is not None and run.first_ms >= self.end_ms)
 

@@ -66,7 +66,7 @@ def _batches(store: Store, task: Task, wanted: pa.Schema) -> Iterator[pa.RecordB
     with ThreadPoolExecutor(_AHEAD, "tidelog-fetch") as pool:
         for piece, data in in_turn(pool, partial(_fetch, store, task), task.slices, _AHEAD):
             place, is_within = Place(task.topic, piece.partition), task.times.hold(piece.run)
-            cut = Cut(piece.start, piece.end, columns, pool)
+            cut = Cut(piece.start, piece.end, columns, pool, None if is_within else task.times.miss)
             for rows in _rows(store, task, piece, cut, data):
                 found = shown(rows, place, wanted)
                 yield found if is_within else found.filter(_within(rows.batch, task.times))

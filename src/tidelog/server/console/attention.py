@@ -15,6 +15,7 @@ from tidelog.server.console.showing import duration, number, url
 __all__ = ["Notice", "notices"]
 
 _SHOWN_MAX = 50
+_EACH_MAX = 3  # of one archive
 _OLD_MS = 90_000  # figures older than this are told to be old
 _WAITING = 1  # events that nobody handles: from so many on
 
@@ -41,11 +42,11 @@ def notices(
         for consumer in topic.consumers:
             found.extend(_of_consumer(consumer))
     for seen in pipelines.archives:
-        if seen.troubles:
-            others = len(seen.troubles) - 1
-            more = f" (and {others} more there)" if others else ""
-            link = url("/console/archives", seen.archive.name)
-            found.append(Notice("bad", seen.troubles[0] + more, link))
+        link = url("/console/archives", seen.archive.name)
+        shown, others = seen.troubles[:_EACH_MAX], len(seen.troubles) - _EACH_MAX
+        found.extend(Notice("bad", text, link) for text in shown)
+        if others > 0:
+            found.append(Notice("bad", f"archive `{seen.archive.name}`: {others} more there", link))
     for pump in pipelines.pumps:
         if pump.error:
             link = url("/console/pumps", pump.named.name)

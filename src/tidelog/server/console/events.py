@@ -5,6 +5,7 @@ A search reads for a fraction of a second and then shows what it has, with the w
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +16,7 @@ from tidelog.log.topics import read_head
 from tidelog.model.event import Event
 from tidelog.model.playback import time_range
 from tidelog.model.topic import Topic, partition_for
-from tidelog.server.console.marks import Mark, read_marks
+from tidelog.server.console.marks import Gap, Mark, read_marks, with_gaps
 from tidelog.server.console.search import Found, Sought, in_partition, in_range
 from tidelog.server.console.showing import Bytes, url
 from tidelog.server.console.visit import Answer, Data, Shown, Visit
@@ -28,7 +29,7 @@ __all__ = ["EventPages"]
 _WAYS = ("offset", "time", "key", "id")
 _VIEWS = ("json", "text", "hex")
 _LIMITS = (20, 50, 100, 500)
-_SEARCH_S = 0.12
+_SEARCH_S = 0.1
 _CURSOR_MAX = 16_384
 
 
@@ -53,6 +54,8 @@ class _Result:
     after: dict[str, Any] | None = None
     more: bool = False  # the search has not come to its end
     marks: dict[tuple[int, int], Mark] = field(default_factory=dict)
+    bounds: tuple[int, int] | None = None  # offsets that are shown, one after another
+    rows: Sequence[Event | Gap] = ()
 
 
 class EventPages:
@@ -107,6 +110,7 @@ class EventPages:
             "topic": topic,
             "event": event,
             "value": value,
+            "key_text": _text(event.key),
             "view": view,
             "views": [each for each in _VIEWS if each != "json" or value.json is not None],
             "mark": read_marks(self._log, topic, partition, offset, offset + 1).get(
@@ -135,20 +139,23 @@ class EventPages:
             raise InvalidError(f"offset `{text[:40]}`: give a whole number")
         found = in_partition(self._log, topic, partition, int(text), Sought(), (1, 5.0))
         if not found.events or found.events[0].offset != int(text):
+            head, _ = read_head(self._log, topic, partition)
+            what = "was deleted" if int(text) < head.next else "is not there yet"
             raise NotFoundError(
-                f"event `{topic.name}/{partition}/{text}`: is not there: it was deleted, or comes "
-                "later"
+                f"event `{topic.name}/{partition}/{text}`: {what}: see the topic's journals"
             )
         return topic, found.events[0]
 
     def _find(self, topic: Topic, asked: _Asked, visit: Visit) -> _Result:
-        find = {"offset": self._by_offset, "time": self._by_time}.get(asked.by, self._by_search)
-        result = find(topic, asked, visit)
-        positions = [event.position for event in result.found.events]
-        for partition in {at.partition for at in positions}:
-            offsets = [at.offset for at in positions if at.partition == partition]
-            marks = read_marks(self._log, topic, partition, min(offsets), max(offsets) + 1)
-            result.marks.update(marks)
+        ways = {"time": self._by_time, "key": self._by_key, "id": self._by_id}
+        result = ways.get(asked.by, self._by_offset)(topic, asked, visit)
+        events = result.found.events
+        spans = {asked.partition: result.bounds} if result.bounds else _spans(events)
+        for partition, (start, end) in spans.items():
+            result.marks.update(read_marks(self._log, topic, partition, start, end))
+        result.rows = events
+        if result.bounds:
+            result.rows = with_gaps(asked.partition, events, result.marks, result.bounds)
         return result
 
     def _by_offset(self, topic: Topic, asked: _Asked, visit: Visit) -> _Result:
@@ -163,6 +170,8 @@ class EventPages:
         if found.next is not None:
             result.after = {**query, "offset": found.next}
             result.more = not asked.sought.is_all and len(found.events) < asked.limit
+        if asked.sought.is_all:
+            result.bounds = (start, head.next if found.next is None else found.next)
         if asked.sought.is_all and start > head.start:
             result.before = {**query, "offset": max(head.start, start - asked.limit)}
         return result
@@ -183,8 +192,16 @@ class EventPages:
             result.more = not asked.sought.is_all and len(found.events) < asked.limit
         return result
 
-    def _by_search(self, topic: Topic, asked: _Asked, visit: Visit) -> _Result:
-        """By key in the partition that it goes to; by id in one partition after another."""
+    def _by_id(self, topic: Topic, asked: _Asked, visit: Visit) -> _Result:
+        """By the index of ids: the newest that has it, wherever that is."""
+        try:
+            event = self._home.get(topic.name, asked.sought.id or "")
+        except NotFoundError:
+            return _Result(Found(), "no event has this id; it may have been deleted or trimmed")
+        return _Result(Found([event]), "the newest with this id")
+
+    def _by_key(self, topic: Topic, asked: _Asked, visit: Visit) -> _Result:
+        """In the partition that the key goes to, or in another one that is given."""
         partition = asked.partition
         head, _ = read_head(self._log, topic, partition)
         start = max(visit.number("at", head.start), head.start)
@@ -196,8 +213,6 @@ class EventPages:
         if found.next is not None:
             result.after = {**query, "at": found.next}
             result.more = len(found.events) < asked.limit
-        elif asked.by == "id" and partition + 1 < topic.partitions and not found.events:
-            result.after, result.more = {**query, "partition": partition + 1}, True
         return result
 
 
@@ -218,6 +233,23 @@ def _asked(topic: Topic, visit: Visit) -> _Asked:
     elif key is not None:
         partition = partition_for(key, topic.partitions)
     return _Asked(by, partition, max(1, limit), sought, fields)
+
+
+def _text(key: bytes | None) -> str:
+    """A key that a person can type; empty for others."""
+    try:
+        return (key or b"").decode()
+    except UnicodeDecodeError:
+        return ""
+
+
+def _spans(events: Sequence[Event]) -> dict[int, tuple[int, int]]:
+    """The offsets between which events stand, in each partition."""
+    spans: dict[int, tuple[int, int]] = {}
+    for at in (event.position for event in events):
+        first, end = spans.get(at.partition, (at.offset, 0))
+        spans[at.partition] = (min(first, at.offset), max(end, at.offset + 1))
+    return spans
 
 
 def _query(asked: _Asked, **more: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from tidelog.errors import NotFoundError, TidelogError
 from tidelog.log.base import Log
@@ -34,6 +34,7 @@ class Job:
     says: str = ""
     done: int = 0  # events so far
     ended_ms: int | None = None
+    result: Any = None  # what its own page shows
     stop: threading.Event = field(default_factory=threading.Event)
     thread: threading.Thread | None = None
 
@@ -68,13 +69,18 @@ class Jobs:
         job.thread.start()
         return job
 
-    def stop(self, job_id: str) -> Job:
-        """Ask a job to stop. ``NotFoundError``."""
+    def find(self, job_id: str) -> Job:
+        """The job of an id. ``NotFoundError``."""
         for job in self.all():
             if job.id == job_id:
-                job.stop.set()
                 return job
         raise NotFoundError(f"job `{job_id[:40]}`: not found: it may have ended long ago")
+
+    def stop(self, job_id: str) -> Job:
+        """Ask a job to stop. ``NotFoundError``."""
+        job = self.find(job_id)
+        job.stop.set()
+        return job
 
     def close(self) -> None:
         """Ask all to stop, and wait for them a little."""

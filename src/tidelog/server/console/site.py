@@ -34,6 +34,7 @@ from tidelog.server.console.archives import ArchivePages
 from tidelog.server.console.consumers import ConsumerPages
 from tidelog.server.console.events import EventPages
 from tidelog.server.console.jobs import Jobs
+from tidelog.server.console.journals import JournalPages
 from tidelog.server.console.pages import Pages
 from tidelog.server.console.pipelines import Pipelines
 from tidelog.server.console.routes import PLACES, Place
@@ -92,9 +93,10 @@ class Console:
         events = EventPages(home, metrics)
         consumers = ConsumerPages(home, self._sampler)
         archives = ArchivePages(home, self._pipelines, self._jobs)
+        journals = JournalPages(home, self._sampler, self._jobs)
         tokens = TokenPages(home, options)
         self._handlers: dict[str, Handler] = {}
-        for pages in (topics, events, consumers, archives, tokens):
+        for pages in (topics, events, consumers, archives, journals, tokens):
             for place in PLACES:
                 if hasattr(pages, place.name):
                     self._handlers[place.name] = getattr(pages, place.name)

@@ -32,6 +32,7 @@ _TOPICS_KEPT = 16
 _ROWS_MAX = 20_000  # of runs that one request reads
 _EXACT_EVENTS = 60_000  # that are read so that counts are exact
 _EXACT_BYTES = 16 << 20
+_EXACT_RUNS = 100  # each is a read of the store
 _STEPS_MS: tuple[int, ...] = (
     *(1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 15_000, 30_000),
     *(minutes * 60_000 for minutes in (1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720)),
@@ -65,7 +66,7 @@ class _Part:
 
     at: int = 0
     mark: tuple[int, int] = (-1, -1)
-    rows: list[tuple[int, int, int, int, int]] = field(default_factory=list)
+    rows: _Ints = field(default_factory=lambda: np.empty((0, 5), np.int64))
 
 
 @dataclass(slots=True)
@@ -88,10 +89,7 @@ class Timelines:
         known = self._topic(topic)
         with known.lock:
             self._read_on(topic, known)
-            runs = [
-                (partition, np.array(part.rows, np.int64).reshape(-1, 5))
-                for partition, part in enumerate(known.parts)
-            ]
+            runs = [(partition, part.rows) for partition, part in enumerate(known.parts)]
             is_whole = known.is_whole
         rows = np.concatenate([part for _, part in runs])
         first = int(rows[:, 2].min()) if len(rows) else None
@@ -118,7 +116,8 @@ class Timelines:
             across.append((partition, here[~within]))
         events = sum(int(rows[:, 1].sum()) for _, rows in across)
         size = sum(int(rows[:, 4].sum()) for _, rows in across)
-        if events <= _EXACT_EVENTS and size <= _EXACT_BYTES:
+        count = sum(len(rows) for _, rows in across)
+        if events <= _EXACT_EVENTS and size <= _EXACT_BYTES and count <= _EXACT_RUNS:
             try:
                 for partition, rows in across:
                     totals += self._read(topic, partition, rows, edges)
@@ -155,7 +154,9 @@ class Timelines:
         for partition, part in enumerate(known.parts):
             head, _ = read_head(self._log, topic, partition)
             if part.mark != (head.start, head.compiled):
-                part.mark, part.at, part.rows = (head.start, head.compiled), head.start, []
+                part.mark, part.at = (head.start, head.compiled), head.start
+                part.rows = part.rows[:0]
+            fresh: list[tuple[int, int, int, int, int]] = []
             reader = Reader(self._log, topic, partition)
             while part.at < head.next and room > 0:
                 try:
@@ -166,9 +167,11 @@ class Timelines:
                     break
                 for run in runs:
                     held = (run.base, run.events, run.first_ms, run.last_ms, run.raw_bytes)
-                    part.rows.append(held)
+                    fresh.append(held)
                 part.at = runs[-1].end
                 room -= len(runs)
+            if fresh:
+                part.rows = np.concatenate([part.rows, np.array(fresh, np.int64)])
             known.is_whole = known.is_whole and part.at >= head.next
 
 

@@ -1,0 +1,154 @@
+"""``tidelog compile``: many runs become one journal, with amendments applied."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any, TypeVar
+
+import click
+
+from tidelog.cli.driving import spark_conf
+from tidelog.cli.exit_codes import FAILED
+from tidelog.cli.interruption import Interruption
+from tidelog.cli.output import Output, json_option
+from tidelog.cli.progress import progress_bar
+from tidelog.errors import InvalidError, NotFoundError
+from tidelog.home import Home, open_home
+from tidelog.journal.compile import CompileReport, waiting_bytes
+from tidelog.journal.policy import Policy
+from tidelog.model.times import duration_ms
+from tidelog.model.topic import Topic
+
+__all__ = ["compile_", "policy_of", "policy_options"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_NEVER = 1 << 62  # events or bytes
+
+_OPTIONS = (
+    click.option(
+        "--min-events",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Leave alone what waits in a partition while it is fewer events,",
+    ),
+    click.option(
+        "--min-bytes", type=click.IntRange(min=1), metavar="B", help="and fewer bytes in the store,"
+    ),
+    click.option("--older-than", metavar="D", help="and younger, such as 1h."),
+    click.option(
+        "--amended", is_flag=True, help="Apply every update and delete now, not only many together."
+    ),
+)
+
+
+def policy_options(command: F) -> F:
+    """When something is compiled."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def policy_of(given: dict[str, Any], otherwise: Policy) -> Policy:
+    """The policy that the options ask for; where none is given, another one's values."""
+    amendments = 1 if given["amended"] else otherwise.min_amendments
+    wanted = [given["min_events"], given["min_bytes"], given["older_than"]]
+    if all(each is None for each in wanted):
+        return Policy(
+            min_events=otherwise.min_events,
+            min_bytes=otherwise.min_bytes,
+            older_than_ms=otherwise.older_than_ms,
+            min_amendments=amendments,
+        )
+    return Policy(
+        min_events=given["min_events"] or _NEVER,
+        min_bytes=given["min_bytes"] or _NEVER,
+        older_than_ms=None if wanted[2] is None else duration_ms(wanted[2]),
+        min_amendments=amendments,
+    )
+
+
+@click.command("compile")
+@click.argument("topic", required=False)
+@click.option("--all", "is_all", is_flag=True, help="Compile all topics.")
+@policy_options
+@click.option("--master", metavar="URL", help="Spark master. Default: work in this process.")
+@click.option(
+    "--conf", "confs", multiple=True, metavar="K=V", help="A Spark setting; may be repeated."
+)
+@json_option
+@click.pass_obj
+def compile_(
+    home_text: str | None, output: Output, /, topic: str | None, is_all: bool, **given: Any
+) -> None:
+    """Make journals of a topic's runs: fewer, larger objects, with updates and deletes applied.
+
+    Offsets stay as they were, and readers go on undisturbed. By default all that waits is
+    compiled; journals are compiled again when many amendments or several small neighbours have
+    gathered. To finish an erasure: --amended, then `tidelog sweep`. Safe to kill and to repeat;
+    ends with exit code 1 when another process is compiling the same partition.
+
+    \b
+    Examples:
+      tidelog compile orders
+      tidelog compile --all --min-events 100000 --older-than 1h
+      tidelog compile orders --amended
+      tidelog compile --all --master spark://host:7077
+    """
+    if (topic is None) != is_all:
+        raise InvalidError("compile: give a topic or --all")
+    policy = policy_of(given, Policy(min_events=1))
+    conf = spark_conf(given["confs"])
+    with open_home(home_text) as home, Interruption() as interruption:
+        topics = _topics(home, topic)
+
+        def total() -> int:
+            return sum(waiting_bytes(home.log, each, policy) for each in topics)
+
+        with progress_bar("compile", total) as advance:
+
+            def on_swap(report: CompileReport) -> None:
+                advance(report.bytes_before)
+
+            def go_on() -> bool:
+                return not interruption.is_set()
+
+            if given["master"] is None:
+                report = _here(home, topics, policy, go_on, on_swap)
+            else:
+                from tidelog.pipeline.compile import compile_by_spark
+                from tidelog.pipeline.spark import open_spark
+
+                session = open_spark(given["master"], "compile", conf)
+                report = compile_by_spark(home, session, topics, policy, go_on, on_swap)
+        output.record({"topics": len(topics), **asdict(report)})
+        if interruption.is_set():
+            sys.exit(interruption.exit_code)
+    if report.busy:
+        sys.exit(FAILED)
+
+
+def _topics(home: Home, name: str | None) -> list[Topic]:
+    if name is not None:
+        return [home.topic(name)]
+    return [each for each in home.topics() if each.state == "ready"]
+
+
+def _here(
+    home: Home,
+    topics: list[Topic],
+    policy: Policy,
+    go_on: Callable[[], bool],
+    on_swap: Callable[[CompileReport], None],
+) -> CompileReport:
+    report = CompileReport()
+    for topic in topics:
+        try:
+            report += home.compile(topic.name, policy, go_on=go_on, on_swap=on_swap)
+        except NotFoundError:
+            if len(topics) == 1:
+                raise
+            continue  # deleted meanwhile
+    return report

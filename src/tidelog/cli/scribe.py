@@ -1,0 +1,165 @@
+"""``tidelog scribe``: compiles, applies amendments and sweeps in the background."""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tidelog.cli.compile import policy_of, policy_options
+from tidelog.cli.interruption import Interruption
+from tidelog.cli.output import Output, json_option
+from tidelog.errors import TidelogError
+from tidelog.home import Home, open_home
+from tidelog.journal.policy import Policy
+from tidelog.journal.scribe import Scribing, Turn
+from tidelog.journal.scribe_metrics import ScribeMetrics
+from tidelog.journal.tickets import Rate
+from tidelog.model.event import to_iso
+from tidelog.model.times import duration_ms
+from tidelog.pipeline.sweep import sweep_archives
+
+__all__ = ["scribe"]
+
+
+@click.command()
+@click.option("--every", default="10m", show_default=True, metavar="N", help="Between two turns.")
+@click.option(
+    "--discard-older",
+    default="60m",
+    show_default=True,
+    metavar="M",
+    help="Turns that waited so long are dropped.",
+)
+@click.option("--budget", default="5m", show_default=True, metavar="D", help="Time of one turn.")
+@click.option("--once", is_flag=True, help="One turn now, and end: for cron.")
+@policy_options
+@click.option(
+    "--grace",
+    default="1h",
+    show_default=True,
+    metavar="D",
+    help="Its sweeps leave alone what is younger than this.",
+)
+@click.option(
+    "--sweep-every", default="1h", show_default=True, metavar="D", help="Between two sweeps."
+)
+@click.option("--no-sweep", is_flag=True, help="Compile only.")
+@click.option(
+    "--metrics-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Keep Prometheus text in this file, for a textfile collector.",
+)
+@json_option
+@click.pass_obj
+def scribe(home_text: str | None, output: Output, /, once: bool, **given: Any) -> None:
+    """Compile all topics in the background, apply updates and deletes, and sweep.
+
+    One scribe works at a time, however many run: the others stand by. Every N minutes there is a
+    turn; those that waited longer than M are dropped, so at most M/N wait. A turn that runs out of
+    time goes on in the next one. Ctrl-C and SIGTERM let the swap under way finish.
+
+    \b
+    Examples:
+      tidelog scribe
+      tidelog scribe --every 1m --discard-older 10m --budget 30s --json
+      tidelog scribe --once --amended --grace 0s
+    """
+    grace_ms = None if given["no_sweep"] else duration_ms(given["grace"])
+    how = Scribing(
+        rate=Rate(duration_ms(given["every"]), duration_ms(given["discard_older"])),
+        policy=policy_of(given, Policy()),
+        budget_ms=duration_ms(given["budget"]),
+        grace_ms=grace_ms,
+        sweep_every_ms=0 if once else duration_ms(given["sweep_every"]),
+    )
+    stop = threading.Event()
+    with open_home(home_text) as home, Interruption(stop):
+        log = _Log(home, output, given["metrics_file"], grace_ms)
+        worker = home.scribe(how, stop.is_set)
+        if not once:
+            worker.run(stop.wait, log.turn, log.error)
+            return
+        turn = worker.once()
+        if turn is None:
+            output.say("Another scribe of this home is at work.")
+            if output.as_json:
+                output.record({"scribe": "busy"})
+        else:
+            log.turn(turn)
+
+
+class _Log:
+    """One line for each turn, and the metrics."""
+
+    def __init__(self, home: Home, output: Output, file: Path | None, grace_ms: int | None) -> None:
+        self._home = home
+        self._output = output
+        self._file = file
+        self._grace_ms = grace_ms
+        self._metrics = ScribeMetrics()
+
+    def turn(self, turn: Turn) -> None:
+        """A turn is over; where it has swept topics, archives are swept too."""
+        self._metrics.add(turn)
+        self._show(turn)
+        if turn.swept is not None and self._grace_ms is not None:
+            try:
+                sweep_archives(self._home, self._grace_ms)
+            except TidelogError as exc:
+                self.error(exc)
+        self._write_metrics()
+
+    def error(self, error: TidelogError) -> None:
+        """Something went wrong that the next turn may find well."""
+        self._metrics.errors += 1
+        if self._output.as_json:
+            self._output.record({"scribe": "error", **error.as_json()})
+        else:
+            click.echo(f"error: {' '.join(error.message.split())}", err=True)
+        self._write_metrics()
+
+    def _show(self, turn: Turn) -> None:
+        compiled = turn.compiled
+        if self._output.as_json:
+            swept = turn.swept
+            self._output.record(
+                {
+                    "scribe": "turn",
+                    "at": to_iso(turn.began_ms),
+                    "seconds": turn.seconds,
+                    "finished": turn.finished,
+                    "topics": turn.topics,
+                    **asdict(compiled),
+                    "swept_objects": None if swept is None else swept.objects_deleted,
+                    "swept_bytes": None if swept is None else swept.bytes_deleted,
+                    "tickets_waiting": turn.waiting,
+                    "tickets_dropped": turn.dropped,
+                    "errors": [
+                        {"topic": each.topic, **each.error.as_json()} for each in turn.troubles
+                    ],
+                }
+            )
+            return
+        text = (
+            f"{to_iso(turn.began_ms)}  {turn.seconds:.1f} s, {turn.topics} topics, "
+            f"{compiled.runs} runs into {compiled.journals} journals, {compiled.events:,} events, "
+            f"{compiled.amendments} amendments"
+        )
+        if turn.swept is not None:
+            text += f", {turn.swept.objects_deleted} objects swept"
+        if not turn.finished:
+            text += "; to be gone on with"
+        self._output.say(text)
+        for each in turn.troubles:
+            click.echo(f"error: {each.topic}: {' '.join(str(each.error).split())}", err=True)
+
+    def _write_metrics(self) -> None:
+        if self._file is not None:
+            fresh = self._file.with_name(f".{self._file.name}.{os.getpid()}")
+            fresh.write_text(self._metrics.text())
+            fresh.replace(self._file)  # whole or not at all

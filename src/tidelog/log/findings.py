@@ -1,0 +1,65 @@
+"""What a verification has read and found so far."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from tidelog.errors import InvalidError
+from tidelog.log.base import Log
+from tidelog.model.topic import Topic
+from tidelog.store.base import check_key
+
+__all__ = ["Finding", "Severity", "Tally"]
+
+Severity = Literal["error", "note"]
+
+_FINDINGS_MAX = 1_000  # kept of each severity; all are counted
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that is not as it should be, or that a person may want to know."""
+
+    severity: Severity
+    where: str
+    what: str
+
+
+@dataclass
+class Tally:
+    """The report in the making."""
+
+    log: Log
+    topic: Topic
+    sizes: dict[str, int]  # of the topic's objects
+    progress: Callable[[int], None] | None
+    named: set[str] = field(default_factory=set)  # objects
+    floor: int = 0  # the highest of all heads
+    runs: int = 0
+    journals: int = 0
+    events: int = 0
+    bytes: int = 0
+    amendments: int = 0
+    findings: list[Finding] = field(default_factory=list)
+    counts: dict[Severity, int] = field(default_factory=lambda: {"error": 0, "note": 0})
+
+    def add(self, severity: Severity, where: str, what: str) -> None:
+        """Note a finding."""
+        self.counts[severity] += 1
+        if self.counts[severity] <= _FINDINGS_MAX:
+            self.findings.append(Finding(severity, where, what))
+
+    def owns(self, key: str) -> bool:
+        """Whether a key can be that of an object of the topic."""
+        try:
+            check_key(key)
+        except InvalidError:
+            return False
+        return key.startswith(f"topics/{self.topic.incarnation}/")
+
+    def size_of(self, key: str) -> int:
+        """The size of an object, also of one that came after the listing. ``NotFoundError``."""
+        size = self.sizes.get(key)
+        return self.log.store.head(key).size if size is None else size

@@ -1,0 +1,224 @@
+"""Pages of journals: what waits to be compiled in, who amended what, and erasing with its proof."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+from tidelog.errors import InvalidError, NotFoundError
+from tidelog.home import Home
+from tidelog.journal.audit import WHY_MAX, AuditRecord
+from tidelog.journal.lookup import check_id
+from tidelog.log.topics import read_head
+from tidelog.model import layout
+from tidelog.model.run import Head, decode_row
+from tidelog.model.topic import Topic, partition_for
+from tidelog.pipeline.erasure import carry_out
+from tidelog.pipeline.proof import Proof, prove_erased
+from tidelog.server.console.jobs import Job, Jobs
+from tidelog.server.console.marks import read_marks
+from tidelog.server.console.sampler import Sampler
+from tidelog.server.console.samples import TopicSample
+from tidelog.server.console.search import Sought, in_partition
+from tidelog.server.console.showing import url
+from tidelog.server.console.topics import part_of
+from tidelog.server.console.visit import Answer, Data, Moved, Shown, Visit
+
+__all__ = ["JournalPages", "Proven"]
+
+_PENDING_MAX = 100  # amendments on one page, of each partition
+_RECORDS_MAX = 50  # of the audit on one page
+_IDS_MAX = 1_000  # by one form
+_LOOK_S = 0.2  # in which events of a key are counted
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Whose events are to be erased, and why."""
+
+    ids: tuple[str, ...]
+    key: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Proven:
+    """What an erasure has come to."""
+
+    asked: Asked
+    topic: str
+    deleted: int
+    missing: tuple[str, ...]
+    journals: int
+    files: int
+    swept: int
+    proof: Proof
+    at_ms: int
+
+
+class JournalPages:
+    """What is shown of journals, and the way to erase."""
+
+    def __init__(self, home: Home, sampler: Sampler, jobs: Jobs) -> None:
+        self._home = home
+        self._log = home.log
+        self._sampler = sampler
+        self._jobs = jobs
+
+    def journals(self, visit: Visit) -> Answer:
+        """``GET /console/journals``"""
+        snapshot = self._sampler.look()
+        wanted = visit.text("q").lower()
+        found = [
+            each
+            for each in snapshot.topics.values()
+            if each.heads and wanted in each.topic.name.lower()
+        ]
+        found.sort(key=lambda each: (-_amended(each), each.topic.name))
+        part = part_of(found, visit.number("page", 1, 10**6))
+        rows = [
+            {
+                "topic": each.topic,
+                "events": each.events,
+                "amendments": _amended(each),
+                "waits": any(head.amended is not None for head in each.heads),
+                "journaled": sum(max(0, head.journaled - head.start) for head in each.heads),
+            }
+            for each in part.rows
+        ]
+        values = {"part": part, "rows": rows, "q": visit.text("q"), "snapshot": snapshot}
+        return Shown("journals.html", values)
+
+    def journal(self, visit: Visit) -> Answer:
+        """``GET /console/topics/{topic}/journals``"""
+        topic = self._home.topic(visit.path["topic"])
+        heads = [read_head(self._log, topic, p)[0] for p in range(topic.partitions)]
+        waiting: list[dict[str, Any]] = []
+        for partition, head in enumerate(heads):
+            if len(waiting) < _PENDING_MAX:
+                waiting += self._waiting(topic, partition, head)
+        values = {
+            "topic": topic,
+            "heads": heads,
+            "waiting": waiting[:_PENDING_MAX],
+            "more_wait": len(waiting) >= _PENDING_MAX,
+            "records": self._records(topic),
+            "ids": visit.text("id"),
+            "key": visit.text("key"),
+        }
+        return Shown("journal.html", values)
+
+    def erase(self, visit: Visit) -> Answer:
+        """``POST /console/topics/{topic}/erase``: first what would be done; ``sure`` does it"""
+        topic = self._home.topic(visit.path["topic"])
+        lines = visit.form.get("ids", "").splitlines()
+        ids = tuple(dict.fromkeys(line for line in lines if line.strip()))
+        asked = Asked(ids, visit.text("key"), visit.text("why"))
+        if bool(asked.ids) == bool(asked.key):
+            raise InvalidError("erase: give ids, or a key: one of both")
+        if len(ids) > _IDS_MAX:
+            raise InvalidError(
+                f"erase: {len(ids)} ids at once: give {_IDS_MAX} at most here, or use "
+                "`tidelog delete --ids-file`"
+            )
+        if not 0 < len(asked.why) <= WHY_MAX:
+            raise InvalidError(f"erase: say why, in up to {WHY_MAX} characters: the audit keeps it")
+        for each in ids:
+            check_id(each)
+        if not visit.form.get("sure"):
+            return Shown("erase.html", {"topic": topic, "asked": asked, **self._told(topic, asked)})
+        who = visit.session.token
+        name = None if who is None else f"console, token {who.label or who.id}"[:200]
+        job = self._jobs.start(
+            f"erasure from {topic.name}: {asked.why}"[:200],
+            url("/console/topics", topic.name, "journals"),
+            self._work(topic, asked, name),
+        )
+        return Moved(url("/console/proofs", job.id))
+
+    def proof(self, visit: Visit) -> Answer:
+        """``GET /console/proofs/{job}``"""
+        job = self._jobs.find(visit.path["job"])
+        if visit.query.get("download"):
+            if not isinstance(job.result, Proven):
+                raise NotFoundError("proof: is not there yet: wait for its end")
+            headers = {"content-disposition": f'attachment; filename="proof-{job.id}.json"'}
+            return Data(msgspec.json.encode(job.result), "application/json", headers)
+        return Shown("proof.html", {"job": job, "proven": job.result})
+
+    def _work(self, topic: Topic, asked: Asked, who: str | None) -> Callable[[Job], str]:
+        """Delete, let the bytes go from topic and archives, and search for what is left."""
+
+        def work(job: Job) -> str:
+            home, why = self._home, asked.why
+            job.says = "deleting"
+            if asked.key:
+                amended = home.delete_key(topic.name, asked.key.encode(), why=why, who=who)
+            else:
+                amended = home.delete(topic.name, asked.ids, why=why, who=who)
+            job.says = "compiling, writing archives anew, sweeping"
+            done = carry_out(home, topic, grace_ms=0)
+            job.says = "searching every object for what is left"
+            keys = [asked.key.encode()] if asked.key else []
+            proof = prove_erased(home, topic, asked.ids, keys)
+            job.result = Proven(
+                asked=asked,
+                topic=topic.name,
+                deleted=amended.events,
+                missing=amended.missing,
+                journals=done.compiled.journals,
+                files=sum(each.files for each in done.archives),
+                swept=done.swept.objects_deleted + done.staging.objects_deleted,
+                proof=proof,
+                at_ms=self._log.clock.now_ms(),
+            )
+            left = "nothing is left" if proof.is_erased else f"{len(proof.traces)} traces are left"
+            return f"{amended.events:,} events deleted, {proof.objects:,} objects searched: {left}"
+
+        return work
+
+    def _told(self, topic: Topic, asked: Asked) -> dict[str, Any]:
+        """How many events that would be, as far as a short look can tell."""
+        if asked.ids:
+            events = [event for each in asked.ids if (event := self._found(topic, each))]
+            return {"count": len(events), "is_whole": True, "events": events[:10]}
+        key = asked.key.encode()
+        partition = partition_for(key, topic.partitions)
+        head, _ = read_head(self._log, topic, partition)
+        most = (500, _LOOK_S)
+        found = in_partition(self._log, topic, partition, head.start, Sought(key), most)
+        whole = found.next is None and topic.partitions == 1
+        return {"count": len(found.events), "is_whole": whole, "events": found.events[:10]}
+
+    def _found(self, topic: Topic, event_id: str) -> Any:
+        try:
+            return self._home.get(topic.name, event_id)
+        except NotFoundError:
+            return None
+
+    def _waiting(self, topic: Topic, partition: int, head: Head) -> list[dict[str, Any]]:
+        """The amendments of a partition that are not compiled in."""
+        if head.amended is None:
+            return []
+        first, last = head.amended
+        marks = read_marks(self._log, topic, partition, first, last + 1)
+        return [
+            {"partition": partition, "offset": offset, "mark": mark}
+            for (_, offset), mark in marks.items()
+            if not mark.is_compiled
+        ]
+
+    def _records(self, topic: Topic) -> list[AuditRecord]:
+        """The newest of the audit, the newest first."""
+        where = layout.audit_partition(topic.incarnation)
+        rows = self._log.catalog.scan(where, limit=_RECORDS_MAX, reverse=True)
+        what = f"an audit row of `{topic.name}`"
+        return [decode_row(row.value, AuditRecord, what) for row in islice(rows, _RECORDS_MAX)]
+
+
+def _amended(sample: TopicSample) -> int:
+    return sum(head.amendments for head in sample.heads)

@@ -1,0 +1,361 @@
+"""The console as a person uses it, in a real browser."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+
+from tests.browser.person import Person
+from tests.server.serving import Served, serving
+from tidelog import Event, Home
+from tidelog.log.tokens import create_token
+from tidelog.model.archive import Archive, Making
+from tidelog.model.event import to_iso
+from tidelog.pipeline.archive import committed_files, create_archive, find_archive, open_pipeline
+from tidelog.pipeline.driver import Driver, Driving
+from tidelog.pipeline.pump import Pumping, open_pump
+from tidelog.pipeline.workers import LocalWorkers
+
+HOSTILE = "<img src=x onerror=\"document.title='broken into'\"><script>document.title='x'</script>"
+HOUR_MS = 3_600_000
+
+
+def fill(home: Home) -> None:
+    """Traffic of a few hours, a consumer on its way, an archive with dead letters, and a pump."""
+    chance = random.Random(7)
+    now_ms = home.log.clock.now_ms()
+    for name, partitions in (("orders", 4), ("clicks", 2), ("orders-again", 4), ("hostile", 1)):
+        home.create_topic(name, partitions)
+    times = sorted(now_ms - int(abs(chance.gauss(0, 1.2)) * 2 * HOUR_MS) for _ in range(4_000))
+    home.append("orders", [order(number, at) for number, at in enumerate(times)])
+    home.update("orders", "order-3990", order(1, now_ms).value, why="wrong amount")
+    home.delete("orders", "order-3991", why="entered twice")
+    home.append("clicks", [Event(b'{"page": "/p/%d"}' % n, key=b"v%d" % n) for n in range(500)])
+    home.append(
+        "hostile", [Event(HOSTILE.encode(), key=HOSTILE.encode(), id=HOSTILE, type=HOSTILE)]
+    )
+    for topic, name, polls in (("orders", "billing", 4), ("orders", "search-index", 1)):
+        with home.consumer(topic, name) as consumer:
+            for _ in range(polls):
+                consumer.poll(300)
+            consumer.commit()
+    wanted = Archive(
+        "daily",
+        home.log.ids.new(),
+        "topic:orders",
+        "partition",
+        home.store.url,
+        "archives/daily",
+        now_ms,
+        {1: Making(parser="iso8601:at")},
+        dead_share_max=1.0,
+    )
+    create_archive(home, wanted)
+    home.append("orders", [Event(b'{"made": "2026-11-15T10:00:00Z"}') for _ in range(12)])
+    pipeline = open_pipeline(home, find_archive(home, "daily"), LocalWorkers())
+    Driver(home.log, pipeline, Driving()).run()
+    pump = open_pump(home, Pumping("topic:clicks", "t", "copying"), LocalWorkers())
+    Driver(home.log, pump, Driving()).run()
+
+
+def order(number: int, at_ms: int) -> Event:
+    value = {"order": number, "amount": number % 211 + 0.5, "at": to_iso(at_ms)}
+    customer = f"customer-{number % 40}"
+    return Event(
+        json.dumps({**value, "customer": customer}).encode(),
+        key=customer.encode(),
+        id=f"order-{number}",
+        timestamp=at_ms,
+        type="order.placed",
+    )
+
+
+@pytest.fixture(scope="module")
+def home_served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serving(tmp_path_factory.mktemp("home"), first=fill) as found:
+        yield found
+
+
+@pytest.fixture
+def served(home_served: Served) -> Served:
+    return home_served
+
+
+PAGES = {
+    "overview": "/",
+    "topics": "/console/topics",
+    "topic": "/console/topics/orders",
+    "events": "/console/topics/orders/events?by=time&start=-30m",
+    "hostile": "/console/topics/hostile/events",
+    "event": "/console/topics/orders/events/0/3",
+    "consumers": "/console/consumers",
+    "consumer": "/console/consumer?topic=orders&name=billing",
+    "archives": "/console/archives",
+    "archive": "/console/archives/daily",
+    "files": "/console/archives/daily/files?under=orders",
+    "dead-letters": "/console/archives/daily/dead",
+    "pump": "/console/pumps/copying",
+    "journals": "/console/journals",
+    "journal": "/console/topics/orders/journals",
+    "work": "/console/work",
+    "tokens": "/console/tokens",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "height", "scheme"),
+    [("light", 1280, 900, "light"), ("dark", 1280, 900, "dark"), ("phone", 390, 844, "light")],
+)
+def test_every_page_fits_its_screen(
+    served: Served, person: Person, name: str, width: int, height: int, scheme: str
+) -> None:
+    person.looks(width, height, scheme)
+    grounds = set()
+    for page, path in PAGES.items():
+        person.opens(served.url + path)
+        person.finds("h1")
+        if page == "topic":
+            person.finds("#timeline rect.bar")
+        assert not person.is_too_wide, page
+        assert person.driver.title.endswith("Tidelog"), page
+        ground = "return getComputedStyle(document.body).backgroundColor"
+        grounds.add(person.driver.execute_script(ground))
+        person.takes_a_picture(page if name == "light" else f"{page}-{name}")
+    assert len(grounds) == 1
+    red = int(re.findall(r"\d+", grounds.pop())[0])
+    assert (red < 60) == (scheme == "dark")
+
+
+def test_an_event_is_found_by_time_on_the_timeline(served: Served, person: Person) -> None:
+    person.opens(f"{served.url}/console/topics")
+    person.clicks("table a", "orders")
+    person.finds("#timeline rect.bar")
+    whole = person.finds("#timeline-says", "events from").text
+    person.drags("#timeline", 0.55, 0.75)
+    person.waits_for(lambda: "start=" in person.url, "range in the address")
+    person.waits_for(
+        lambda: (said := person.finds("#timeline-says").text) != whole and "events from" in said,
+        "narrower range",
+    )
+    person.drags("#timeline", 0.4, 0.6)
+    before = person.url
+    person.waits_for(lambda: person.finds("#timeline rect.bar"), "bars")
+    person.takes_a_picture("timeline-zoomed")
+    said = person.finds("#timeline-says", "events from").text
+    start, end = re.findall(r"\d{4}-\S+Z", said)
+    person.clicks("#timeline-look")
+    person.finds("table.events tbody tr")
+    times = [each.text for each in person.driver.find_elements(By.CSS_SELECTOR, "td time")]
+    assert times == sorted(times)
+    assert all(start <= time <= end for time in times)
+    person.clicks("table.events tbody th a")
+    person.sees("order.placed")
+    person.finds("pre.bytes", '"amount"')
+    person.clicks(".tabs a", "Hex")
+    person.finds("pre.bytes", "00000000  7b 22")
+    person.driver.back()
+    person.driver.back()
+    person.driver.back()
+    assert person.url == before
+
+
+def test_the_timeline_by_keys_alone(served: Served, person: Person) -> None:
+    person.opens(f"{served.url}/console/topics/orders")
+    person.finds("#timeline rect.bar")
+    person.driver.execute_script("document.getElementById('timeline').focus()")
+    person.presses(Keys.ARROW_LEFT, Keys.ARROW_LEFT)
+    person.finds("#timeline rect.bar.on")
+    chosen = person.finds("#timeline-says", "events from").text
+    person.presses(Keys.ENTER)
+    person.waits_for(lambda: "start=" in person.url, "range in the address")
+    start = re.findall(r"\d{4}-\S+Z", chosen)[0]
+    person.finds("#timeline-says", start[:16])
+    person.presses("-")
+    person.waits_for(lambda: start not in person.finds("#timeline-says").text, "wider range")
+    person.presses(Keys.ESCAPE)
+    person.waits_for(lambda: "start=" not in person.url, "whole range")
+
+
+def test_the_tail_is_followed_while_events_arrive(served: Served, person: Person) -> None:
+    person.opens(f"{served.url}/console/topics/orders")
+    person.clicks("a.button", "Follow the tail")
+    person.finds("#tail-says", "Waiting for events")
+    for number in range(5):
+        served.home.append("orders", [order(90_000 + number, served.home.log.clock.now_ms())])
+        person.finds("#tail-rows tr", f'"order": {90_000 + number}')
+    served.home.append("orders", [Event(HOSTILE.encode(), key=b"\xff\xfe"), Event(None)])
+    person.finds("#tail-rows tr", HOSTILE)
+    person.finds("#tail-rows tr", "tombstone")
+    person.finds("#tail-says", "7 events since you follow")
+    person.takes_a_picture("tail")
+    assert "broken" not in person.driver.title
+    person.clicks("#tail-switch")
+    served.home.append("orders", [Event(b"while it is paused")])
+    time.sleep(0.6)
+    assert "while it is paused" not in person.finds("#tail-rows").text
+    person.types("#tail-filter", "wanted")
+    person.clicks("#tail-switch")
+    person.finds("#tail-says", "since you follow")
+    time.sleep(0.5)
+    served.home.append("orders", [Event(b"not this"), Event(b"this is WANTED")])
+    person.finds("#tail-rows tr", "this is WANTED")
+    assert "not this" not in person.finds("#tail-rows").text
+
+
+def test_a_cursor_is_moved(served: Served, person: Person) -> None:
+    person.opens(f"{served.url}/console/consumers")
+    person.clicks("table a", "billing")
+    person.finds("h1", "billing")
+    person.driver.find_element(By.CSS_SELECTOR, 'select[name="where"]').send_keys("the start")
+    person.clicks("#seek button")
+    said = person.sees("will be handled again")
+    assert "Move the cursor of billing?" in said
+    person.takes_a_picture("move")
+    person.clicks("a.button", "Leave it as it is")
+    person.finds("h1", "billing")
+    assert any(lag.cursor for lag in served.home.lag("orders") if lag.consumer == "billing")
+    person.driver.find_element(By.CSS_SELECTOR, 'select[name="where"]').send_keys("the start")
+    person.clicks("#seek button")
+    person.clicks("button", "Move the cursor")
+    person.sees("Cursor moved")
+    lags = [lag for lag in served.home.lag("orders") if lag.consumer == "billing"]
+    assert all(not lag.cursor for lag in lags)
+    person.clicks("a.button", "Back to billing")
+    person.finds("#lag")
+    assert f"{sum(lag.events for lag in lags):,} events" in person.text
+
+
+def test_dead_letters_are_replayed(served: Served, person: Person) -> None:
+    person.opens(f"{served.url}/console/archives")
+    person.clicks("table a", "daily")
+    person.clicks("a.button", "Dead letters")
+    person.sees("field `at` is missing or null")
+    person.types('input[name="parser"]', "iso8601:made")
+    person.clicks("button", "Replay the dead letters")
+    person.sees("12 are in the archive now, 0 stay dead")
+    person.takes_a_picture("replayed")
+    person.opens(f"{served.url}/console/archives/daily/dead")
+    person.sees("There are none")
+    archive = find_archive(served.home, "daily")
+    assert sum(file.events for _, file in committed_files(served.home, archive)) == 4_011
+
+
+def test_a_person_is_erased_and_the_proof_is_seen(served: Served, person: Person) -> None:
+    person.opens(f"{served.url}/console/topics/orders/events?by=key&key=customer-11")
+    person.clicks("table.events tbody th a")
+    person.clicks("a.button", "Erase …")
+    person.finds("h1", "Journals of orders")
+    person.finds('textarea[name="ids"]').clear()
+    person.types('input[name="key"]', "customer-11")
+    person.types('input[name="why"]', "request 2026-118")
+    person.clicks("#erase button")
+    said = person.sees("That cannot be undone")
+    assert "customer-11" in said
+    person.takes_a_picture("erase")
+    person.clicks("button", "Erase them for good")
+    said = person.sees("Erased: nothing is left")
+    assert "request 2026-118" in said
+    person.takes_a_picture("proof")
+    keys = [event.key for part in range(4) for event in served.home.read("orders", part)]
+    assert b"customer-11" not in keys
+    person.opens(f"{served.url}/console/topics/orders/journals")
+    person.sees("delete by key")
+    person.takes_a_picture("audit")
+    person.opens(f"{served.url}/console/topics/orders/events?by=key&key=customer-11")
+    person.sees("None of those that were looked at fits")
+
+
+def test_a_range_is_played_back_into_another_topic(served: Served, person: Person) -> None:
+    person.opens(f"{served.url}/console/topics/orders")
+    person.finds("#timeline rect.bar")
+    person.drags("#timeline", 0.5, 0.7)
+    person.waits_for(lambda: "start=" in person.url, "range in the address")
+    person.finds("#timeline-says", "events from")
+    person.clicks("#timeline-play")
+    person.types('input[name="target"]', "orders-again")
+    person.clicks("#playback button")
+    person.sees("events played")
+    played = re.search(r"([\d,]+) events played", person.text)
+    assert played is not None
+    copied = sum(state.events for state in served.home.partitions("orders-again"))
+    assert copied == int(played[1].replace(",", "")) > 0
+
+
+def test_figures_keep_up_by_themselves(served: Served, person: Person) -> None:
+    served.home.create_topic("growing")
+    person.opens(f"{served.url}/console/topics?q=growing")
+    person.finds("table tbody tr", "growing")
+    served.home.append("growing", [Event(b"x") for _ in range(1234)])
+    person.finds("table tbody tr", "1,234")
+
+
+def test_light_and_dark_can_be_chosen(served: Served, person: Person) -> None:
+    person.opens(f"{served.url}/")
+    ground = "return getComputedStyle(document.body).backgroundColor"
+    light = person.driver.execute_script(ground)
+    person.clicks("#theme")
+    dark = person.driver.execute_script(ground)
+    assert light != dark
+    person.opens(f"{served.url}/console/topics")  # it is remembered
+    assert person.driver.execute_script(ground) == dark
+    person.clicks("#theme")
+    assert person.driver.execute_script(ground) == light
+
+
+def test_keys_lead_from_page_to_page(served: Served, person: Person) -> None:
+    person.opens(f"{served.url}/")
+    person.finds("h1", "Overview")
+    person.presses(Keys.TAB)
+    assert person.driver.switch_to.active_element.text == "Skip to the contents"
+    person.presses("g", "t")
+    person.finds("h1", "Topics")
+    person.presses("/")
+    person.presses("clicks", Keys.ENTER)
+    person.waits_for(lambda: "q=clicks" in person.url, "search")
+    assert "orders" not in person.finds("table tbody").text
+
+
+def test_hostile_values_stay_values(served: Served, person: Person) -> None:
+    for path in ("/console/topics/hostile/events", "/console/topics/hostile/events/0/0"):
+        person.opens(served.url + path)
+        person.sees(HOSTILE)
+        assert person.driver.title.endswith("Tidelog")
+        assert not person.driver.find_elements(By.CSS_SELECTOR, 'img[src="x"]')
+
+
+def test_the_first_token_is_made_and_used(person: Person, tmp_path: Path) -> None:
+    with serving(tmp_path) as served:
+        person.opens(f"{served.url}/console/tokens")
+        person.types('input[name="label"]', "mine")
+        person.clicks('input[name="write"]')
+        person.clicks("button", "Make it")
+        text = person.finds("#token").text
+        person.opens(f"{served.url}/console/topics")
+        person.sees("This home asks for a token")
+        person.takes_a_picture("login")
+        person.types('input[name="token"]', "wrong")
+        person.clicks("main button", "Log in")
+        person.sees("not known here")
+        person.types('input[name="token"]', text)
+        person.clicks("main button", "Log in")
+        person.finds(".who .badge", "mine")
+        cookies = {each["name"]: each for each in person.driver.get_cookies()}
+        assert cookies["tidelog_console"]["httpOnly"]
+        assert cookies["tidelog_console"]["sameSite"] == "Strict"
+        _, reads = create_token(served.home.log, ["read"], "only looks")
+        person.clicks("button", "Log out")
+        person.types('input[name="token"]', reads)
+        person.clicks("main button", "Log in")
+        person.finds(".who .badge", "read only")
+        person.opens(f"{served.url}/console/tokens")
+        assert not person.driver.find_elements(By.CSS_SELECTOR, "main form")
+        refused = [text for text in person.complaints() if "401" not in text]
+        assert refused == []  # the browser notes the answers that asked for a token

@@ -1,0 +1,116 @@
+"""Commands that find, correct, delete and replay events, and that tell of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.running import Run
+
+
+@pytest.fixture
+def filled(tidelog: Run, tmp_path: Path) -> Run:
+    tidelog("topic", "create", "t", "--partitions", "2")
+    lines = "".join(
+        json.dumps({"value": f"v{n}", "key": f"k{n % 2}", "id": f"id-{n}", "timestamp": 1000 + n})
+        + "\n"
+        for n in range(6)
+    )
+    assert tidelog("produce", "t", "--format", "events", stdin=lines.encode()).code == 0
+    return tidelog
+
+
+def test_get_prints_the_value_or_all_of_it(filled: Run) -> None:
+    assert filled("get", "t", "id-3").out == b"v3\n"
+    (row,) = filled("get", "t", "id-3", "--json").rows()
+    assert (row["value"], row["key"], row["timestamp"]) == ("v3", "k1", "1970-01-01T00:00:01.003Z")
+    missing = filled("get", "t", "nowhere", "--json")
+    assert missing.code == 1
+    assert json.loads(missing.err)["error"]["kind"] == "not_found"
+    assert filled("get", "nowhere", "x").code == 1
+
+
+def test_update_takes_a_file_or_a_pipe(filled: Run, tmp_path: Path) -> None:
+    (tmp_path / "new").write_bytes(b"\xff\nnew")
+    done = filled("update", "t", "id-1", str(tmp_path / "new"), "--why", "typo", "--json")
+    assert done.rows() == [{"topic": "t", "id": "id-1", "bytes": 5}]
+    assert filled("get", "t", "id-1").out == b"\xff\nnew\n"
+    assert filled("update", "t", "id-2", "-", stdin=b"piped").code == 0
+    assert filled("get", "t", "id-2").out == b"piped\n"
+    assert filled("update", "t", "nowhere", "-", stdin=b"x").code == 1
+    gone = filled("update", "t", "id-1", str(tmp_path / "gone"))
+    assert gone.code == 2
+    assert "No such file" in gone.err
+
+
+def test_delete_by_ids_by_a_file_and_by_a_key(filled: Run, tmp_path: Path) -> None:
+    assert filled("delete", "t", "id-0", "--json").rows() == [
+        {"topic": "t", "deleted": 1, "missing": []}
+    ]
+    some = filled("delete", "t", "id-0", "id-1", "--json")
+    assert (some.code, some.rows()) == (1, [{"topic": "t", "deleted": 1, "missing": ["id-0"]}])
+    (tmp_path / "ids").write_bytes(b"id-2\r\n\n")
+    assert filled("delete", "t", "--ids-file", str(tmp_path / "ids")).code == 0
+    assert filled("delete", "t", "--key", "k1", "--json").rows()[0]["deleted"] == 2
+    assert filled("replay", "t").out == b"v4\n"
+    (tmp_path / "bad").write_bytes(b"\xff")
+    assert filled("delete", "t", "--ids-file", str(tmp_path / "bad")).code == 2
+    for wrong in ([], ["id-4", "--key", "k0"], ["--key", "k", "--ids-file", "-"]):
+        assert filled("delete", "t", *wrong).code == 2
+
+
+def test_on_a_terminal_it_asks_first(filled: Run) -> None:
+    assert filled("delete", "t", "id-0", stdin=b"n\n", terminal=True).code != 0
+    assert filled("get", "t", "id-0").out == b"v0\n"
+    assert filled("delete", "t", "id-0", "--yes", stdin=b"", terminal=True).code == 0
+    assert filled("get", "t", "id-0").code == 1
+
+
+def test_audit_tells_who_what_when_and_why(filled: Run) -> None:
+    filled("update", "t", "id-0", "-", "--who", "ada", "--why", "typo", stdin=b"secret")
+    filled("delete", "t", "id-1", "id-2", "--who", "bob")
+    update, delete = filled("audit", "t", "--json").rows()
+    assert (update["op"], update["who"], update["why"], update["state"]) == (
+        "update",
+        "ada",
+        "typo",
+        "done",
+    )
+    assert [each["id"] for each in delete["events"]] == ["id-1", "id-2"]
+    table = filled("audit", "t")
+    assert b"bob" in table.out
+    assert b"secret" not in table.out
+    assert filled("audit", "t", "--since", "9000-01-01", "--json").out == b""
+
+
+def test_replay_gives_a_range_by_time(filled: Run) -> None:
+    start, end = "1970-01-01T00:00:01.002Z", "1970-01-01T00:00:01.004Z"
+    assert filled("replay", "t", "--start", start, "--end", end).out == b"v2\nv3\n"
+    rows = filled("replay", "t", "--json").rows()
+    assert [row["id"] for row in rows] == [f"id-{n}" for n in range(6)]
+    assert filled("replay", "t", "--start", end, "--end", start).code == 2
+
+
+def test_journals_are_listed_with_urls_on_request(filled: Run) -> None:
+    plain = filled("journals", "t", "--json").rows()
+    assert sum(row["events"] for row in plain) == 6
+    assert {row["url"] for row in plain} == {None}
+    signed = filled("journals", "t", "--presign", "1h", "--json").rows()
+    assert all(row["url"].startswith("file://") for row in signed)
+    assert filled("journals", "t", "--presign", "1y").code == 2
+    assert b"arrow" in filled("journals", "t").out
+
+
+def test_produce_if_absent_refuses_ids_that_are_there(filled: Run) -> None:
+    lines = b'{"id":"new","n":1}\n{"id":"id-3","n":2}\n'
+    given = ("produce", "t", "--format", "json", "--id-field", "id", "--if-absent")
+    refused = filled(*given, stdin=lines)
+    assert refused.code == 1
+    assert "id-3" in refused.err
+    assert filled("get", "t", "new").code == 1
+    assert filled(*given, stdin=lines.splitlines()[0]).code == 0
+    assert filled("get", "t", "new").code == 0
+    assert filled("produce", "t", "--if-absent", stdin=b"x").code == 2
+    assert filled(*given, "--name", "n", stdin=b"x").code == 2

@@ -1,0 +1,56 @@
+"""``delete --prove`` and ``verify --erased`` as a person runs them."""
+
+from __future__ import annotations
+
+import tidelog as library
+from tests.cli.running import Run
+from tidelog import Event
+
+
+def fill() -> None:
+    with library.open() as home:
+        home.create_topic("t", partitions=2)
+        for partition in (0, 1):
+            events = [
+                Event(b"%d" % n, id=f"{partition}-{n}", key=b"k%d" % (n % 3)) for n in range(9)
+            ]
+            home.append("t", events, partition=partition)
+
+
+def test_a_delete_is_proved(tidelog: Run) -> None:
+    fill()
+    assert tidelog("verify", "t", "--erased", "0-4").code == 1
+    done = tidelog("delete", "t", "0-4", "--prove", "--json")
+    assert done.code == 0, done.err
+    deleted, carried, proof = done.rows()
+    assert (deleted["deleted"], carried["journals_made"]) == (1, 2)
+    assert (proof["erased"], proof["traces"]) == (True, [])
+    assert proof["objects_searched"] == 2
+    assert tidelog("verify", "t", "--erased", "0-4").code == 0
+    again = tidelog("delete", "t", "0-4", "--prove", "--json")
+    assert (again.code, again.rows()[-1]["erased"]) == (0, True), "it may have been deleted before"
+    assert len(tidelog("verify", "t", "--json").rows()) == 1
+
+
+def test_a_plain_delete_leaves_traces_that_are_told(tidelog: Run) -> None:
+    fill()
+    tidelog("delete", "t", "0-4", "1-4")
+    shown = tidelog("verify", "t", "--erased", "0-4", "--erased", "1-4")
+    assert shown.code == 1
+    assert shown.out.decode().count("left: topics/") == 2
+    assert b"tidelog compile t --amended" in shown.out
+
+
+def test_all_events_of_a_key_are_proved_gone(tidelog: Run) -> None:
+    fill()
+    done = tidelog("delete", "t", "--key", "k1", "--yes", "--prove", "--json")
+    assert (done.code, done.rows()[0]["deleted"]) == (0, 6)
+    assert tidelog("verify", "t", "--erased-key", "k1", "--json").rows()[0]["erased"] is True
+    assert tidelog("verify", "t", "--erased-key", "k2").code == 1
+
+
+def test_what_cannot_be_proved_is_refused(tidelog: Run) -> None:
+    fill()
+    assert "say which" in tidelog("verify", "--erased", "x").err
+    assert "not found" in tidelog("verify", "nope", "--erased", "x").err
+    assert tidelog("verify", "t", "--erased", "never-was").code == 0

@@ -1,0 +1,210 @@
+"""SIGKILL at every step of real compilers, with producers, consumers and amenders at work."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import tidelog
+from tests.log.test_kill import Line
+from tidelog import Home
+from tidelog.home import create_home
+from tidelog.log.topics import read_head
+from tidelog.model import layout
+from tidelog.settings import Settings
+
+ROOT = Path(__file__).parents[2]
+PARTITIONS = 2
+STEPS = 18  # of a compile: before and after it takes its row, uploads, swaps, and removes rows
+NEVER = 1_000_000
+OTHERS = ("produce", "consume", "amend", "sweep")
+
+
+class Crowd:
+    """Workers of a home; compilers kill themselves, and some of the others are killed."""
+
+    def __init__(self, config: str, folder: Path, seed: int) -> None:
+        self._config = config
+        self._folder = folder
+        self._random = random.Random(seed)
+        self._nursery = subprocess.Popen(
+            [sys.executable, "-m", "tests.journal.workers"],
+            cwd=ROOT,
+            env={**os.environ, "TIDELOG_LEASE_TTL_MS": "1000"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.compilers = 0  # that were started
+        self.rounds = 0  # through all steps
+        self._others = [(role, self._start(role)) for role in (*OTHERS, "produce", "consume")]
+
+    def run_for(self, seconds: float) -> None:
+        """Compilers two at a time, each of which gets a step further than the last."""
+        end, number = time.monotonic() + seconds, 0
+        while time.monotonic() < end or self.rounds == 0:
+            number += 1
+            other = NEVER if number % 6 == 0 else number + 9
+            pair = [self._start("compile", each) for each in (number, other)]
+            self.compilers += len(pair)
+            self._wait(pair)
+            if number == STEPS:
+                self.rounds, number = self.rounds + 1, 0
+            if self._random.random() < 0.1:
+                self._kill_another()
+            assert time.monotonic() < end + 120, "compilers are too slow"
+
+    def stop(self) -> None:
+        for _, worker in self._others:
+            os.kill(worker, signal.SIGKILL)
+        self._nursery.communicate()
+
+    def lines(self) -> list[Line]:
+        found = []
+        for file in self._folder.glob("*.log"):
+            for text in file.read_text().splitlines():
+                at, verb, partition, offset, *value = text.split(" ")
+                where = (int(partition), int(offset), "".join(value))
+                found.append(Line(int(at), file.stem, verb, *where))
+        return sorted(found, key=lambda line: line.at)
+
+    def _compiled(self) -> int:
+        return sum(line.verb == "compiled" for line in self.lines())
+
+    def _wait(self, workers: list[int]) -> None:
+        end = time.monotonic() + 60
+        while any(Path(f"/proc/{worker}").exists() for worker in workers):
+            assert time.monotonic() < end, "a compiler hangs"
+            time.sleep(0.01)
+
+    def _kill_another(self) -> None:
+        role, worker = self._others.pop(self._random.randrange(len(self._others)))
+        os.kill(worker, signal.SIGKILL)  # raises if it ended by itself
+        self._others.append((role, self._start(role)))
+
+    def _start(self, role: str, number: int = 0) -> int:
+        file = self._folder / f"{role}-{self._random.getrandbits(64):016x}.log"
+        assert self._nursery.stdin is not None
+        assert self._nursery.stdout is not None
+        self._nursery.stdin.write(f"{role} {self._config} t {file} {number}\n")
+        self._nursery.stdin.flush()
+        return int(self._nursery.stdout.readline())
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    settings = Settings(str(tmp_path / "o"), str(tmp_path / "c.sqlite"), lease_ttl_ms=1_000)
+    with create_home(settings)[0] as made:
+        made.create_topic("t", PARTITIONS)
+        yield made
+
+
+def run(home: Home, folder: Path, seconds: float) -> Crowd:
+    crowd = Crowd(home.config, folder, seed=20261115)
+    try:
+        crowd.run_for(seconds)
+    finally:
+        crowd.stop()
+    time.sleep(1.5)  # leases of the dead
+    with tidelog.open(home.config) as last:
+        before = events(last)
+        assert last.compile("t").busy == 0
+        last.sweep(0)
+        assert events(last) == before, "compile and sweep change nothing that is read"
+        drain(last, folder)
+        check(last, crowd.lines())
+        heads = [read_head(last.log, last.topic("t"), partition)[0] for partition in range(2)]
+        assert all(head.compiled > 2 for head in heads), "some compilers have swapped"
+        assert last.verify("t").errors == 0
+        for partition in range(PARTITIONS):
+            where = layout.topic_partition(last.topic("t").incarnation, partition)
+            assert list(last.catalog.scan(where, "run/", "run0")) == [], "rows were left behind"
+    return crowd
+
+
+def events(home: Home) -> dict[tuple[int, int], tuple[str | None, str]]:
+    found = {}
+    for partition in range(PARTITIONS):
+        for event in home.read("t", partition):
+            place = (partition, event.offset or 0)
+            found[place] = (event.id, (event.value or b"").decode())
+    return found
+
+
+def drain(home: Home, folder: Path) -> None:
+    """The last consumer, which nobody kills, handles what is left."""
+    with home.consumer("t", "c") as consumer, (folder / "consume-last.log").open("w") as out:
+        end = time.monotonic() + 60
+        while len(consumer.partitions()) < PARTITIONS or not consumer.caught_up():
+            assert time.monotonic() < end, "leases of dead processes were not taken over"
+            for event in consumer.poll(1_000, timeout_s=0.2):
+                now, value = time.monotonic_ns(), (event.value or b"").decode()
+                out.write(f"{now} handled {event.partition} {event.offset} {value}\n")
+            consumer.commit()
+
+
+def check(home: Home, lines: list[Line]) -> None:
+    """P1 to P3 for what producers sent, and P5 for what amenders did."""
+    assert [line for line in lines if line.verb == "wrong"] == []
+    stored = events(home)
+    acknowledged = [line for line in lines if line.verb == "acknowledged"]
+    assert len(acknowledged) > 50
+    for line in acknowledged:
+        assert stored.get((line.partition, line.offset)) == (None, line.value), f"lost: {line}"
+    sent = {place: value for place, (each, value) in stored.items() if each is None}
+    assert len(set(sent.values())) == len(sent), "an event is stored twice"
+    handled = {(line.partition, line.offset): line for line in lines if line.verb == "handled"}
+    assert set(stored) <= set(handled), "not all handled"
+    assert all(handled[place].value == value for place, value in sent.items())
+    check_order(lines)
+    check_amended(stored, lines)
+
+
+def check_order(lines: list[Line]) -> None:
+    """Each worker goes forward, over what is erased too; where it begins, others had come to."""
+    committed: dict[int, dict[str, int]] = defaultdict(dict)
+    last: dict[tuple[str, int], int] = {}
+    for line in lines:
+        place = (line.worker, line.partition)
+        if line.verb == "committed":
+            committed[line.partition][line.worker] = line.offset
+        if line.verb != "handled":
+            continue
+        if line.offset <= last.get(place, 1 << 62):  # a new stretch: from its lease's cursor
+            others = [at for who, at in committed[line.partition].items() if who != line.worker]
+            assert line.offset >= max(others, default=0), f"handled again after a commit: {line}"
+        last[place] = line.offset
+
+
+def check_amended(stored: dict[tuple[int, int], tuple[str | None, str]], lines: list[Line]) -> None:
+    """Each event has the value of its last amendment, or of the one that was under way then."""
+    allowed: dict[str, list[str]] = defaultdict(list)
+    for line in lines:
+        each, _, value = line.value.partition("=")
+        if line.verb in ("put", "amended"):
+            allowed[each] = [value]
+        elif line.verb == "wants":
+            allowed[each].append(value)
+    found = {each: value for each, value in stored.values() if each is not None}
+    assert len(allowed) > 5
+    for each, values in allowed.items():
+        assert found.get(each, "-") in values, f"{each} is {found.get(each)}, not of {values}"
+    assert any(values == ["-"] for values in allowed.values()), "nothing was deleted"
+
+
+def test_nothing_is_lost_when_compilers_are_killed(home: Home, tmp_path: Path) -> None:
+    assert run(home, tmp_path, seconds=5).compilers >= 2 * STEPS
+
+
+@pytest.mark.long
+def test_nothing_is_lost_when_compilers_are_killed_for_minutes(home: Home, tmp_path: Path) -> None:
+    assert run(home, tmp_path, seconds=150).compilers > 4 * STEPS

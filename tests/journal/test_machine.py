@@ -1,0 +1,301 @@
+"""A journal against a dictionary: whatever two actors do to it, and wherever one of them dies."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from tests.journal.compiling import Death
+from tests.log.upkeep import House
+from tidelog.codec.events import table_of
+from tidelog.codec.segment import encode_segment
+from tidelog.errors import (
+    AlreadyExistsError,
+    NotFoundError,
+    UnavailableError,
+    UnknownOutcomeError,
+)
+from tidelog.journal.absent import append_absent
+from tidelog.journal.amend import Amender
+from tidelog.journal.audit import Why
+from tidelog.journal.compile import compile_topic
+from tidelog.journal.lookup import Lookup
+from tidelog.journal.policy import Policy
+from tidelog.journal.replay import list_journals
+from tidelog.log.append import Appender
+from tidelog.log.base import Log
+from tidelog.log.positions import Positions
+from tidelog.log.read import Reader
+from tidelog.log.sweep import sweep_home
+from tidelog.log.topics import find_topic
+from tidelog.log.trim import ToOffsets, trim_topic
+from tidelog.log.verify import verify_topic
+from tidelog.model.event import Event
+from tidelog.model.topic import partition_for
+from tidelog.playback.play import play_events
+from tidelog.testing.faults import Fault, Faults, FaultyCatalog, FaultyStore
+from tidelog.testing.scheduler import Crash
+
+PARTITIONS = 2
+T0 = 1_700_000_000_000
+IDS = st.sampled_from(["a", "ab", "abc", "b", "é", "c" * 300, "d--e", "\U0001f30a", "f/g", "h"])
+KEYS = st.sampled_from([None, b"k", b"l"])
+VALUES = st.one_of(
+    st.none(), st.binary(max_size=8), st.integers(0, 9).map(lambda n: b"%d" % n * 9_000)
+)
+TIMES = st.integers(0, 30).map(lambda n: T0 + n * 400)
+EVENTS = st.builds(
+    Event, VALUES, key=KEYS, id=st.one_of(IDS, st.none()), timestamp=TIMES, type=st.just("t")
+)
+ACTORS = st.integers(0, 1)
+DEATHS = st.one_of(st.none(), st.none(), st.integers(1, 40))
+RATES = {Fault.LOSE_REPLY: 0.02, Fault.LOSE_REQUEST: 0.01, Fault.DUPLICATE: 0.02}
+
+
+@dataclass
+class Actor:
+    """Somebody with a memory of its own, behind a network that loses replies."""
+
+    log: Log
+    lookup: Lookup
+
+
+class JournalMachine(RuleBasedStateMachine):
+    """Events by partition and offset, as they should be."""
+
+    @initialize(seed=st.integers(0, 1_000))
+    def start(self, seed: int) -> None:
+        self.house = House(seed)
+        self.topic = self.house.topic("t", PARTITIONS)
+        self.model: dict[tuple[int, int], Event] = {}
+        self.ends = [0] * PARTITIONS
+        self.steps = 0
+        self.actors = [self._actor(random.Random(seed + number)) for number in range(2)]
+
+    # What actors do.
+
+    @rule(who=ACTORS, events=st.lists(EVENTS, min_size=1, max_size=5), death=DEATHS)
+    def put(self, who: int, events: list[Event], death: int | None) -> None:
+        for partition in range(PARTITIONS):
+            here = [e for e in events if partition_for(e.key or b"", PARTITIONS) == partition]
+            if here:
+                self._attempt(who, death, lambda log, p=partition, h=here: _append(log, self, p, h))
+                self._take_in(partition, here)
+
+    @rule(who=ACTORS, ids=st.lists(IDS, min_size=1, max_size=3, unique=True), value=VALUES)
+    def put_if_absent(self, who: int, ids: list[str], value: bytes | None) -> None:
+        events = [Event(value, id=each, timestamp=T0) for each in ids]
+        there = {event.id for event in self.model.values()} & set(ids)
+        actor = self.actors[who]
+        refused: set[str] | None = None
+
+        def append(given: Any, *, partition: int, expected_offset: int) -> Positions:
+            base = _append(actor.log, self, partition, given, expected_offset)
+            return Positions("t", *_places(partition, base, len(given)))
+
+        try:
+            positions = append_absent(actor.log, actor.lookup, events, append)
+        except AlreadyExistsError as exc:
+            refused = set(exc.context["ids"])
+        except (UnavailableError, UnknownOutcomeError):
+            for partition in range(PARTITIONS):
+                here = [e for e in events if partition_for((e.id or "").encode(), 2) == partition]
+                self._take_in(partition, here)
+        else:
+            refused = set()
+            for event, place in zip(events, positions, strict=True):
+                self.model[place.partition, place.offset] = event
+                self.ends[place.partition] = max(self.ends[place.partition], place.offset + 1)
+        assert refused in (None, there)
+
+    @rule(who=ACTORS, values=st.dictionaries(IDS, VALUES, min_size=1, max_size=3), death=DEATHS)
+    def update(self, who: int, values: dict[str, bytes | None], death: int | None) -> None:
+        missing = set(values) - {event.id for event in self.model.values()}
+        done = self._attempt(who, death, lambda log: self._amender(log, who).update(values))
+        assert set(done.missing) == missing
+        for place, event in self.model.items():
+            if event.id in values:
+                self.model[place] = _with_value(event, values[event.id])
+
+    @rule(who=ACTORS, ids=st.lists(IDS, min_size=1, max_size=3, unique=True), death=DEATHS)
+    def delete(self, who: int, ids: list[str], death: int | None) -> None:
+        self._attempt(who, death, lambda log: self._amender(log, who).delete(ids))
+        self._forget(lambda event: event.id in ids)
+
+    @rule(who=ACTORS, key=st.sampled_from([b"k", b"l", b"none"]), death=DEATHS)
+    def delete_key(self, who: int, key: bytes, death: int | None) -> None:
+        self._attempt(
+            who, death, lambda log: self._amender(log, who).delete_key(key, lambda done: None)
+        )
+        self._forget(lambda event: event.key == key)
+
+    @rule(who=ACTORS, death=DEATHS, few=st.booleans())
+    def compile(self, who: int, death: int | None, few: bool) -> None:
+        policy = (
+            Policy(min_events=1, min_amendments=1, max_events=3) if few else Policy.everything()
+        )
+        self._attempt(who, death, lambda log: compile_topic(log, self.topic, policy))
+
+    @rule(who=ACTORS, death=DEATHS)
+    def sweep(self, who: int, death: int | None) -> None:
+        self.house.clock.advance(20)
+        self._attempt(who, death, lambda log: sweep_home(log, 0))
+
+    @rule(partition=st.integers(0, PARTITIONS - 1), share=st.integers(0, 4))
+    def trim(self, partition: int, share: int) -> None:
+        start = self.house.head(self.topic, partition).start
+        to = start + (self.ends[partition] - start) * share // 10
+        trim_topic(self.house.log, self.topic, ToOffsets({partition: to}))
+        self.model = {
+            p: event for p, event in self.model.items() if p[0] != partition or p[1] >= to
+        }
+
+    # What they see.
+
+    @rule(who=ACTORS, event_id=IDS)
+    def get(self, who: int, event_id: str) -> None:
+        last: dict[int, tuple[int, Event]] = {}
+        for (partition, offset), event in self.model.items():
+            if event.id == event_id and offset >= last.get(partition, (-1, event))[0]:
+                last[partition] = offset, event
+        try:
+            found = self._seen(who, lambda actor: actor.lookup.get(event_id))
+        except NotFoundError:
+            assert not last
+            return
+        assert found is not None
+        newest = max(last, key=lambda p: (last[p][1].timestamp, p))
+        offset, event = last[newest]
+        assert (found.partition, found.offset) == (newest, offset)
+        assert (found.value, found.timestamp, found.key) == (
+            event.value,
+            event.timestamp,
+            event.key,
+        )
+
+    @rule(who=ACTORS, start=TIMES, end=TIMES)
+    def replay(self, who: int, start: int, end: int) -> None:
+        if start > end:
+            start, end = end, start
+        found = self._seen(who, lambda actor: list(play_events(actor.log, "t", start, end)))
+        expected = sorted(
+            (event.timestamp, *place)
+            for place, event in self.model.items()
+            if start <= int(event.timestamp or 0) < end  # type: ignore[arg-type]
+        )
+        assert [(e.timestamp, e.partition, e.offset) for e in found] == expected
+        for event in found:
+            assert event.value == self.model[event.partition, event.offset].value
+
+    @rule(who=ACTORS)
+    def list(self, who: int) -> None:
+        entries = self._seen(who, lambda actor: [*list_journals(actor.log, self.topic)])
+        for partition, offset in self.model:
+            holders = [e for e in entries if e.partition == partition and e.base <= offset < e.end]
+            assert len(holders) == 1
+            assert offset not in holders[0].deleted
+
+    @invariant()
+    def all_is_as_it_should_be(self) -> None:
+        if not hasattr(self, "model"):
+            return
+        self.steps += 1
+        if self.steps % 5:
+            return
+        for partition in range(PARTITIONS):
+            start = self.house.head(self.topic, partition).start
+            stretches = Reader(self.house.log, self.topic, partition).stretches(start)
+            found = {e.offset: (e.id, e.value) for s in stretches for e in s.events()}
+            expected = {o: (e.id, e.value) for (p, o), e in self.model.items() if p == partition}
+            assert found == expected
+
+    def teardown(self) -> None:
+        if hasattr(self, "model"):
+            report = verify_topic(self.house.log, self.topic)
+            assert report.errors == 0, report.findings
+
+    # Inside.
+
+    def _actor(self, source: random.Random) -> Actor:
+        log = self._behind(Faults(source, RATES))
+        return Actor(
+            log, Lookup(log, self.topic, bytes_max=PARTITIONS * source.choice([0, 60, 9999]))
+        )
+
+    def _behind(self, faults: Faults) -> Log:
+        house = self.house
+        return Log(
+            FaultyStore(house.store, faults),
+            FaultyCatalog(house.catalog, faults, house.clock),
+            house.clock,
+            house.ids,
+            random.Random(7),
+        )
+
+    def _attempt(self, who: int, death: int | None, run: Callable[[Log], Any]) -> Any:
+        """Do it, dying on the way; after that, and when a reply is lost for good, once more."""
+        log = self.actors[who].log if death is None else self._behind(Death(death))
+        try:
+            return run(log)
+        except (UnavailableError, UnknownOutcomeError):
+            pass
+        except Crash:
+            self.house.clock.advance(60)
+        return run(self.house.log)
+
+    def _seen(self, who: int, look: Callable[[Actor], Any]) -> Any:
+        try:
+            return look(self.actors[who])
+        except UnavailableError:
+            return look(Actor(self.house.log, Lookup(self.house.log, self.topic)))
+
+    def _amender(self, log: Log, who: int) -> Amender:
+        lookup = self.actors[who].lookup if log is self.actors[who].log else Lookup(log, self.topic)
+        return Amender(log, lookup, Why("somebody"))
+
+    def _take_in(self, partition: int, events: list[Event]) -> None:
+        """What came to be there, once or, after a death, twice."""
+        end = self.house.head(self.topic, partition).next
+        added = end - self.ends[partition]
+        assert added % len(events) == 0 if events else added == 0
+        for number in range(added):
+            place = partition, self.ends[partition] + number
+            self.model[place] = events[number % len(events)]
+        self.ends[partition] = end
+
+    def _forget(self, is_gone: Callable[[Event], bool]) -> None:
+        self.model = {place: e for place, e in self.model.items() if not is_gone(e)}
+
+
+def _append(
+    log: Log, machine: JournalMachine, partition: int, events: list[Event], expected: Any = None
+) -> int:
+    """One run, by a producer of its own; its first offset."""
+    appender = Appender(log, find_topic(log, "t"), f"~{machine.house.ids.new()}")
+    segment = encode_segment([(partition, table_of(events, T0))])
+    base, _ = appender.commit(appender.upload(segment), segment.pieces[0], None, expected)
+    return base
+
+
+def _places(partition: int, base: int, count: int) -> tuple[Any, Any]:
+    return np.full(count, partition, np.int32), np.arange(base, base + count, dtype=np.int64)
+
+
+def _with_value(event: Event, value: bytes | None) -> Event:
+    return Event(value, event.key, event.id, event.timestamp, event.type)
+
+
+TestJournal = JournalMachine.TestCase
+TestJournal.settings = settings(
+    max_examples=100,
+    stateful_step_count=50,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)

@@ -1,0 +1,144 @@
+"""The console's pages of archives and pumps: how far, files, dead letters and their replay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.server.serving import Served, serving
+from tests.server.test_console_pages import eventually
+from tests.server.visiting import Browser, text_of
+from tidelog import Event, Home
+from tidelog.model.archive import Archive, Making
+from tidelog.pipeline.archive import committed_files, create_archive, find_archive, open_pipeline
+from tidelog.pipeline.driver import Driver, Driving
+from tidelog.pipeline.pump import Pumping, open_pump
+from tidelog.pipeline.workers import LocalWorkers
+
+
+def fill(home: Home) -> None:
+    home.create_topic("copy")
+    log = home.log
+    wanted = Archive(
+        "daily",
+        log.ids.new(),
+        "topic:t",
+        "partition",
+        home.store.url,
+        "archives/daily",
+        log.clock.now_ms(),
+        {1: Making(parser="iso8601:at")},
+        dead_share_max=1.0,
+    )
+    create_archive(home, wanted)
+    good = [Event(b'{"at": "2026-11-%02dT10:00:00Z"}' % day) for day in range(1, 21)]
+    bad = [Event(b'{"made": "2026-11-15T10:00:00Z", "x": "<script>"}') for _ in range(5)]
+    home.append("t", [*good, *bad])
+    drive(home)
+    pump = open_pump(home, Pumping("topic:t", "copy", "copying"), LocalWorkers())
+    Driver(log, pump, Driving()).run()
+
+
+def drive(home: Home) -> None:
+    pipeline = open_pipeline(home, find_archive(home, "daily"), LocalWorkers())
+    Driver(home.log, pipeline, Driving()).run()
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    with serving(tmp_path, first=fill) as found:
+        yield found
+
+
+@pytest.fixture
+def browser(served: Served) -> Iterator[Browser]:
+    with Browser(served) as found:
+        yield found
+
+
+def test_archives_and_pumps_are_listed(served: Served, browser: Browser) -> None:
+    page = eventually(lambda: browser.get("/console/archives"), "daily", "copying")
+    assert "topic:t" in page
+    page = browser.get("/console/archives/daily")
+    assert "t/0 25 25 0" in text_of(page)  # partition, position, end, lag
+    assert "5 dead letters, at most 0 may be" in text_of(page)
+    served.home.append("t", [Event(b"{}")])
+    eventually(lambda: browser.get("/console/archives/daily"), "t/0 25 26 1")
+    page = browser.get("/console/pumps/copying")
+    assert "25" in text_of(page)
+    browser.get("/console/archives/none", 404)
+    browser.get("/console/pumps/none", 404)
+    eventually(lambda: browser.get("/"), "dead letters")
+
+
+def test_files_are_a_tree_by_partition_names(served: Served, browser: Browser) -> None:
+    path = "/console/archives/daily/files"
+    page = browser.get(path)
+    assert "under=t" in page
+    days = browser.get(f"{path}?under=t")
+    for day in range(1, 21):
+        assert f"dt=2026-11-{day:02}" in days
+    files = browser.get(f"{path}?under=t/dt=2026-11-03")
+    archive = find_archive(served.home, "daily")
+    (name,) = [
+        file.target.rpartition("/")[2]
+        for _, file in committed_files(served.home, archive)
+        if "2026-11-03" in file.target
+    ]
+    assert name in files
+    for wrong in ("../..", "t/../..", "./t"):
+        browser.get(f"{path}?under={wrong}", 400)
+    assert "Nothing is here yet" in browser.get(f"{path}?under=nothing")
+
+
+def test_large_folders_come_in_parts(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidelog.server.console.archives._ENTRIES_MAX", 7)
+    seen: list[str] = []
+    path = "/console/archives/daily/files?under=t"
+    for _ in range(10):
+        page = browser.get(path)
+        seen += [f"{day:02}" for day in range(1, 21) if f"dt=2026-11-{day:02}</bdi>" in page]
+        if 'rel="next"' not in page:
+            break
+        path = page.split('rel="next" href="')[1].split('"')[0].replace("&amp;", "&")
+    assert seen == [f"{day:02}" for day in range(1, 21)]
+
+
+def test_dead_letters_with_their_reasons_and_their_replay(served: Served, browser: Browser) -> None:
+    page = browser.get("/console/archives/daily/dead")
+    said = text_of(page)
+    assert "field `at` is missing or null" in said
+    assert "t /0/20" in said
+    assert "<script>" not in page.replace("<script src", "")
+    action = "/console/archives/daily/replay"
+    same = browser.send(page, action)
+    assert same.headers["location"] == "/console/work"
+    eventually(
+        lambda: browser.get("/console/work"), "5 dead letters tried, 0 are in the archive now"
+    )
+    browser.send(page, action, parser="iso8601:made")
+    eventually(lambda: browser.get("/console/work"), "5 are in the archive now, 0 stay dead")
+    assert "There are none" in browser.get("/console/archives/daily/dead")
+    archive = find_archive(served.home, "daily")
+    assert sum(file.events for _, file in committed_files(served.home, archive)) == 25
+    eventually(lambda: browser.get("/console/archives/daily"), "Dead letters 0")
+
+
+def test_a_replay_from_a_page_runs_no_code_of_others(browser: Browser) -> None:
+    page = browser.get("/console/archives/daily/dead")
+    for parser in ("os:system", "tests.some:Parser", "/etc/passwd", "json"):
+        answer = browser.send(page, "/console/archives/daily/replay", parser=parser)
+        assert answer.status_code in (303, 400)
+        if parser != "json":
+            assert answer.status_code == 400
+    eventually(lambda: browser.get("/console/work"), "failed")
+
+
+def test_a_source_that_is_gone_is_told(served: Served, browser: Browser) -> None:
+    eventually(lambda: browser.get("/console/archives/daily"), "t/0")
+    served.home.delete_topic("t")
+    eventually(lambda: browser.get("/console/archives/daily"), "its source cannot be asked")
+    eventually(lambda: browser.get("/console/pumps/copying"), "its source cannot be asked")
+    assert "25" in text_of(browser.get("/console/archives/daily"))
