@@ -8,10 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from selenium import webdriver
-from selenium.common.exceptions import (
-    NoSuchElementException,
-    StaleElementReferenceException,
-)
+from selenium.common.exceptions import NoSuchElementException, WebDriverException
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
@@ -95,8 +92,8 @@ class Person:
                 found = look()
                 if found:
                     return found
-            except (NoSuchElementException, StaleElementReferenceException):
-                pass
+            except WebDriverException:
+                pass  # not there yet, or replaced under our eyes
             assert time.monotonic() < until, f"no {what} on the page:\n{self.text}"
             time.sleep(0.05)
 

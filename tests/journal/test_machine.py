@@ -19,6 +19,7 @@ from tidelog.codec.segment import encode_segment
 from tidelog.errors import (
     AlreadyExistsError,
     NotFoundError,
+    PartialAppendError,
     UnavailableError,
     UnknownOutcomeError,
 )
@@ -104,7 +105,7 @@ class JournalMachine(RuleBasedStateMachine):
             positions = append_absent(actor.log, actor.lookup, events, append)
         except AlreadyExistsError as exc:
             refused = set(exc.context["ids"])
-        except (UnavailableError, UnknownOutcomeError):
+        except (PartialAppendError, UnavailableError, UnknownOutcomeError):
             for partition in range(PARTITIONS):
                 here = [e for e in events if partition_for((e.id or "").encode(), 2) == partition]
                 self._take_in(partition, here)

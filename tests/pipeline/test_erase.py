@@ -13,15 +13,20 @@ from deltalake import DeltaTable
 from pyiceberg.catalog import load_catalog
 
 from tests.pipeline.looking import AT, AT_OR_WHEN, a_home, an_archive, drive, fill
-from tidelog import Home
+from tidelog import Event, Home
+from tidelog.catalog.base import ABSENT, Put
 from tidelog.errors import UnknownOutcomeError
+from tidelog.model import layout
 from tidelog.model.archive import Archive, Making
+from tidelog.model.pipeline import Intent
+from tidelog.model.run import encode_row
 from tidelog.pipeline import erase
 from tidelog.pipeline.archive import find_archive, open_pipeline
 from tidelog.pipeline.contents import Wanted, archived_rows
 from tidelog.pipeline.dead import dead_letters
 from tidelog.pipeline.driver import Driver, Driving
 from tidelog.pipeline.erase import archives_of, erase_from_archive, erase_from_archives
+from tidelog.pipeline.erasure import ArchiveEraser
 from tidelog.pipeline.find import find_event
 from tidelog.pipeline.generations import begin_backfill, promote
 from tidelog.pipeline.replay import Replaying, replay
@@ -241,3 +246,26 @@ def test_lost_replies_are_settled(home: Home, monkeypatch: pytest.MonkeyPatch, v
     erase_from_archives(home, home.topic("t"), GONE)
     assert held(home, archive) == left()
     assert problems(home, archive) == []
+
+
+def test_a_daemon_carries_deletes_once_and_waits_for_ranges_under_way(home: Home) -> None:
+    archive = an_archive(home, "daily")
+    home.append("t", [Event(b"x", id="gone"), Event(b"y", id="stays")], partition=0)
+    drive(home, archive)
+    eraser = ArchiveEraser(home)
+    assert eraser.turn() == []
+    home.delete("t", ["gone"])
+    (report,) = eraser.turn()
+    assert (report.events, report.waiting) == (1, 0)
+    assert eraser.turn() == [], "nothing new"
+    assert find_event(home, archive, "t/0", 100).status == "gap"
+    home.append("t", [Event(b"z", id="late")], partition=0)
+    where = layout.pipeline_partition(archive.pipeline(), "t/0")
+    intent = Put("intent", encode_row(Intent("102", "103")), expect=ABSENT)
+    home.catalog.write(where, intent, write_id=home.log.ids.new())  # a range planned before
+    home.delete("t", ["late"])
+    assert [report.waiting for report in eraser.turn()] == [1]
+    assert [report.waiting for report in eraser.turn()] == [1], "it looks again"
+    drive(home, archive)
+    assert [report.waiting for report in eraser.turn()] == [0]
+    assert eraser.turn() == []

@@ -181,6 +181,7 @@ def test_the_cookie_is_for_this_site_and_not_for_scripts(guarded: Guarded) -> No
             "https://evil.example/",
             "//evil.example/",
             "/\\evil.example",
+            "/console/\r\nx: y",
             "javascript:1",
         ):
             fields = {"token": guarded.both, "next": elsewhere}

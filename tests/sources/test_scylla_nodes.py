@@ -16,7 +16,6 @@ from tidelog.errors import InvalidError, UnavailableError
 from tidelog.sources.base import Range
 from tidelog.sources.scylla_session import close_sessions
 
-SECOND = 1_000
 RIGHTS = """
 authenticator: PasswordAuthenticator
 authorizer: CassandraAuthorizer

@@ -21,6 +21,7 @@ from tidelog.journal.scribe_metrics import ScribeMetrics
 from tidelog.journal.tickets import Rate
 from tidelog.model.event import to_iso
 from tidelog.model.times import duration_ms
+from tidelog.pipeline.erasure import ArchiveEraser
 from tidelog.pipeline.sweep import sweep_archives
 
 __all__ = ["scribe"]
@@ -57,7 +58,7 @@ __all__ = ["scribe"]
 @json_option
 @click.pass_obj
 def scribe(home_text: str | None, output: Output, /, once: bool, **given: Any) -> None:
-    """Compile all topics in the background, apply updates and deletes, and sweep.
+    """Compile all topics in the background, apply updates and deletes, also to archives, and sweep.
 
     One scribe works at a time, however many run: the others stand by. Every N minutes there is a
     turn; those that waited longer than M are dropped, so at most M/N wait. A turn that runs out of
@@ -102,16 +103,18 @@ class _Log:
         self._file = file
         self._grace_ms = grace_ms
         self._metrics = ScribeMetrics()
+        self._eraser = ArchiveEraser(home)
 
     def turn(self, turn: Turn) -> None:
-        """A turn is over; where it has swept topics, archives are swept too."""
+        """A turn is over: deletes go into archives, and these are swept where topics were."""
         self._metrics.add(turn)
         self._show(turn)
-        if turn.swept is not None and self._grace_ms is not None:
-            try:
+        try:
+            self._eraser.turn()
+            if turn.swept is not None and self._grace_ms is not None:
                 sweep_archives(self._home, self._grace_ms)
-            except TidelogError as exc:
-                self.error(exc)
+        except TidelogError as exc:
+            self.error(exc)
         self._write_metrics()
 
     def error(self, error: TidelogError) -> None:

@@ -43,7 +43,7 @@ from tidelog.log.replays import replay_pipeline
 from tidelog.model import layout
 from tidelog.model.address import parse_address
 from tidelog.model.archive import Archive
-from tidelog.model.pipeline import Committed, FileEntry, Manifest, read_manifest
+from tidelog.model.pipeline import Committed, FileEntry, Intent, Manifest, read_manifest
 from tidelog.model.run import decode_row, encode_row
 from tidelog.model.topic import Topic
 from tidelog.pipeline.archive import list_archives
@@ -70,6 +70,7 @@ class ArchiveErasure:
     files: int = 0
     events: int = 0
     ranges: int = 0
+    waiting: int = 0  # ranges under way that were planned, perhaps, before the deletes
 
 
 def erase_from_archives(
@@ -122,6 +123,7 @@ def erase_from_archive(
             wanted = np.array(sorted(offsets.get(partition, ())), np.int64)
             if len(wanted):
                 lane = _Lane(home, store, archive, generation, pipeline, partition)
+                report.waiting += lane.is_under_way(wanted)  # before the rows are read, on purpose
                 for row in lane.rows(wanted):
                     lane.settle(row, wanted, report)
     return report
@@ -148,6 +150,14 @@ class _Lane:
         self._partition = partition
         self._where = layout.pipeline_partition(pipeline, partition)
         self._lessener = Lessener(store, archive.making(generation))
+
+    def is_under_way(self, wanted: Offsets) -> bool:
+        """Whether a range that holds some of the offsets is being done now."""
+        row = self._log.catalog.get(self._where, "intent")
+        if row is None:
+            return False
+        intent = decode_row(row.value, Intent, f"intent of `{self._partition}`")
+        return _between(intent.start, intent.limit, wanted)
 
     def rows(self, wanted: Offsets) -> Iterator[str]:
         """The commits that may hold some of these offsets."""
@@ -327,9 +337,13 @@ class _Lane:
 
 
 def _may_hold(committed: Committed, wanted: Offsets) -> bool:
-    """Whether some of the offsets lie in a range; where its positions are none, they may."""
-    ends = (committed.start, committed.end)
-    if not all(text.isascii() and text.isdecimal() for text in ends):
-        return committed.files > 0
-    first, after = (int(np.searchsorted(wanted, int(text))) for text in ends)
+    """Whether some of the offsets lie in a range that has files."""
+    return committed.files > 0 and _between(committed.start, committed.end, wanted)
+
+
+def _between(start: str, end: str, wanted: Offsets) -> bool:
+    """Whether some of the offsets lie between two positions; where these are none, they may."""
+    if not all(text.isascii() and text.isdecimal() for text in (start, end)):
+        return True
+    first, after = (int(np.searchsorted(wanted, int(text))) for text in (start, end))
     return first < after

@@ -12,12 +12,13 @@ from tidelog.home import Home
 from tidelog.journal.compile import CompileReport, compile_topic
 from tidelog.journal.policy import Policy
 from tidelog.log.sweep import SweepReport, sweep_home
+from tidelog.log.topics import read_head
 from tidelog.model.topic import Topic
 from tidelog.pipeline.erase import ArchiveErasure, erase_from_archives
 from tidelog.pipeline.proof import deleted_offsets
 from tidelog.pipeline.sweep import PipelineSweep, sweep_archives
 
-__all__ = ["Erasure", "carry_out"]
+__all__ = ["ArchiveEraser", "Erasure", "carry_out"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +40,33 @@ def carry_out(home: Home, topic: Topic, grace_ms: int) -> Erasure:
     archives = erase_from_archives(home, topic, deleted_offsets(home, topic))
     swept = sweep_home(home.log, grace_ms)
     return Erasure(compiled, archives, swept, sweep_archives(home, grace_ms))
+
+
+class ArchiveEraser:
+    """Carries deletes of all topics into archives, again and again; for a daemon.
+
+    A topic without new deletes costs a read of its heads.
+    """
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._done: dict[str, int] = {}  # by incarnation: amendments that archives have
+
+    def turn(self) -> list[ArchiveErasure]:
+        """What there is to carry now; what could not be carried yet is tried again."""
+        reports: list[ArchiveErasure] = []
+        for topic in self._home.topics():
+            if topic.state == "ready":
+                reports += self._topic(topic)
+        return reports
+
+    def _topic(self, topic: Topic) -> list[ArchiveErasure]:
+        heads = [read_head(self._home.log, topic, p)[0] for p in range(topic.partitions)]
+        amendments = sum(head.amendments for head in heads)
+        if amendments == self._done.get(topic.incarnation, 0):
+            return []
+        deleted = deleted_offsets(self._home, topic)
+        reports = erase_from_archives(self._home, topic, deleted) if deleted else []
+        if not any(report.waiting for report in reports):
+            self._done[topic.incarnation] = amendments
+        return reports

@@ -19,7 +19,7 @@ __all__ = ["Job", "Jobs"]
 
 _RUNNING_MAX = 4
 _KEPT_MAX = 50
-_STOP_S = 10.0  # in which a job should have stopped
+_STOP_S = 10.0  # in which all should have stopped
 
 
 @dataclass(slots=True)
@@ -84,12 +84,13 @@ class Jobs:
 
     def close(self) -> None:
         """Ask all to stop, and wait for them a little."""
-        running = [job for job in self.all() if job.thread is not None]
-        for job in running:
+        for job in self.all():
             job.stop.set()
-        for job in running:
+        now_s = self._log.clock.monotonic_s
+        until_s = now_s() + _STOP_S
+        for job in self.all():
             if job.thread is not None:
-                job.thread.join(_STOP_S)
+                job.thread.join(max(0.0, until_s - now_s()))
 
     def _run(self, job: Job, work: Work) -> None:
         try:

@@ -43,6 +43,7 @@ _FRESH_S = 0.5  # unless the last one is this young
 _READS_MAX = 4_000  # heads, and as many leases, in one sample
 _ROWS_MAX = 4_000  # of runs that are counted in one sample
 _AT_ONCE = 8  # reads side by side
+_STOP_S = 5.0  # in which a sample that is under way should have ended
 
 
 @dataclass(slots=True)
@@ -84,8 +85,8 @@ class Sampler:
         self._stop.set()
         self._wake.set()
         if self._thread.is_alive():
-            self._thread.join()
-        self._pool.shutdown(wait=True, cancel_futures=True)
+            self._thread.join(_STOP_S)
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
     @property
     def is_busy(self) -> bool:

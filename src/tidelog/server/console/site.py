@@ -179,7 +179,8 @@ class Console:
             return Moved("/", self._sessions.cookie(scope, headers, ""))
         text = form.get("token", "").strip()
         to = form.get("next", "/")
-        if to.startswith(("//", "/\\")) or not Console.has(to.partition("?")[0]):
+        is_plain = to.isascii() and to.isprintable() and not to.startswith(("//", "/\\"))
+        if not is_plain or not Console.has(to.partition("?")[0]):
             to = "/"
         session = await self._sessions.enter(scope, headers, text)
         cookie = "" if session.token is None else self._sessions.cookie(scope, headers, text)

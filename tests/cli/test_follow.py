@@ -1,0 +1,180 @@
+"""What follows all archives and pumps of a home in one process."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from tests.cli.running import start
+from tests.cli.upping import is_gone
+from tidelog import Event, Home
+from tidelog.cli.main import cli
+from tidelog.home import create_home, open_home
+from tidelog.log.keepers import Part
+from tidelog.pipeline.archive import committed_files, find_archive
+from tidelog.pipeline.follower import Follower
+from tidelog.pipeline.workers import LocalWorkers
+from tidelog.settings import load_settings
+
+SECONDS_MAX = 90
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    folder = tmp_path / "home"
+    create_home(load_settings(str(folder), {}, tmp_path))[0].close()
+    return folder
+
+
+@pytest.fixture
+def home(place: Path) -> Iterator[Home]:
+    with open_home(place) as opened:
+        yield opened
+
+
+def tidelog(place: Path, *args: str) -> None:
+    done = CliRunner().invoke(cli, ["--home", str(place), *args])
+    assert done.exit_code == 0, (done.output, done.exception)
+
+
+def eventually(what: str, holds: Callable[[], object]) -> None:
+    deadline = time.monotonic() + SECONDS_MAX
+    while not holds():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.1)
+
+
+def archived(home: Home, name: str) -> int:
+    found = find_archive(home, name)
+    return sum(file.events for _, file in committed_files(home, found) if file.kind == "data")
+
+
+@contextlib.contextmanager
+def following(home: Home) -> Iterator[dict[str, Part]]:
+    """The newest report of each part."""
+    stop, parts = threading.Event(), {}
+
+    def report(part: Part) -> None:
+        parts[part.name] = part
+
+    follower = Follower(home, lambda: LocalWorkers(1), report, stop)
+    thread = threading.Thread(target=follower.run)
+    thread.start()
+    try:
+        yield parts
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_a_promoted_generation_is_gone_over_to(home: Home, place: Path) -> None:
+    home.create_topic("orders")
+    tidelog(place, *("archive", "create", "raw", "--source", "topic:orders", "--max-age", "100ms"))
+    home.append("orders", [Event(b"one"), Event(b"two")])
+    with following(home) as parts:
+        eventually("it follows", lambda: archived(home, "raw") == 2)
+        tidelog(place, "archive", "backfill", "raw", "--no-spark", "--format", "jsonlines")
+        tidelog(place, "archive", "promote", "raw")
+        assert find_archive(home, "raw").generation == 2
+        home.append("orders", [Event(b"three")])
+        eventually("the new generation is followed", lambda: archived(home, "raw") == 3)
+        eventually("and said so", lambda: parts["archive raw"].state == "running")
+
+
+def test_a_deleted_pump_is_left_and_one_made_again_is_another(home: Home, place: Path) -> None:
+    home.create_topic("orders")
+    home.create_topic("copy")
+    pumping = ("pump", "topic:orders", "--topic", "copy", "--name", "copier", "--no-spark")
+    tidelog(place, *pumping)
+    with following(home) as parts:
+        eventually("it runs", lambda: parts.get("pump copier", Part("", "", 0)).state == "running")
+        home.append("orders", [Event(b"one")])
+        eventually("it pumps", lambda: len(list(home.read("copy"))) == 1)
+    tidelog(place, "pipeline", "delete", "copier", "--yes")
+    with following(home) as parts:
+        home.append("orders", [Event(b"two")])
+        eventually("it looks", lambda: "notifications" in parts)
+        time.sleep(2.5)
+        assert "pump copier" not in parts
+        assert len(list(home.read("copy"))) == 1
+
+
+def test_fields_that_a_pump_was_begun_with_are_kept(home: Home, place: Path) -> None:
+    home.create_topic("clicks")
+    home.create_topic("keyed", 3)
+    pumping = ("pump", "topic:clicks", "--topic", "keyed", "--name", "by-user", "--no-spark")
+    tidelog(place, *pumping, "--key-field", "user", "--id-field", "id")
+    home.append("clicks", [Event(b'{"user": "ann", "id": "c1"}')])
+    with following(home):
+        eventually("it pumps", lambda: _events(home, "keyed", 3))
+    [event] = _events(home, "keyed", 3)
+    assert (event.key, event.id) == (b"ann", "c1")
+
+
+def _events(home: Home, topic: str, partitions: int) -> list[Event]:
+    return [event for partition in range(partitions) for event in home.read(topic, partition)]
+
+
+def test_a_restore_is_not_followed(home: Home, place: Path) -> None:
+    home.create_topic("orders")
+    home.create_topic("again")
+    home.append("orders", [Event(b"one")])
+    tidelog(place, *("archive", "create", "raw", "--source", "topic:orders"))
+    tidelog(place, "archive", "run", "raw", "--no-spark")
+    tidelog(place, "archive", "restore", "raw", "--to", "topic:again", "--no-spark")
+    with following(home) as parts:
+        eventually("it follows the archive", lambda: "archive raw" in parts)
+        assert not [name for name in parts if name.startswith("pump")]
+
+
+@pytest.mark.spark
+def test_many_archives_share_one_spark_session_that_ends_with_them(
+    home: Home, place: Path, tmp_path: Path
+) -> None:
+    for name in ("one", "two", "three"):
+        home.create_topic(name)
+        home.append(name, [Event(b"%d" % n) for n in range(100)])
+        tidelog(place, *("archive", "create", name, "--source", f"topic:{name}"))
+    process = start("--home", str(place), "follow", "--master", "local[2]", "--json", cwd=tmp_path)
+    try:
+        assert process.stdout is not None
+        running: set[str] = set()
+        while len(running) < 3:
+            told = json.loads(process.stdout.readline())
+            if told["state"] == "running" and told["part"].startswith("archive"):
+                running.add(told["part"])
+        for name in ("one", "two", "three"):
+            tidelog(place, "archive", "flush", name)
+        for name in ("one", "two", "three"):
+            eventually(f"{name} is archived", lambda name=name: archived(home, name) == 100)
+        javas = _javas(process.pid)
+        assert len(javas) == 1
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=SECONDS_MAX)
+        assert process.returncode == 0
+        eventually("its Java ends", lambda: all(map(is_gone, javas)))
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+
+
+def _javas(pid: int) -> list[int]:
+    """The Java processes that a process has started."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            with contextlib.suppress(OSError):
+                fields = (folder / "stat").read_text().rpartition(")")[2].split()
+                name = (folder / "comm").read_text().strip()
+                if int(fields[1]) == pid and name == "java":
+                    found.append(int(folder.name))
+    return found
