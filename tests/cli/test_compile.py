@@ -20,7 +20,8 @@ from tidelog.settings import Settings
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Iterator[Home]:
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
+    monkeypatch.setenv("TIDELOG_LEASE_TTL_MS", "1000")
     settings = Settings(str(tmp_path / "o"), str(tmp_path / "c.sqlite"), lease_ttl_ms=1_000)
     with create_home(settings)[0] as made:
         made.create_topic("orders", 2)

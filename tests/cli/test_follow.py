@@ -89,7 +89,7 @@ def test_a_promoted_generation_is_gone_over_to(home: Home, place: Path) -> None:
         eventually("and said so", lambda: parts["archive raw"].state == "running")
 
 
-def test_a_deleted_pump_is_left_and_one_made_again_is_another(home: Home, place: Path) -> None:
+def test_a_deleted_pump_is_left(home: Home, place: Path) -> None:
     home.create_topic("orders")
     home.create_topic("copy")
     pumping = ("pump", "topic:orders", "--topic", "copy", "--name", "copier", "--no-spark")

@@ -45,7 +45,8 @@ def test_one_that_always_fails_is_started_again_ever_more_rarely() -> None:
     failed = [at for at, running in kept.changes if running.state == "failed"]
     started = [at for at, running in kept.changes if running.state == "running"]
     waits = [begun - ended for ended, begun in zip(failed, started[1:], strict=False)]
-    assert 0.2 < waits[0] < waits[1]
+    assert waits[0] > 0.24
+    assert waits[1] > 0.48
     assert kept.changes[-1][1].error == "why"
     assert [running.restarts for _, running in kept.changes if running.state == "running"] == [
         0,
@@ -72,7 +73,7 @@ def test_one_that_does_not_listen_to_sigterm_is_killed_with_what_it_started() ->
     pids = [int(kept.lines[0][0]), kept.changes[0][1].pid]
     began = time.monotonic()
     kept.supervisor.stop()
-    assert 0.4 < time.monotonic() - began < 5
+    assert 0.4 < time.monotonic() - began < 15
     assert kept.states()[-1] == "stopped"
     deadline = time.monotonic() + 5
     while not all(map(is_gone, pids)):

@@ -9,7 +9,7 @@ from tidelog.catalog.base import Change
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.codec.events import table_of
 from tidelog.codec.segment import encode_segment
-from tidelog.errors import NotFoundError
+from tidelog.errors import FencedError, NotFoundError
 from tidelog.journal.compile import CompileReport, Compiling, compile_partition, compile_topic
 from tidelog.journal.make import Made, make_journals
 from tidelog.journal.policy import Policy
@@ -284,6 +284,21 @@ def test_a_sweep_before_the_swap_makes_it_take_the_row_anew(press: Press) -> Non
     check(press, other, values())
     assert press.compile(other).journals == 1, "once the first one was silent for long enough"
     check(press, other, values())
+
+
+def test_a_beat_takes_a_row_that_a_sweep_emptied(press: Press) -> None:
+    topic = filled(press)
+    between = Between(press, topic)
+    sweep_home(press.log, 3_600_000)
+    between.compiling.holding.beat()
+    other = Compiling(press.log, topic, 0, ALL)
+    assert not other.holding.try_take()
+    assert between.swap() is not None
+    check(press, topic, values())
+    between.compiling.holding.release()
+    assert other.holding.try_take()
+    with pytest.raises(FencedError):
+        between.compiling.holding.beat()
 
 
 def test_another_swap_before_ours(press: Press) -> None:

@@ -106,7 +106,7 @@ class Crowd:
         self.random = random.Random(seed)
         self.topic = filled(self.press, 6)
         self.sent: dict[int, str] = values(6)
-        self.settings = LogSettings(lease_ttl_ms=1_000)
+        self.settings = LogSettings(lease_ttl_ms=30_000)  # beats go by real time: none comes
         self.states: dict[int, list[str | None]] = {}  # what an offset was amended to, in order
 
     def log(self) -> Log:

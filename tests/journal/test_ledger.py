@@ -13,7 +13,10 @@ from tests.sinks.ranges import batch_of, stage
 from tidelog import Event
 from tidelog.home import Home, World, create_home
 from tidelog.log.ledger import ErasedIds, enter_erased, read_erased
+from tidelog.pipeline.driver import Driver, Driving
 from tidelog.pipeline.places import sink_at
+from tidelog.pipeline.pump import Pumping, open_pump
+from tidelog.pipeline.workers import LocalWorkers
 from tidelog.settings import Settings
 
 
@@ -107,6 +110,21 @@ def test_more_may_be_erased_before_the_next_driver_goes_on(home: Home) -> None:
     sink.publish(manifest)  # all of it is there: nothing comes again
     assert stored == ["01", "02", "03", "10", "11", "12"]
     assert ids(home) == ["02", "03", "10", "11"]
+
+
+def test_a_pump_that_reads_all_again_does_not_bring_back_what_was_erased(home: Home) -> None:
+    home.create_topic("from", 2)
+    home.append("from", [Event(b"v", id=each) for each in "abc"])
+
+    def pump(name: str) -> int:
+        pipeline = open_pump(home, Pumping("topic:from", "t", name), LocalWorkers(1))
+        return Driver(home.log, pipeline, Driving()).run()
+
+    assert pump("one") == 3
+    home.delete("t", "b")
+    assert sorted(map(str, ids(home))) == ["a", "c"]
+    assert pump("again") == 3
+    assert sorted(map(str, ids(home))) == ["a", "a", "c", "c"]
 
 
 def test_an_ordinary_producer_may_use_an_erased_id_anew(home: Home) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 import threading
+from pathlib import Path
 
 import pytest
 
 from tests.journal.compiling import Death, Press
 from tests.journal.test_compile import filled, values
+from tidelog import Event
 from tidelog.errors import InvalidError, TidelogError, UnavailableError
+from tidelog.home import create_home
 from tidelog.journal.policy import Policy
 from tidelog.journal.scribe import Scribe, Scribing, Turn
 from tidelog.journal.tickets import Place, Rate, Tickets
@@ -17,6 +20,7 @@ from tidelog.log.base import Log
 from tidelog.log.process import NoProcesses
 from tidelog.model import layout
 from tidelog.model.topic import Topic
+from tidelog.settings import Settings
 from tidelog.testing.clock import seeded_ids
 from tidelog.testing.faults import Fault, Faults
 from tidelog.testing.scheduler import Crash
@@ -263,6 +267,18 @@ def test_once_is_a_turn_without_a_ticket_and_takes_one_that_waits(press: Press) 
     assert second is not None
     assert (first.compiled.journals, second.compiled.journals) == (1, 0)
     assert worker.tick() is None, "the ticket of this stretch was taken along"
+
+
+def test_a_function_can_call_it(tmp_path: Path) -> None:
+    settings = Settings(str(tmp_path / "o"), str(tmp_path / "c.sqlite"))
+    with create_home(settings)[0] as home:
+        home.create_topic("t")
+        for number in range(3):
+            home.append("t", [Event(b"%d" % number)])
+        turn = home.scribe_once(Scribing(policy=Policy.everything()))
+        assert turn is not None
+        assert (turn.compiled.events, turn.finished) == (3, True)
+        assert [event.value for event in home.read("t")] == [b"0", b"1", b"2"]
 
 
 def test_it_does_not_sweep_where_that_is_not_wanted_or_was_just_done(press: Press) -> None:

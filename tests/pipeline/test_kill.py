@@ -35,6 +35,7 @@ from tidelog.settings import Settings
 
 DAY_S, FIRST_S = 86_400, 1_794_700_800
 Place = tuple[int, int]  # partition and offset
+DRIVER_S = 600  # one that takes longer hangs, even on a machine that is busy with other things
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -279,10 +280,15 @@ def kill_workers(
             )
             for _ in range(2)
         ]
-        time.sleep(8 + 4 * chance.random())
-        drivers[0].kill()
-        for driver in drivers:
-            driver.wait(120)
+        try:
+            time.sleep(8 + 4 * chance.random())
+            drivers[0].kill()
+            for driver in drivers:
+                driver.wait(DRIVER_S)
+        finally:
+            for driver in drivers:
+                driver.kill()
+                driver.wait()
     left = list(tokens.iterdir())
     turns = len(range(0, kills, 4))
     print(f"{3 * turns - len(left)} workers were killed, and {turns} drivers")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pickle
 import random
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +17,7 @@ import pytest
 import tidelog.codec.journal as journal_module
 from tests.journal.compiling import amend_by_hand
 from tests.playback.stage import T0, CountingCatalog, Place, Stage, places
+from tests.playback.test_named import Theatre
 from tidelog import Event
 from tidelog.catalog.base import Delete
 from tidelog.errors import CorruptError, NotFoundError
@@ -37,7 +40,7 @@ from tidelog.playback.play import play
 from tidelog.playback.windows import Bounds
 from tidelog.settings import load_settings
 from tidelog.testing.faults import Faults
-from tidelog.testing.scheduler import Scheduler
+from tidelog.testing.scheduler import Crash, Scheduler
 
 TINY = Bounds(window_bytes=400, ahead_bytes=800, held_bytes=600, batch_events=7)
 DAY = 24 * 3600 * 1000
@@ -218,6 +221,24 @@ def test_heads_are_not_read_for_each_run() -> None:
     stage.log = Log(stage.store, counting, stage.clock, stage.ids, stage.log.random)
     assert len(stage.play(T0, T0 + DAY)) == 200
     assert counting.calls < 25
+
+
+@pytest.mark.parametrize("call", range(20, 80, 4))
+def test_a_named_one_that_dies_goes_on_after_deletes_and_compiles(call: int) -> None:
+    theatre = Theatre()
+    with contextlib.suppress(Crash):
+        theatre.resume(theatre.player(Faults(crash_after_call=call)))
+    events = [(event.partition or 0, event.offset or 0) for event in theatre.events()]
+    gone = events[:3] + events[9:15]
+    whole = Counter(event.id for event in theatre.events())
+    for partition, offset in gone:
+        amend_by_hand(theatre.log, theatre.main, partition, {offset: None})
+    left = Counter(event.id for event in theatre.events())
+    compiled(theatre)
+    sweep_home(theatre.log, 0)
+    theatre.resume(theatre.player())
+    found = Counter(event.id for event in theatre.events(theatre.target))
+    assert left <= found <= whole, "each once, and what is deleted at most once"
 
 
 # What is planned to be played elsewhere.

@@ -11,6 +11,7 @@ from tests.server.serving import Served, serving
 from tests.server.test_console_pages import eventually
 from tests.server.visiting import Browser, text_of
 from tidelog import Event, Home
+from tidelog.log.keepers import Keeper, Part, put_keeper
 from tidelog.model.archive import Archive, Making
 from tidelog.pipeline.archive import committed_files, create_archive, find_archive, open_pipeline
 from tidelog.pipeline.driver import Driver, Driving
@@ -134,6 +135,19 @@ def test_a_replay_from_a_page_runs_no_code_of_others(browser: Browser) -> None:
         if parser != "json":
             assert answer.status_code == 400
     eventually(lambda: browser.get("/console/work"), "failed")
+
+
+def test_what_is_kept_running_is_shown_on_the_overview(served: Served, browser: Browser) -> None:
+    log = served.home.log
+    now_ms = log.clock.now_ms()
+    parts = (
+        Part("serve", "running", now_ms, pid=41),
+        Part("archive daily", "failed", now_ms, restarts=3, error="no <b>room</b>"),
+    )
+    put_keeper(log, Keeper("k", "here", 40, "", now_ms, now_ms, parts=parts))
+    page = eventually(lambda: browser.get("/"), "Kept running", "archive daily failed")
+    assert "fails: no <b>room</b>" in text_of(page)
+    assert "<b>room" not in page
 
 
 def test_a_source_that_is_gone_is_told(served: Served, browser: Browser) -> None:

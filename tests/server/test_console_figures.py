@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tidelog import Event, Home, NotFoundError
 from tidelog.home import create_home
-from tidelog.log.trim import TrimTo
+from tidelog.log.trim import ToOffsets
 from tidelog.server.console import sampler as sampling
 from tidelog.server.console import timeline
 from tidelog.server.console.charts import Series, line_chart
@@ -90,7 +90,7 @@ def test_samples_tell_of_topics_consumers_and_runs(home: Home, sampler: Sampler)
         (seen,) = sample.consumers
         assert (seen.alive, seen.held[0].lag.cursor) == (1, 5)
     assert sample.bytes is not None
-    home.trim("t", TrimTo(offsets={0: 20}))
+    home.trim("t", ToOffsets({0: 20}))
     sampler._sampled_s = float("-inf")
     sample = sampler.look().topics["t"]
     assert (sample.events, sample.runs) == (10, 1)
@@ -187,7 +187,7 @@ def test_a_timeline_follows_appends_and_trims(home: Home) -> None:
     home.append("t", [Event(b"late", timestamp=START_MS - 5_000)], partition=0)
     found = timelines.histogram(topic, None, None)
     assert (sum(found.counts), found.first_ms) == (21, START_MS - 5_000)
-    home.trim("t", TrimTo(offsets={0: 10}))
+    home.trim("t", ToOffsets({0: 10}))
     found = timelines.histogram(topic, None, None)
     assert sum(found.counts) == 11
     wide = timelines.histogram(topic, 0, 253_402_300_799_999)

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 import pytest
 
 from tests.server.serving import Served, serving
@@ -40,7 +39,8 @@ class Guarded:
 
 
 @pytest.fixture
-def guarded(tmp_path: Path) -> Iterator[Guarded]:
+def guarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Guarded]:
+    """As if others could reach it, without letting them."""
     texts: dict[str, str] = {}
 
     def first(home: Home) -> None:
@@ -52,10 +52,9 @@ def guarded(tmp_path: Path) -> Iterator[Guarded]:
         texts["writes"] = create_token(home.log, ["write"], "writer")[1]
         texts["both"] = create_token(home.log, ["read", "write"], "owner")[1]
 
-    with serving(tmp_path, first=first, host="0.0.0.0") as found:  # beyond loopback
-        url = found.url.replace("0.0.0.0", "127.0.0.1")
-        with httpx.Client(base_url=url, timeout=60) as client:
-            yield Guarded(Served(url, found.home, client), **texts)
+    monkeypatch.setattr("tidelog.server.options._is_loopback", lambda host: False)
+    with serving(tmp_path, first=first) as found:
+        yield Guarded(found, **texts)
 
 
 def path_of(place: Place) -> str:
@@ -207,6 +206,23 @@ def test_a_revoked_token_is_out_at_once(guarded: Guarded) -> None:
         done = browser.send(asked.text, "/console/tokens/revoke")
         assert "is revoked" in text_of(done.text)
         other.get("/", 401)
+
+
+def test_without_any_token_left_nobody_gets_in(guarded: Guarded) -> None:
+    own = next(t for t in list_tokens(guarded.served.home.log) if t.label == "owner")
+    with Browser(guarded.served, guarded.both) as browser:
+        page = browser.get("/console/tokens")
+        for token in list_tokens(guarded.served.home.log):
+            if token.id != own.id:
+                fields = {**mark_of(page), "id": token.id, "sure": "1"}
+                assert browser.post("/console/tokens/revoke", fields).status_code == 200
+        asked = browser.post("/console/tokens/revoke", {**mark_of(page), "id": own.id})
+        said = text_of(asked.text)
+        assert "you are logged out" in said
+        assert "nobody gets in any more" in said
+        assert browser.send(asked.text, "/console/tokens/revoke").status_code == 200
+        browser.get("/", 401)
+    assert guarded.served.client.get("/topics").status_code == 401
 
 
 def mark_of(page: str) -> dict[str, str]:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.server.serving import Served, serving
 from tests.server.visiting import Browser, forms_of, text_of
-from tidelog import Event, Home
+from tidelog import Event, Home, UnavailableError
 
 START_MS = 1_763_200_000_000
 
@@ -319,3 +319,22 @@ def test_what_is_not_there_is_told_as_a_page(browser: Browser) -> None:
     assert browser.client.get("/console/static/../site.py").status_code == 404
     assert browser.client.get("/console/static/nothing.css").status_code == 404
     assert browser.client.head("/").status_code == 200
+
+
+def test_figures_are_old_and_said_to_be_while_the_catalog_is_away(
+    served: Served, browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    eventually(lambda: browser.get("/"), "300 events")
+
+    def gone(*given: object, **more: object) -> None:
+        raise UnavailableError("catalog: does not answer: try again")
+
+    for call in ("get", "scan"):
+        monkeypatch.setattr(served.home.catalog, call, gone)
+    page = eventually(lambda: browser.get("/"), "the catalog cannot be read")
+    assert "300 events" in text_of(page)
+    assert browser.client.get("/console/topics/orders").status_code == 503
+    assert browser.client.get("/console/topics/orders/timeline").status_code == 503
+    monkeypatch.undo()
+    page = eventually(lambda: browser.get("/"), "300 events", "well")
+    assert "cannot be read" not in page

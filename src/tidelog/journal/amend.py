@@ -128,18 +128,16 @@ class Amender:
     def _put(
         self, record: AuditRecord, marks: Sequence[Mark], heads: Mapping[int, Seen]
     ) -> Sequence[Mark]:
-        """Step 4, partition by partition; what was compiled meanwhile is looked for again."""
+        """Step 4 in each partition; what was compiled meanwhile is looked for again."""
         applied: dict[tuple[int, int], Mark] = {}
         for _ in range(_ROUNDS):
-            moved: list[Mark] = []
-            for partition, here in _by_partition(marks).items():
-                seen = heads[partition]
-                marker = Marker(self._log, self._topic, partition, seen, record.id, record.at_ms)
-                try:
-                    for mark in marker.put(here):
-                        applied[mark.partition, mark.offset] = mark
-                except MovedError:
-                    moved += here
+            at, moved = heads, list[Mark]()
+
+            def put(here: Sequence[Mark], at: Mapping[int, Seen] = at) -> Sequence[Mark]:
+                return self._put_here(record, here, at[here[0].partition], applied)
+
+            for again in self._each(put, _by_partition(marks).values()):
+                moved += again
             if not moved:
                 return list(applied.values())
             found = self._lookup.find([mark.id for mark in moved if mark.id is not None])
@@ -151,6 +149,31 @@ class Amender:
         raise UnavailableError(
             f"topic `{self._topic.name}`: is compiled again and again: try again"
         )
+
+    def _put_here(
+        self,
+        record: AuditRecord,
+        marks: Sequence[Mark],
+        seen: Seen,
+        applied: dict[tuple[int, int], Mark],
+    ) -> Sequence[Mark]:
+        """Put the marks of one partition; all of them again where some must be looked for anew."""
+        partition = marks[0].partition
+        marker = Marker(self._log, self._topic, partition, seen, record.id, record.at_ms)
+        try:
+            for mark in marker.put(marks):
+                applied[mark.partition, mark.offset] = mark
+        except MovedError:
+            return marks
+        return ()
+
+    def _each(
+        self, call: Callable[[Sequence[Mark]], Sequence[Mark]], lots: Iterable[Sequence[Mark]]
+    ) -> Iterable[Sequence[Mark]]:
+        """Side by side where a write is a round trip."""
+        if self._pool is None or self._log.commits_at_once == 1:
+            return map(call, lots)
+        return self._pool.map(call, lots)
 
 
 def _marks(

@@ -28,8 +28,8 @@ class JournalCalls(ABC):
     """Lookup, update, delete, and what tells of them."""
 
     log: Log
-    _lookups: Lookups
     _pool: Executor
+    _lookups: Lookups
     _who: str  # in audit records, where nobody is named
 
     @abstractmethod
@@ -145,7 +145,7 @@ class JournalCalls(ABC):
 
     def _amender(self, topic: str, why: str, who: str | None) -> Amender:
         lookup = self._lookups.of(self.topic(topic))
-        return Amender(self.log, lookup, Why(self._who if who is None else who, why))
+        return Amender(self.log, lookup, Why(self._who if who is None else who, why), self._pool)
 
 
 def presign_s(text: str | int) -> int:

@@ -39,7 +39,7 @@ from tidelog.catalog.base import Check
 from tidelog.errors import FencedError, NotFoundError, UnavailableError
 from tidelog.journal.holding import Holding
 from tidelog.journal.make import Made, Pages, Work, make_journals
-from tidelog.journal.plan import Bound, Plan, make_plan
+from tidelog.journal.plan import Marks, Plan, make_plan, read_marks
 from tidelog.journal.policy import Group, Policy
 from tidelog.journal.swap import Swap
 from tidelog.log.amended import Amendments, pending
@@ -104,7 +104,7 @@ class Compiling:
         self._topic = topic
         self._partition = partition
         self._policy = policy
-        self._bound: Bound | None = None
+        self._marks: Marks | None = None
         self._swapped = 0  # since the plan was made
         where = layout.topic_partition(topic.incarnation, partition)
         what = f"the compiler of `{topic.name}/{partition}`"
@@ -113,11 +113,10 @@ class Compiling:
 
     def plan(self) -> Plan:
         """Step 2. What comes after the first plan is left to the next compile."""
-        head, _ = read_head(self._log, self._topic, self._partition)
-        if self._bound is None:
-            self._bound = Bound(head.next, head.amendments)
+        if self._marks is None:
+            self._marks = read_marks(self._log, self._topic, self._partition)
         self._swapped = 0
-        return make_plan(self._log, self._topic, self._partition, self._policy, self._bound)
+        return make_plan(self._log, self._topic, self._partition, self._policy, self._marks)
 
     def prepare(self, plan: Plan, group: Group) -> Planned:
         """The work of a group, as of now; those before it in the plan may be swapped already."""
@@ -209,7 +208,8 @@ def compile_partition(
 ) -> Iterator[CompileReport]:
     """What each swap did, as it is done; nothing where there is nothing to do."""
     compiling = Compiling(log, topic, partition, policy)
-    if not compiling.plan().groups:
+    plan = compiling.plan()
+    if not plan.groups:
         compiling.clean()
         return
     if not compiling.holding.take():
@@ -218,7 +218,10 @@ def compile_partition(
     try:
         with compiling.holding.beating():
             yield CompileReport(partitions=1)
-            yield from _swaps(log, compiling, pool, go_on)
+            head, _ = read_head(log, topic, partition)
+            if head.compiled != plan.compiled:  # the one before us has done it
+                plan = compiling.plan()
+            yield from _swaps(log, compiling, plan, pool, go_on)
     except FencedError:
         yield CompileReport(busy=1)
     finally:
@@ -226,11 +229,10 @@ def compile_partition(
 
 
 def _swaps(
-    log: Log, compiling: Compiling, pool: Executor | None, go_on: GoOn
+    log: Log, compiling: Compiling, plan: Plan, pool: Executor | None, go_on: GoOn
 ) -> Iterator[CompileReport]:
     in_vain = 0
-    while go_on():
-        plan = compiling.plan()
+    while plan.groups and go_on():
         for group in plan.groups:
             if not go_on():
                 break
@@ -241,10 +243,9 @@ def _swaps(
             in_vain = 0
             yield done
         compiling.clean()
-        if not plan.groups:
-            return
         if in_vain > _IN_VAIN_MAX:
             raise UnavailableError("compile: others keep changing the same rows: compile again")
+        plan = compiling.plan()
 
 
 def _compile_group(

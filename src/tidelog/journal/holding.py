@@ -43,16 +43,18 @@ class Holding:
         self._version = ""
         self._beat = 0
         self._seen: tuple[str, float] = ("", 0.0)
+        self._lock = threading.RLock()  # of a process's own beats and takes
 
     def try_take(self) -> bool:
         """Step 1, if nobody living has it. What ``guard`` raises comes through."""
-        row = self._log.catalog.get(self._where, self._row)
-        if row is None:
-            return self._put(self._lease(1), None)
-        lease = decode_row(row.value, CompileLease, self._what)
-        if lease.owner and not self._is_over(lease, row.version):
-            return False
-        return self._put(self._lease(lease.epoch + 1), row.version)
+        with self._lock:
+            row = self._log.catalog.get(self._where, self._row)
+            if row is None:
+                return self._put(self._lease(1), None)
+            lease = decode_row(row.value, CompileLease, self._what)
+            if lease.owner and not self._is_over(lease, row.version):
+                return False
+            return self._put(self._lease(lease.epoch + 1), row.version)
 
     def take(self) -> bool:
         """Wait as long as it takes to see that an owner is dead; False: it is alive."""
@@ -70,23 +72,30 @@ class Holding:
 
     def is_ours(self) -> bool:
         """Look again, after a write that did not land: whether the row is ours, perhaps beaten."""
-        row = self._log.catalog.get(self._where, self._row)
-        if row is None:
-            return False
-        lease = decode_row(row.value, CompileLease, self._what)
-        if (lease.owner, lease.epoch) != (self._id, self.epoch):
-            return False
-        self._version = row.version
-        return True
+        with self._lock:
+            row = self._log.catalog.get(self._where, self._row)
+            if row is None:
+                return False
+            lease = decode_row(row.value, CompileLease, self._what)
+            if (lease.owner, lease.epoch) != (self._id, self.epoch):
+                return False
+            self._version = row.version
+            return True
 
     def beat(self) -> None:
-        """Step 2. ``FencedError`` when another process has taken the row, or raised its epoch."""
-        self._beat += 1
-        if not self._put(self._lease(self.epoch), self._version) and not self.is_ours():
-            raise FencedError(
-                f"{self._what}: another process has taken it, ours was epoch {self.epoch}: "
-                "stop this one"
-            )
+        """Step 2. ``FencedError`` when another process has the row.
+
+        One that nobody has is taken anew: a sweep empties it, to fence what was under way.
+        """
+        with self._lock:
+            self._beat += 1
+            if self._put(self._lease(self.epoch), self._version):
+                return
+            if not (self.is_ours() or self.try_take()):
+                raise FencedError(
+                    f"{self._what}: another process has taken it, ours was epoch {self.epoch}: "
+                    "stop this one"
+                )
 
     def beating(self) -> contextlib.AbstractContextManager[threading.Event]:
         """Heartbeats while the body runs; the event is set when another process has the row."""

@@ -13,6 +13,7 @@ offset, and over partitions the one with the latest time: that does not change b
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
@@ -30,6 +31,7 @@ from tidelog.errors import CorruptError, InvalidError, NotFoundError, Unavailabl
 from tidelog.journal.known import Known, Place
 from tidelog.journal.rows import MovedError, is_settled, read_row
 from tidelog.journal.shelves import Halves
+from tidelog.log.amended import pending
 from tidelog.log.base import Log
 from tidelog.log.contents import describe_run
 from tidelog.log.topics import read_head
@@ -43,6 +45,7 @@ __all__ = ["Found", "Lookup", "Lookups", "Occurrence", "Seen", "amendment_of", "
 
 _BYTES_MAX = 128 << 20  # of indexes that a home holds: 16 million ids
 _LOOKS = 50  # at a partition that changes all the time
+_GETS_MAX = 8  # amendments that are asked for one by one
 _ID_COLUMNS = ("timestamp", "id")
 
 Seen = tuple[Head, str]  # a head, and its version
@@ -135,7 +138,8 @@ class Lookup:
             found, heads[partition] = self._look(partition, first, wanted)
             for event in found:
                 events.setdefault(event.id, []).append(event)
-        return Found({each: _newest_first(some) for each, some in events.items()}, heads)
+        in_order = {each: _newest_first(events[each]) for each in unique if each in events}
+        return Found(in_order, heads)
 
     def _heads(self, partitions: Sequence[int]) -> Iterator[Seen]:
         """The heads as they are now, side by side where that can be."""
@@ -181,16 +185,42 @@ class Lookup:
         known, places = self._known[partition].candidates(head, wanted.halves)
         hits = list(self._hits(partition, head, known, _by_place(places, wanted.ids), wanted.whole))
         first, last = head.amended or (0, -1)
-        if not any(first <= hit.offset <= last for hit in hits):
+        asked = {
+            hit.offset
+            for hit in hits
+            if first <= hit.offset <= last and hit.applied < head.amendments
+        }
+        if not asked:
             return hits
+        rows = self._amendments(partition, head, sorted(asked))
         live = []
         for hit in hits:
-            row = amendment_of(self._log, self._topic, partition, hit.offset)
+            row = rows.get(hit.offset)
             if row is None or row.sequence <= hit.applied:
                 live.append(hit)
             elif row.kind == "update":
                 live.append(replace(hit, amendment=row))
         return live if is_settled(self._log, self._topic, partition, known) else None
+
+    def _amendments(
+        self, partition: int, head: Head, offsets: Sequence[int]
+    ) -> Mapping[int, Amendment]:
+        """What became of some events; a few are asked for one by one, many are read in pages."""
+        found: dict[int, Amendment] = {}
+        if len(offsets) <= _GETS_MAX:
+            for offset in offsets:
+                row = amendment_of(self._log, self._topic, partition, offset)
+                if row is not None:
+                    found[offset] = row
+            return found
+        at, end = offsets[0], offsets[-1] + 1
+        while at < end:
+            page = pending(self._log, self._topic, partition, head, at, end)
+            known = page.end or end
+            some = offsets[bisect_left(offsets, at) : bisect_left(offsets, known)]
+            found |= {offset: row for offset in some if (row := page.get(offset)) is not None}
+            at = known
+        return found
 
     def _hits(
         self,

@@ -16,7 +16,7 @@ from tidelog.model import layout
 from tidelog.model.run import Head, Run, decode_row
 from tidelog.model.topic import Topic
 
-__all__ = ["Bound", "Plan", "make_plan"]
+__all__ = ["Marks", "Plan", "make_plan", "read_marks"]
 
 _RUNS_MAX = 4 * RUNS_AT_ONCE  # rows of runs that are looked at together
 _REREADS = 5  # of rows that do not tile, before they are called damaged
@@ -32,14 +32,6 @@ class Plan:
     groups: tuple[Group, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """How far a compile goes: what comes later is left to the next one, so that it ends."""
-
-    next: int  # runs from this offset on
-    amendments: int  # amendments after this sequence
-
-
 class _Mark(msgspec.Struct, frozen=True):
     """What a plan needs of an amendment's row."""
 
@@ -47,18 +39,17 @@ class _Mark(msgspec.Struct, frozen=True):
     at_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Marks:
-    """Where amendments are, in the order of offsets."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Marks:
+    """How far a compile goes: what comes later is left to the next one, so that it ends.
 
+    The offset that was next when it began, and the amendments of that time, in order.
+    """
+
+    next: int
     offsets: _Numbers
     sequences: _Numbers
     times_ms: _Numbers
-
-    def up_to(self, sequence: int) -> _Marks:
-        """Those that were made by then."""
-        old = self.sequences <= sequence
-        return _Marks(self.offsets[old], self.sequences[old], self.times_ms[old])
 
     def of(self, run: Run) -> Candidate:
         """A row with the amendments that are not in it yet."""
@@ -71,16 +62,15 @@ class _Marks:
         return Candidate(run, len(times_ms), int(times_ms.min()) if len(times_ms) else None)
 
 
-def make_plan(log: Log, topic: Topic, partition: int, policy: Policy, bound: Bound) -> Plan:
+def make_plan(log: Log, topic: Topic, partition: int, policy: Policy, marks: Marks) -> Plan:
     """Step 2 of compile. ``NotFoundError`` when the topic was deleted."""
     for attempt in range(_REREADS):
         head, _ = read_head(log, topic, partition)
         if head.closed:
             raise NotFoundError(f"topic `{topic.name}`: was deleted: nothing was compiled")
-        marks = _read_marks(log, topic, partition, head).up_to(bound.amendments)
         rows = _read_rows(log, topic, partition, head)
         if _tile(rows, head):
-            living = [run for run in rows if run.end > head.start and run.base < bound.next]
+            living = [run for run in rows if run.end > head.start and run.base < marks.next]
             candidates = [marks.of(run) for run in living]
             journals = [each for each in candidates if each.run.journal is not None]
             runs = candidates[len(journals) :]
@@ -93,7 +83,9 @@ def make_plan(log: Log, topic: Topic, partition: int, policy: Policy, bound: Bou
     )
 
 
-def _read_marks(log: Log, topic: Topic, partition: int, head: Head) -> _Marks:
+def read_marks(log: Log, topic: Topic, partition: int) -> Marks:
+    """What is there now. ``NotFoundError`` when the topic was deleted."""
+    head, _ = read_head(log, topic, partition)
     found: list[tuple[int, int, int]] = []
     if head.amended is not None:
         where = layout.topic_partition(topic.incarnation, partition)
@@ -101,9 +93,10 @@ def _read_marks(log: Log, topic: Topic, partition: int, head: Head) -> _Marks:
         for row in log.catalog.scan(where, layout.amend_row(first), layout.amend_row(last + 1)):
             what = f"row `{row.row}` of `{topic.name}/{partition}`"
             mark = decode_row(row.value, _Mark, what)
-            found.append((layout.amend_offset(row.row), mark.sequence, mark.at_ms))
+            if mark.sequence <= head.amendments:
+                found.append((layout.amend_offset(row.row), mark.sequence, mark.at_ms))
     columns = np.array(found, np.int64).reshape(-1, 3)
-    return _Marks(columns[:, 0], columns[:, 1], columns[:, 2])
+    return Marks(head.next, columns[:, 0], columns[:, 1], columns[:, 2])
 
 
 def _read_rows(log: Log, topic: Topic, partition: int, head: Head) -> list[Run]:

@@ -7,6 +7,7 @@ that nobody trusts what was deleted or has another value now; compile takes them
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -78,15 +79,16 @@ class _Amended:
     """Which offsets were amended, and how."""
 
     def __init__(self, rows: Sequence[tuple[int, int, str]]) -> None:
-        self._rows = rows  # offset, sequence, kind
+        self._rows = rows  # offset, sequence, kind; by offset
 
     def of(self, run: Run) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Deleted and updated offsets that a run does not show as they are."""
         applied = 0 if run.journal is None else run.journal.applied
+        first, last = (bisect_left(self._rows, (at,)) for at in (run.base, run.end))
         here = [
             (offset, kind)
-            for offset, sequence, kind in self._rows
-            if run.base <= offset < run.end and sequence > applied
+            for offset, sequence, kind in self._rows[first:last]
+            if sequence > applied
         ]
         deleted = tuple(offset for offset, kind in here if kind == "delete")
         return deleted, tuple(offset for offset, kind in here if kind == "update")

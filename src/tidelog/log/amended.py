@@ -26,6 +26,7 @@ __all__ = ["NO_AMENDMENTS", "Amendments", "apply", "are_pending", "joined", "pen
 
 _ROWS_MAX = 20_000  # of amendments that are held at once
 _BYTES_MAX = 16 << 20  # of their values
+_FEW = 64  # one new value in so many is put between slices; more of them go by a mask
 _NEW_BYTES_MAX = 64 << 20  # of new values in one batch; more of them are given out in several
 
 
@@ -162,10 +163,22 @@ def _portions(
 def _replaced(
     batch: pa.RecordBatch, numbers: list[int], values: list[bytes | None]
 ) -> pa.RecordBatch:
-    mask = np.zeros(batch.num_rows, np.bool_)
-    mask[numbers] = True
     index = batch.schema.get_field_index("value")
-    column = pc.replace_with_mask(
-        batch.column(index), pa.array(mask), pa.array(values, pa.binary())
-    )
+    old, new = batch.column(index), pa.array(values, pa.binary())
+    if len(numbers) * _FEW < len(old):
+        column = pa.concat_arrays(list(_spliced(old, new, numbers)))
+    else:
+        mask = np.zeros(len(old), np.bool_)
+        mask[numbers] = True
+        column = pc.replace_with_mask(old, pa.array(mask), new)
     return batch.set_column(index, batch.schema.field(index), column)
+
+
+def _spliced(old: pa.Array, new: pa.Array, numbers: list[int]) -> Iterator[pa.Array]:
+    """The old values, and the new ones at their places, as slices."""
+    at = 0
+    for index, number in enumerate(numbers):
+        yield old.slice(at, number - at)
+        yield new.slice(index, 1)
+        at = number + 1
+    yield old.slice(at)

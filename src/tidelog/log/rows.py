@@ -57,7 +57,15 @@ class Rows:
 
     def only(self, keep: npt.NDArray[np.bool_]) -> Rows:
         """Those events that are to be kept; it stands for the same offsets."""
-        return Rows(self.base, self.end, self.batch.filter(pa.array(keep)), self.offsets[keep])
+        mask, places = pa.array(keep), self.offsets[keep]
+        columns = [
+            column.slice(0, len(places))
+            if column.null_count == len(column)
+            else column.filter(mask)
+            for column in self.batch.columns
+        ]
+        batch = pa.RecordBatch.from_arrays(columns, schema=self.batch.schema)
+        return Rows(self.base, self.end, batch, places)
 
     def find(self, offsets: Offsets) -> tuple[Offsets, npt.NDArray[np.bool_]]:
         """The number of each offset's event, and whether it is here at all; offsets rise."""

@@ -51,6 +51,12 @@ def notices(
         if pump.error:
             link = url("/console/pumps", pump.named.name)
             found.append(Notice("bad", f"pump `{pump.named.name}`: {pump.error}", link))
+    found.extend(
+        Notice("bad", f"`{part.name}` of `tidelog up` on {keeper.host} fails: {part.error}")
+        for keeper in pipelines.keepers
+        for part in keeper.parts
+        if part.state == "failed"
+    )
     return sorted(found, key=lambda notice: notice.grade)[:_SHOWN_MAX]
 
 

@@ -1,4 +1,4 @@
-"""Archives and pumps as they were seen last: asked in a thread of its own, as sources may be slow.
+"""Archives, pumps and keepers as they were seen last: in a thread of its own, as some are slow.
 
 A source that hangs holds up this thread alone; pages show what was known before, and since when.
 """
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from tidelog.errors import TidelogError
 from tidelog.home import Home
 from tidelog.log.archives import read_partitions, read_progress
+from tidelog.log.keepers import Keeper, list_keepers
 from tidelog.model import layout
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import Intent, NamedPipeline, Totals
@@ -94,7 +95,7 @@ class PumpSeen:
 
 @dataclass(frozen=True, slots=True)
 class PipelinesSeen:
-    """All of them, and how the store does."""
+    """All of them, how the store does, and what `tidelog up` keeps running."""
 
     read_ms: int = 0
     archives: tuple[ArchiveSeen, ...] = ()
@@ -102,6 +103,7 @@ class PipelinesSeen:
     store_ms: float | None = None  # how long a small read took
     catalog_ms: float | None = None
     store_error: str = ""
+    keepers: tuple[Keeper, ...] = ()
 
 
 class Pipelines:
@@ -172,6 +174,7 @@ class Pipelines:
             store_ms,
             catalog_ms,
             store_error,
+            tuple(list_keepers(home.log)),
         )
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -32,15 +32,19 @@ _TOPICS_KEPT = 16
 _ROWS_MAX = 20_000  # of runs that one request reads
 _EXACT_EVENTS = 60_000  # that are read so that counts are exact
 _EXACT_BYTES = 16 << 20
-_EXACT_RUNS = 100  # each is a read of the store
+_EXACT_RUNS = 250  # each is a read of the store, the first time
+_TIMES_KEPT = 1_000_000  # of events that were read
+_SPREAD_ROWS = 2_000  # runs that are spread at once
 _STEPS_MS: tuple[int, ...] = (
     *(1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 15_000, 30_000),
     *(minutes * 60_000 for minutes in (1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720)),
     *(days * 86_400_000 for days in (1, 2, 7)),
 )
 
+_EVENTS, _FIRST, _LAST, _BYTES = 2, 3, 4, 5  # columns of what is kept of a run
 _Ints = npt.NDArray[np.int64]
 _Floats = npt.NDArray[np.float64]
+_NO_TIMES: _Ints = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +66,21 @@ class Histogram:
 
 @dataclass(slots=True)
 class _Part:
-    """The runs of one partition: bases, counts, first and last times, bytes."""
+    """The runs of one partition: base, end, events, first and last time, bytes."""
 
     at: int = 0
     mark: tuple[int, int] = (-1, -1)
-    rows: _Ints = field(default_factory=lambda: np.empty((0, 5), np.int64))
+    amendments: int = 0
+    rows: _Ints = field(default_factory=lambda: np.empty((0, 6), np.int64))
+
+
+@dataclass(frozen=True, slots=True)
+class _Runs:
+    """Some runs of a partition, and what tells them from those that may come in their place."""
+
+    partition: int
+    key: tuple[object, ...]
+    rows: _Ints
 
 
 @dataclass(slots=True)
@@ -82,6 +96,10 @@ class Timelines:
     def __init__(self, log: Log) -> None:
         self._log = log
         self._kept: OrderedDict[str, _Topic] = OrderedDict()
+        self._times: OrderedDict[tuple[object, ...], _Ints] = (
+            OrderedDict()
+        )  # of runs that were read
+        self._times_count = 0
         self._lock = threading.Lock()
 
     def histogram(self, topic: Topic, start_ms: int | None, end_ms: int | None) -> Histogram:
@@ -89,11 +107,16 @@ class Timelines:
         known = self._topic(topic)
         with known.lock:
             self._read_on(topic, known)
-            runs = [(partition, part.rows) for partition, part in enumerate(known.parts)]
+            runs = [
+                _Runs(
+                    partition, (topic.incarnation, partition, part.mark, part.amendments), part.rows
+                )
+                for partition, part in enumerate(known.parts)
+            ]
             is_whole = known.is_whole
-        rows = np.concatenate([part for _, part in runs])
-        first = int(rows[:, 2].min()) if len(rows) else None
-        last = int(rows[:, 3].max()) if len(rows) else None
+        rows = np.concatenate([each.rows for each in runs])
+        first = int(rows[:, _FIRST].min()) if len(rows) else None
+        last = int(rows[:, _LAST].max()) if len(rows) else None
         start = (first or 0) if start_ms is None else start_ms
         end = (last or 0) + 1 if end_ms is None else end_ms
         if not 0 <= start <= end <= TIMESTAMP_MS_END:
@@ -103,40 +126,55 @@ class Timelines:
         counts, is_exact = self._count(topic, runs, edges)
         return Histogram(begin, width, counts, first, last, is_exact, is_whole)
 
-    def _count(
-        self, topic: Topic, runs: list[tuple[int, _Ints]], edges: _Ints
-    ) -> tuple[list[int], bool]:
+    def _count(self, topic: Topic, runs: list[_Runs], edges: _Ints) -> tuple[list[int], bool]:
         totals = np.zeros(len(edges) - 1)
-        across: list[tuple[int, _Ints]] = []
-        for partition, rows in runs:
-            here = rows[(rows[:, 3] >= edges[0]) & (rows[:, 2] < edges[-1])]
-            bars = np.searchsorted(edges, here[:, 2:4], "right") - 1
+        across: list[_Runs] = []
+        for each in runs:
+            rows = each.rows
+            here = rows[(rows[:, _LAST] >= edges[0]) & (rows[:, _FIRST] < edges[-1])]
+            bars = np.searchsorted(edges, here[:, _FIRST : _LAST + 1], "right") - 1
             within = (bars[:, 0] == bars[:, 1]) & (bars[:, 0] >= 0) & (bars[:, 0] < len(totals))
-            np.add.at(totals, bars[within, 0], here[within, 1])
-            across.append((partition, here[~within]))
-        events = sum(int(rows[:, 1].sum()) for _, rows in across)
-        size = sum(int(rows[:, 4].sum()) for _, rows in across)
-        count = sum(len(rows) for _, rows in across)
+            np.add.at(totals, bars[within, 0], here[within, _EVENTS])
+            across.append(replace(each, rows=here[~within]))
+        events = sum(int(each.rows[:, _EVENTS].sum()) for each in across)
+        size = sum(int(each.rows[:, _BYTES].sum()) for each in across)
+        count = sum(len(each.rows) for each in across)
         if events <= _EXACT_EVENTS and size <= _EXACT_BYTES and count <= _EXACT_RUNS:
             try:
-                for partition, rows in across:
-                    totals += self._read(topic, partition, rows, edges)
+                for each in across:
+                    totals += self._read(topic, each, edges)
                 return [round(count) for count in totals], True
             except NotFoundError:
                 pass  # trimmed or compiled meanwhile: the next one knows
-        for _, rows in across:
-            totals += _spread(rows, edges)
+        for each in across:
+            totals += _spread(each.rows, edges)
         return [round(count) for count in totals], not events
 
-    def _read(self, topic: Topic, partition: int, rows: _Ints, edges: _Ints) -> _Floats:
+    def _read(self, topic: Topic, runs: _Runs, edges: _Ints) -> _Floats:
         """The events of some runs, counted by their own times."""
-        reader = Reader(self._log, topic, partition)
+        reader = Reader(self._log, topic, runs.partition)
         counts = np.zeros(len(edges) - 1)
-        for base, count in rows[:, :2].tolist():
-            for stretch in reader.stretches(base, base + count):
-                times = stretch.arrow().column("timestamp").cast(pa.int64()).to_numpy()
-                counts += np.histogram(times[times < edges[-1]], edges)[0]
+        for base, end in runs.rows[:, :2].tolist():
+            key = (*runs.key, base)
+            with self._lock:
+                times = self._times.get(key)
+            if times is None:
+                found = [
+                    stretch.arrow().column("timestamp").cast(pa.int64()).to_numpy()
+                    for stretch in reader.stretches(base, end)
+                ]
+                times = np.sort(np.concatenate([*found, _NO_TIMES]))
+                self._keep(key, times)
+            counts += np.diff(np.searchsorted(times, edges))
         return counts
+
+    def _keep(self, key: tuple[object, ...], times: _Ints) -> None:
+        """For the next look; what was read first goes when there is too much."""
+        with self._lock:
+            self._times[key] = times
+            self._times_count += len(times)
+            while self._times_count > _TIMES_KEPT:
+                self._times_count -= len(self._times.popitem(last=False)[1])
 
     def _topic(self, topic: Topic) -> _Topic:
         with self._lock:
@@ -153,10 +191,11 @@ class Timelines:
         known.is_whole = True
         for partition, part in enumerate(known.parts):
             head, _ = read_head(self._log, topic, partition)
+            part.amendments = head.amendments
             if part.mark != (head.start, head.compiled):
                 part.mark, part.at = (head.start, head.compiled), head.start
                 part.rows = part.rows[:0]
-            fresh: list[tuple[int, int, int, int, int]] = []
+            fresh: list[tuple[int, ...]] = []
             reader = Reader(self._log, topic, partition)
             while part.at < head.next and room > 0:
                 try:
@@ -166,8 +205,10 @@ class Timelines:
                 if not runs:
                     break
                 for run in runs:
-                    held = (run.base, run.events, run.first_ms, run.last_ms, run.raw_bytes)
-                    fresh.append(held)
+                    base = max(run.base, head.start)  # the first may be trimmed in part
+                    events = min(run.events, run.end - base)
+                    times = (run.first_ms, run.last_ms)
+                    fresh.append((base, run.end, events, *times, run.raw_bytes))
                 part.at = runs[-1].end
                 room -= len(runs)
             if fresh:
@@ -188,11 +229,9 @@ def _grid(start_ms: int, end_ms: int) -> tuple[int, int, int]:
 
 def _spread(rows: _Ints, edges: _Ints) -> _Floats:
     """The events of runs, evenly over the time between their first and their last."""
-    totals = np.zeros(len(edges) - 1)
-    for _, count, first, last, _ in rows.tolist():
-        length = last + 1 - first
-        low = max(0, int(np.searchsorted(edges, first, "right")) - 1)
-        high = min(len(totals), int(np.searchsorted(edges, last + 1, "left")))
-        parts = np.clip(edges[low : high + 1], first, last + 1)
-        totals[low:high] += np.diff(parts) * (count / length)
-    return totals
+    below = np.zeros(len(edges))  # how many events lie before each edge
+    for at in range(0, len(rows), _SPREAD_ROWS):
+        _, _, counts, first, last, _ = rows[at : at + _SPREAD_ROWS].T
+        parts = (edges - first[:, None]) / (last + 1 - first)[:, None]
+        below += counts @ np.clip(parts, 0.0, 1.0)
+    return np.diff(below)
