@@ -4,38 +4,79 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib import import_module
 
 import click
 
 from tidelog import __version__
-from tidelog.cli.amend import audit, delete, get, update
-from tidelog.cli.archive import archive
-from tidelog.cli.compile import compile_
-from tidelog.cli.consume import consume
-from tidelog.cli.demo import demo
 from tidelog.cli.exit_codes import FAILED, INTERRUPTED, exit_code
-from tidelog.cli.follow import follow
-from tidelog.cli.home import home, init
-from tidelog.cli.load import load
 from tidelog.cli.output import print_error
-from tidelog.cli.pipeline import pipeline
-from tidelog.cli.playback import playback
-from tidelog.cli.produce import produce
-from tidelog.cli.pump import pump
-from tidelog.cli.replay import journals, replay
-from tidelog.cli.scribe import scribe
-from tidelog.cli.serve import serve
-from tidelog.cli.token import token
-from tidelog.cli.topic import topic
-from tidelog.cli.traffic import sample_traffic
-from tidelog.cli.up import up
-from tidelog.cli.upkeep import lag, sweep, trim, verify
 from tidelog.errors import TidelogError
 
 __all__ = ["cli", "main"]
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+# Where each command stands. It is imported when it is asked for: each brings libraries of its own.
+_COMMANDS = {
+    "archive": "archive",
+    "audit": "amend",
+    "compile": "compile:compile_",
+    "consume": "consume",
+    "delete": "amend",
+    "demo": "demo",
+    "follow": "follow",
+    "get": "amend",
+    "home": "home",
+    "init": "home",
+    "journals": "replay",
+    "lag": "upkeep",
+    "load": "load",
+    "pipeline": "pipeline",
+    "playback": "playback",
+    "produce": "produce",
+    "pump": "pump",
+    "replay": "replay",
+    "sample-traffic": "traffic:sample_traffic",
+    "scribe": "scribe",
+    "serve": "serve",
+    "sweep": "upkeep",
+    "token": "token",
+    "topic": "topic",
+    "trim": "upkeep",
+    "up": "up",
+    "update": "amend",
+    "verify": "upkeep",
+}
+
+
+class _Commands(click.Group):
+    """A group whose commands are imported as they are asked for; ``commands`` asks for all."""
+
+    @property
+    def commands(self) -> dict[str, click.Command]:
+        return {name: _load(name) for name in sorted(_COMMANDS)}
+
+    @commands.setter
+    def commands(self, value: object) -> None:
+        """None are given when the group is made."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return _load(cmd_name) if cmd_name in _COMMANDS else None
+
+
+def _load(name: str) -> click.Command:
+    module, _, attribute = _COMMANDS[name].partition(":")
+    found: click.Command = getattr(import_module(f"tidelog.cli.{module}"), attribute or name)
+    return found
+
+
+@click.group(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.option(
     "--home",
     "home_text",
@@ -58,14 +99,6 @@ def cli(context: click.Context, home_text: str | None) -> None:
       tidelog demo                            see it work, in a folder of its own
     """
     context.obj = home_text
-
-
-for command in (
-    *(init, home, topic, produce, consume, playback, pump, pipeline),
-    *(get, update, delete, audit, replay, journals, compile_, scribe),
-    *(lag, trim, sweep, verify, archive, serve, token, load, demo, up, follow, sample_traffic),
-):
-    cli.add_command(command)
 
 
 def main() -> None:

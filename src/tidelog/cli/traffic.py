@@ -66,6 +66,7 @@ def sample_traffic(home_text: str | None, output: Output, /) -> None:
 
     \b
     Examples:
+      tidelog sample-traffic
       tidelog --home ./demo sample-traffic
     """
     stop = threading.Event()

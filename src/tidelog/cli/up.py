@@ -76,7 +76,7 @@ def up(context: click.Context, output: Output, /, **given: Any) -> None:
         if given["demo"]:
             prepare(home)
         keeping = Keeping(home, view, grace_s)
-        for name, arguments in _programs(context, given, port):
+        for name, arguments in _programs(given, port):
             where = () if home_text is None else ("--home", home_text)
             leashed = (sys.executable, "-m", "tidelog.cli.leashed", str(os.getpid()))
             keeping.add(name, [*leashed, *where, *arguments, "--json"])
@@ -88,18 +88,13 @@ def up(context: click.Context, output: Output, /, **given: Any) -> None:
             view.say(f"  tidelog --home {home_text} up --demo")
 
 
-def _programs(
-    context: click.Context, given: dict[str, Any], port: int
-) -> list[tuple[str, list[str]]]:
-    known = context.find_root().command
-    commands = known.commands if isinstance(known, click.Group) else {}
+def _programs(given: dict[str, Any], port: int) -> list[tuple[str, list[str]]]:
     master = ["--master", given["master"]] if given["master"] else []
     programs = [
         ("serve", ["serve", "--host", given["host"], "--port", str(port)]),
         ("follow", ["follow", *master]),
     ]
-    if "scribe" in commands:
-        programs.append(("scribe", ["scribe", *(_DEMO_SCRIBE if given["demo"] else ())]))
+    programs.append(("scribe", ["scribe", *(_DEMO_SCRIBE if given["demo"] else ())]))
     if given["demo"]:
         programs.append(("sample traffic", ["sample-traffic"]))
     return programs

@@ -31,7 +31,9 @@ _ZSTD = pa.Codec("zstd", compression_level=1)
 _OPTIONS = pa.ipc.IpcWriteOptions(compression=_ZSTD)
 _SMALL_OPTIONS = pa.ipc.IpcWriteOptions(compression=_ZSTD, use_threads=False)
 _SMALL_BYTES = 256 << 10  # less is compressed sooner than shared out to threads
-_NO_EVENTS = pa.RecordBatch.from_pylist([], schema=STORED_SCHEMA)
+_NO_EVENTS = pa.record_batch(
+    [pa.nulls(0, field.type) for field in STORED_SCHEMA], schema=STORED_SCHEMA
+)
 _IDS = b"tidelog.ids"  # metadata of a batch; as base64, since other readers may want text
 
 

@@ -29,7 +29,7 @@ __all__ = ["EventPages"]
 _WAYS = ("offset", "time", "key", "id")
 _VIEWS = ("json", "text", "hex")
 _LIMITS = (20, 50, 100, 500)
-_SEARCH_S = 0.1
+_SEARCH_S = 0.07
 _CURSOR_MAX = 16_384
 
 
