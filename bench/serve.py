@@ -47,7 +47,7 @@ config = uvicorn.Config(app, loop="uvloop", http="httptools", ws="none", lifespa
                         access_log=False, log_level="critical")
 uvicorn.Server(config).run(sockets=[listener])
 """
-SERVE = "from tidelog.cli.main import main; main()"
+SERVE = "from tidelog.cli.main import run; run()"
 
 
 @dataclass(frozen=True)

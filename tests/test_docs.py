@@ -44,7 +44,7 @@ def test_the_quickstart_runs(tmp_path: Path) -> None:
 
 def test_the_quickstarts_commands_run_and_print_what_is_shown(tmp_path: Path) -> None:
     """Lines that begin with ``$`` are run by a shell; those below are what it prints, in order."""
-    main = "from tidelog.cli.main import main; main()"
+    main = "from tidelog.cli.main import run; run()"
     tidelog = f"tidelog() {{ {sys.executable} -c '{main}' \"$@\"; }}"
     commands = 0
     for block in blocks("README.md", "console"):

@@ -188,7 +188,7 @@ def test_a_command_that_is_shown_exists_with_its_options(page: str, line: str) -
 def test_the_start_runs(tmp_path: Path) -> None:
     """What a newcomer types first: the topic of one's own, and the library."""
     text = (DOCS / "start.md").read_text()
-    main = "from tidelog.cli.main import main; main()"
+    main = "from tidelog.cli.main import run; run()"
     tidelog = f"tidelog() {{ {sys.executable} -c '{main}' \"$@\"; }}"
     [block] = re.findall(r"## A topic of your own\n\n```\n(.*?)```", text, re.DOTALL)
     done = subprocess.run(

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 COMMAND = (
-    *(sys.executable, "-c", "from tidelog.cli.main import main; main()"),
+    *(sys.executable, "-c", "from tidelog.cli.main import run; run()"),
     *("scribe", "--once", "--json"),
 )
 

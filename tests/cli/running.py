@@ -15,7 +15,7 @@ import pytest
 
 from tidelog.cli.main import main
 
-TIDELOG = [sys.executable, "-c", "from tidelog.cli.main import main; main()"]
+TIDELOG = [sys.executable, "-c", "from tidelog.cli.main import run; run()"]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-TIDELOG = [sys.executable, "-c", "from tidelog.cli.main import main; main()"]
+TIDELOG = [sys.executable, "-c", "from tidelog.cli.main import run; run()"]
 
 
 def run(folder: Path, *args: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -154,7 +154,7 @@ def test_the_demo_shows_real_work_and_ends(tmp_path: Path) -> None:
 
 def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:
     done = subprocess.run(
-        f"{sys.executable} -c 'from tidelog.cli.main import main; main()' "
+        f"{sys.executable} -c 'from tidelog.cli.main import run; run()' "
         "demo --clean --no-spark | head -c 1",
         shell=True,
         cwd=tmp_path,

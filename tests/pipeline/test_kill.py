@@ -256,7 +256,7 @@ def test_a_compacted_topic_is_archived_once_though_drivers_die(
 
 
 def command(home: Home, name: str, *more: str) -> list[str]:
-    main = "from tidelog.cli.main import main; main()"
+    main = "from tidelog.cli.main import run; run()"
     return [sys.executable, "-c", main, "--home", home.config, "archive", "run", name, *more]
 
 

@@ -114,7 +114,7 @@ def test_bad_settings_make_nothing(home: Home, wanted: Pumping, message: str) ->
 
 def kill_pumps(home: Home, source: str) -> None:
     """Two pumps at once, killed again and again; then one that finishes."""
-    main = "from tidelog.cli.main import main; main()"
+    main = "from tidelog.cli.main import run; run()"
     command = [sys.executable, "-c", main, "--home", home.config, "pump", source, "--topic", "to"]
     chance = random.Random(6)
     for _ in range(KILLS // 2):

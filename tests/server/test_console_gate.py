@@ -89,6 +89,7 @@ def test_without_a_token_nothing_can_be_read(guarded: Guarded) -> None:
         for headers in ({}, {"cookie": "tidelog_console=forged"}, {"cookie": "x=1"}):
             answer = guarded.served.client.get(path_of(place), headers=headers)
             assert answer.status_code == 401, place
+            assert answer.headers["www-authenticate"] == "Bearer"
             assert SECRET.decode() not in answer.text
             assert "Consumers" not in answer.text
     page = guarded.served.client.get("/console/topics/t").text

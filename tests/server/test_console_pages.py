@@ -210,6 +210,7 @@ def test_a_page_of_events_can_be_downloaded(browser: Browser) -> None:
 def test_the_tail_comes_as_events_come(served: Served, browser: Browser) -> None:
     with browser.client.stream("GET", "/console/topics/t/tail?from=latest") as stream:
         assert stream.headers["content-type"].startswith("text/event-stream")
+        assert "content-security-policy" in stream.headers
         lines = stream.iter_lines()
         assert next(lines).startswith("retry")
         served.home.append("t", [Event(b"fresh")])
@@ -315,7 +316,8 @@ def test_work_can_be_stopped(served: Served, browser: Browser) -> None:
 def test_what_is_not_there_is_told_as_a_page(browser: Browser) -> None:
     for path in ("/console", "/console/", "/console/nothing", "/console/topics/a/b/c"):
         assert "not found" in text_of(browser.get(path, 404))
-    assert browser.client.post("/console/topics").status_code == 405
+    wrong = browser.client.post("/console/topics")
+    assert (wrong.status_code, wrong.headers["allow"]) == (405, "GET")
     assert browser.client.get("/console/static/../site.py").status_code == 404
     assert browser.client.get("/console/static/nothing.css").status_code == 404
     assert browser.client.head("/").status_code == 200

@@ -226,7 +226,7 @@ def test_several_servers_of_one_home_share_it(home: str) -> None:
 def test_without_its_libraries_it_says_what_to_install(home: str) -> None:
     script = (
         "import sys; sys.modules['starlette'] = None; sys.modules['uvloop'] = None\n"
-        "from tidelog.cli.main import main; main()"
+        "from tidelog.cli.main import run; run()"
     )
     commands = (["serve"], ["load", "http://127.0.0.1:1", "--topic", "t"])
     started = [

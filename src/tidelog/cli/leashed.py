@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 
-from tidelog.cli.main import main
+from tidelog.cli.main import run
 
 __all__ = ["leash"]
 
@@ -30,4 +30,4 @@ def leash(parent: int) -> None:
 
 if __name__ == "__main__":
     leash(int(sys.argv.pop(1)))
-    main()
+    run()

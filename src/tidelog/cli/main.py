@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
 import sys
+import traceback
 from importlib import import_module
+from typing import NoReturn
 
 import click
 
@@ -13,7 +17,7 @@ from tidelog.cli.exit_codes import FAILED, INTERRUPTED, exit_code
 from tidelog.cli.output import print_error
 from tidelog.errors import TidelogError
 
-__all__ = ["cli", "main"]
+__all__ = ["cli", "main", "run"]
 
 
 # Where each command stands. It is imported when it is asked for: each brings libraries of its own.
@@ -118,3 +122,25 @@ def main() -> None:
         # The reader of our output has gone; without this Python complains at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(FAILED)
+
+
+def run() -> NoReturn:
+    """The process that is the command: as ``main``, and ends at once when all is done.
+
+    Threads of native libraries may let go of Python objects a moment later than Python itself
+    ends, which then aborts. So nothing waits for that: output is flushed, what was registered to be
+    done at exit is done, and the process ends.
+    """
+    code: object = 0
+    try:
+        main()
+    except SystemExit as exc:
+        code = exc.code
+    except BaseException:  # noqa: BLE001 - a bug is shown as Python would show it
+        traceback.print_exc()
+        code = FAILED
+    atexit._run_exitfuncs()
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))

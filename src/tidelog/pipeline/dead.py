@@ -93,4 +93,4 @@ def _read_file(store: Store, file: FileEntry) -> pa.Table:
             f"with {crc32c.crc32c(data):08x}: keep it, and restore it from a copy"
         )
     with decoding(what):
-        return pq.read_table(pa.BufferReader(data)).cast(MISFIT_SCHEMA)
+        return pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False).cast(MISFIT_SCHEMA)

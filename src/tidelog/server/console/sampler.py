@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
-from tidelog.errors import TidelogError
+from tidelog.errors import NotFoundError, TidelogError
 from tidelog.home import Home
 from tidelog.log.lag import Lag
 from tidelog.log.lease import Member, read_lease
@@ -37,6 +37,7 @@ __all__ = ["Sampler"]
 
 _BUSY_S = 2.0  # between samples while somebody looks
 _IDLE_S = 30.0
+_SHARE = 0.1  # of its time that a sampler works at most; the rest is for requests
 _LOOKED_S = 120.0  # how long somebody who looked is taken to look still
 _QUICK_S = 0.1  # a sample this short is taken again for who asks
 _FRESH_S = 0.5  # unless the last one is this young
@@ -114,7 +115,7 @@ class Sampler:
         self._looked_s = self._now_s()
         last = self._snapshot
         if last is None or (last.took_s < _QUICK_S and self._now_s() - self._sampled_s > _FRESH_S):
-            self._sample(once_more=last is not None)
+            self._sample(_FRESH_S)
         elif was_idle:
             self._wake.set()
         if self._snapshot is None:
@@ -123,15 +124,15 @@ class Sampler:
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            self._sample(once_more=True)
-            self._wake.wait(_BUSY_S if self.is_busy else _IDLE_S)
+            self._sample()
+            took_s = self._snapshot.took_s if self._snapshot is not None else 0.0
+            self._wake.wait(max(_BUSY_S if self.is_busy else _IDLE_S, took_s / _SHARE))
             self._wake.clear()
 
-    def _sample(self, once_more: bool) -> None:
+    def _sample(self, young_s: float = 0.0) -> None:
+        """Take a sample, unless somebody else has just taken one."""
         with self._sampling:
-            if not once_more and self._snapshot is not None:
-                return  # somebody else was faster
-            if self._stop.is_set():
+            if self._stop.is_set() or self._now_s() - self._sampled_s < young_s:
                 return
             began_s = self._now_s()
             try:
@@ -219,7 +220,7 @@ class Sampler:
         def read(topic: Topic) -> tuple[Head, ...]:
             try:
                 return tuple(read_head(self._log, topic, p)[0] for p in range(topic.partitions))
-            except KeyError:  # deleted meanwhile
+            except NotFoundError:  # deleted meanwhile
                 return ()
 
         return zip(topics, self._pool.map(read, topics), strict=True)

@@ -192,6 +192,7 @@ class Console:
         if self._tails is None:
             raise InternalError("console: was not started")
         response = await self._tails.tail(Request({**scope, "path_params": dict(path)}, receive))
+        response.headers.update(_HEADERS)
         return await self._send(scope, receive, send, response)
 
     def _static(self, name: str) -> Response:
@@ -220,7 +221,7 @@ class Console:
             **answer.values,
         }
         body = self._pages.render(answer.template, values)
-        return Response(body, answer.status, dict(_HEADERS), "text/html")
+        return Response(body, answer.status, {**_HEADERS, **answer.headers}, "text/html")
 
     def _failed(self, error: TidelogError, scope: Scope) -> Shown:
         """What went wrong, as a page; who shows no token is asked for one."""
@@ -229,9 +230,14 @@ class Console:
             self._complaints.hear(error)
         if isinstance(error, UnauthorizedError):
             tried = scope["method"] == "POST" and scope["path"] == "/console/login"
-            return Shown("login.html", {"tried": tried}, status)
-        message = shape(error)["error"]["message"]
-        return Shown("error.html", {"message": message, "status": status}, status)
+            return Shown("login.html", {"tried": tried}, status, {"www-authenticate": "Bearer"})
+        headers = {}
+        if "allow" in error.context:
+            headers["allow"] = str(error.context["allow"])
+        if status in (429, 503):
+            headers["retry-after"] = str(error.context.get("retry_after_s", 1))
+        values = {"message": shape(error)["error"]["message"], "status": status}
+        return Shown("error.html", values, status, headers)
 
     async def _send(self, scope: Scope, receive: Receive, send: Send, response: Response) -> int:
         with contextlib.suppress(OSError):

@@ -49,6 +49,7 @@ class Shown:
     template: str
     values: Mapping[str, Any]
     status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
