@@ -204,7 +204,7 @@ class Timelines:
                     break
                 if not runs:
                     break
-                for run in runs:
+                for run in (each for each in runs if each.events):
                     base = max(run.base, head.start)  # the first may be trimmed in part
                     events = min(run.events, run.end - base)
                     times = (run.first_ms, run.last_ms)

@@ -55,14 +55,20 @@ class PartitionTotals:
                 break
             read += len(runs)
             before = self._going
-            times = [run.first_ms for run in runs], [run.last_ms for run in runs]
+            held = [run for run in runs if run.events]  # an emptied journal has no times
+            first = [run.first_ms for run in held]
+            last = [run.last_ms for run in held]
             self._going = Totals(
                 at=runs[-1].end,
                 runs=before.runs + len(runs),
                 bytes=before.bytes + sum(run.byte_end - run.byte_start for run in runs),
-                first_ms=min(times[0] + ([] if before.first_ms is None else [before.first_ms])),
-                last_ms=max(times[1] + ([] if before.last_ms is None else [before.last_ms])),
+                first_ms=min([*first, *_known(before.first_ms)], default=None),
+                last_ms=max([*last, *_known(before.last_ms)], default=None),
             )
         if self._going.at >= head.next:
             self.shown = self._going
         return read
+
+
+def _known(time_ms: int | None) -> list[int]:
+    return [] if time_ms is None else [time_ms]
