@@ -174,7 +174,7 @@ def test_a_command_that_is_shown_exists_with_its_options(page: str, line: str) -
         if isinstance(command, click.Group) and word in command.commands:
             command = command.commands[word]
             known = {o for p in command.params for o in (*p.opts, *p.secondary_opts)}
-        elif word.startswith("-") and not re.fullmatch(r"-\d.*", word):
+        elif word.startswith("-") and word != "-" and not re.fullmatch(r"-\d.*", word):
             assert word.split("=")[0] in known | {"--help", "--json"}, f"{page}: {line}"
             option = next((p for p in command.params if word.split("=")[0] in p.opts), None)
             takes = option is not None and not getattr(option, "is_flag", False) and "=" not in word

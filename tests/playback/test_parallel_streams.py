@@ -71,9 +71,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 def session() -> Iterator[SparkSession]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JDK_JAVA_OPTIONS", " ".join(LEAN))
-        for name, value in KEYS.items():
-            patch.setenv(name, value)
-        opened = open_spark("local[2]", "test")
+        # By its settings: the environment is that of the process that started Spark's Java.
+        keys = {f"spark.executorEnv.{name}": value for name, value in KEYS.items()}
+        opened = open_spark("local[2]", "test", keys)
         yield opened
         opened.stop()
 

@@ -67,7 +67,7 @@ class CompiledWorld(World):
                 with contextlib.suppress(UnavailableError, UnknownOutcomeError, FencedError):
                     if compiling.holding.take():
                         # Without a heartbeat, so that one that is slow is taken for dead.
-                        for _done in _swaps(log, compiling, None, lambda: True):
+                        for _done in _swaps(log, compiling, compiling.plan(), None, lambda: True):
                             self.compiled += 1
                         compiling.holding.release()
 

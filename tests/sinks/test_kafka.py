@@ -269,7 +269,8 @@ def test_two_drivers_that_send_the_same_range_at_once_send_it_once(
     for driver in drivers:
         driver.join()
     assert in_order(target.values(), 200)
-    assert all("another driver has begun to send the same range" in str(exc) for exc in fenced)
+    told = {str(exc) for exc in fenced}
+    assert all("another driver has begun to send the same range" in text for text in told), told
 
 
 def test_an_older_driver_is_fenced(home: Home, target: Target) -> None:

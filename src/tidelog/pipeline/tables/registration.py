@@ -43,7 +43,7 @@ __all__ = [
 
 _FILES_AT_ONCE = 1_000  # in one commit of a table
 _ATTEMPTS = 50  # of a commit that others come before
-_REPEATS = 4  # of one whose store or catalog does not answer
+_REPEATS = 8  # of one whose store or catalog does not answer
 
 
 def check_table(archive: Archive, name: str) -> None:
