@@ -4,7 +4,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
-WORKERS ?= 4
+WORKERS ?= 3
 LOCK_FLAGS := --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header -q
 
 .PHONY: help demo test test-long lint format docs bench bench-sim lock setup servers clean

@@ -74,15 +74,18 @@ def _number(value: bytes, seed: int) -> int:
 
 
 def _killed(home: Home, seed: int, after_s: float) -> list[str]:
-    """What an amender had acknowledged when it was killed."""
+    """What an amender had acknowledged when it was killed, a delete among it."""
     process = subprocess.Popen(
         [sys.executable, "-c", AMEND, home.config, str(seed)], stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
+    said = process.stdout.readline()
+    assert said == "ready\n"
+    while not said.endswith("\n") or not said.splitlines()[-1].startswith("deleted"):
+        said += process.stdout.readline()
     time.sleep(after_s)
     process.kill()
-    said = process.stdout.read()
+    said += process.stdout.read()
     process.wait()
     process.stdout.close()
     return said.splitlines()[: said.count("\n")]
