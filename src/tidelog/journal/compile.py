@@ -243,6 +243,8 @@ def _swaps(
             in_vain = 0
             yield done
         compiling.clean()
+        if plan.is_whole and not in_vain:
+            return
         if in_vain > _IN_VAIN_MAX:
             raise UnavailableError("compile: others keep changing the same rows: compile again")
         plan = compiling.plan()

@@ -30,6 +30,7 @@ class Plan:
 
     compiled: int
     groups: tuple[Group, ...]
+    is_whole: bool = False  # one group holds all rows: when it is done, nothing is left to do
 
 
 class _Mark(msgspec.Struct, frozen=True):
@@ -75,7 +76,8 @@ def make_plan(log: Log, topic: Topic, partition: int, policy: Policy, marks: Mar
             journals = [each for each in candidates if each.run.journal is not None]
             runs = candidates[len(journals) :]
             groups = choose_groups(journals, runs, policy, log.clock.now_ms())
-            return Plan(head.compiled, tuple(groups))
+            is_whole = len(groups) == 1 and len(groups[0].rows) == len(living)
+            return Plan(head.compiled, tuple(groups), is_whole)
         log.clock.sleep(0.01 * 2**attempt)
     raise CorruptError(
         f"partition `{topic.name}/{partition}`: its rows do not follow one another: keep the "

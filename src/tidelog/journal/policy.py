@@ -33,7 +33,7 @@ class Policy:
     min_amendments: int = 1_000  # that wait for one journal
     amended_before_ms: int | None = 86_400_000  # fewer are applied when one waits so long
     max_events: int = 1_000_000  # of one journal
-    max_bytes: int = 64 << 20  # of one journal, in the store
+    max_bytes: int = 32 << 20  # of one journal, in the store: what one amendment writes anew
     max_raw_bytes: int = 512 << 20  # of one journal, before compression
 
     def __post_init__(self) -> None:
