@@ -57,7 +57,6 @@ def beside_flash_flood(scale: float) -> list[Rate]:
             ("update, 1,000 at once", 100, lambda: peer("update", 100), lambda: update(home)),
         ):
             other = Rate(f"flash-flood: {what}", [theirs()])
-            ours()  # DynamoDB Local, which only we have, runs on Java and wants to get warm
             mine = Rate(f"{what}, on S3 and DynamoDB", [ours() for _ in range(3)])
             rates += [other, against(mine, other, goal)]
         got = Rate("flash-flood: get by id", [peer("get", 50)], "ms")

@@ -105,7 +105,7 @@ PAGES = {
     "pump": "/console/pumps/copying",
     "journals": "/console/journals",
     "journal": "/console/topics/orders/journals",
-    "work": "/console/work",
+    "jobs": "/console/jobs",
     "tokens": "/console/tokens",
 }
 

@@ -115,12 +115,12 @@ def test_dead_letters_with_their_reasons_and_their_replay(served: Served, browse
     assert "<script>" not in page.replace("<script src", "")
     action = "/console/archives/daily/replay"
     same = browser.send(page, action)
-    assert same.headers["location"] == "/console/work"
+    assert same.headers["location"] == "/console/jobs"
     eventually(
-        lambda: browser.get("/console/work"), "5 dead letters tried, 0 are in the archive now"
+        lambda: browser.get("/console/jobs"), "5 dead letters tried, 0 are in the archive now"
     )
     browser.send(page, action, parser="iso8601:made")
-    eventually(lambda: browser.get("/console/work"), "5 are in the archive now, 0 stay dead")
+    eventually(lambda: browser.get("/console/jobs"), "5 are in the archive now, 0 stay dead")
     assert "There are none" in browser.get("/console/archives/daily/dead")
     archive = find_archive(served.home, "daily")
     assert sum(file.events for _, file in committed_files(served.home, archive)) == 25
@@ -134,7 +134,7 @@ def test_a_replay_from_a_page_runs_no_code_of_others(browser: Browser) -> None:
         assert answer.status_code in (303, 400)
         if parser != "json":
             assert answer.status_code == 400
-    eventually(lambda: browser.get("/console/work"), "failed")
+    eventually(lambda: browser.get("/console/jobs"), "failed")
 
 
 def test_what_is_kept_running_is_shown_on_the_overview(served: Served, browser: Browser) -> None:

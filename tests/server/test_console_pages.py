@@ -295,22 +295,22 @@ def test_a_playback_into_another_topic(served: Served, browser: Browser) -> None
     begun = browser.send(
         page, action, target="t", start="2025-11-15T09:46:50Z", end="2025-11-15T09:47:00Z"
     )
-    assert (begun.status_code, begun.headers["location"]) == (303, "/console/work")
-    eventually(lambda: browser.get("/console/work"), "done", "10 events played")
+    assert (begun.status_code, begun.headers["location"]) == (303, "/console/jobs")
+    eventually(lambda: browser.get("/console/jobs"), "done", "10 events played")
     assert len(served.values("t")) == 10
     for wrong in ({"target": "orders"}, {"target": "none"}, {"target": "../x"}, {"speed": "fast"}):
         assert browser.send(page, action, **{"target": "t", **wrong}).status_code in (400, 404)
 
 
-def test_work_can_be_stopped(served: Served, browser: Browser) -> None:
+def test_a_job_can_be_stopped(served: Served, browser: Browser) -> None:
     page = browser.get("/console/topics/orders")
     browser.send(page, "/console/topics/orders/playback", target="t", speed="1")
-    running = browser.get("/console/work")
-    stopped = browser.send(running, "/console/work/stop")
+    running = browser.get("/console/jobs")
+    stopped = browser.send(running, "/console/jobs/stop")
     assert stopped.status_code == 303
-    eventually(lambda: browser.get("/console/work"), "stopped")
+    eventually(lambda: browser.get("/console/jobs"), "stopped")
     assert len(served.values("t")) < 300
-    assert not [form for form in forms_of(browser.get("/console/work")) if "stop" in form.action]
+    assert not [form for form in forms_of(browser.get("/console/jobs")) if "stop" in form.action]
 
 
 def test_what_is_not_there_is_told_as_a_page(browser: Browser) -> None:

@@ -125,7 +125,6 @@ def test_moto_creates_a_kinesis_stream(moto_server: Moto) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.long  # tests/spark/test_cluster.py uses both in every run
 def test_spark_counts_on_both_workers(spark_cluster: SparkCluster, tmp_path: Path) -> None:
     # A process of its own: there can be one Spark context in a process, and it may be another's.
     script = """

@@ -137,16 +137,16 @@ class ArchivePages:
 
         what = f"replay of the dead letters of {archive.name}"
         self._jobs.start(what, url("/console/archives", archive.name), work)
-        return Moved("/console/work")
+        return Moved("/console/jobs")
 
-    def work(self, visit: Visit) -> Answer:
-        """``GET /console/work``"""
-        return Shown("work.html", {"jobs": self._jobs.all()})
+    def jobs(self, visit: Visit) -> Answer:
+        """``GET /console/jobs``"""
+        return Shown("jobs.html", {"jobs": self._jobs.all()})
 
     def stop(self, visit: Visit) -> Answer:
-        """``POST /console/work/stop``"""
+        """``POST /console/jobs/stop``"""
         self._jobs.stop(visit.text("job"))
-        return Moved("/console/work")
+        return Moved("/console/jobs")
 
     def _seen(self, archive: Archive) -> ArchiveSeen:
         """As it was seen last; one that is new, or that was changed, is looked at now."""

@@ -163,7 +163,7 @@ class TopicPages:
         work = play_to_topic(self._home, topic.name, target, (start, end), speed)
         what = f"playback of {topic.name} to {target}, {start or 'beginning'} to {end or 'now'}"
         self._jobs.start(what, url("/console/topics", topic.name), work)
-        return Moved("/console/work")
+        return Moved("/console/jobs")
 
     def _row(self, sample: TopicSample) -> dict[str, Any]:
         """A topic in a list; its chart is made of series, so hold the lock."""

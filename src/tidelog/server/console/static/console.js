@@ -66,7 +66,7 @@ for (const each of document.querySelectorAll("[data-send]")) each.addEventListen
 let before = "";
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input, select, textarea")) return;
-  const places = { go: "/", gt: "/console/topics", gc: "/console/consumers", ga: "/console/archives", gw: "/console/work" };
+  const places = { go: "/", gt: "/console/topics", gc: "/console/consumers", ga: "/console/archives", gj: "/console/jobs" };
   const place = places[before + event.key];
   before = event.key === "g" ? "g" : "";
   if (place) { location.assign(place); return; }
