@@ -104,6 +104,7 @@ class ConsumerPages:
         for text in visit.form["moves"].split():
             done = do_move(self._home.log, topic, name, text)
             (moved if done else overtaken).append(text.partition(":")[0])
+        self._sampler.expire()
         says = f"The cursors of {len(moved)} partitions were moved." if moved else ""
         if overtaken:
             says += (

@@ -109,6 +109,12 @@ class Sampler:
         heads = tuple(read_head(self._log, topic, p)[0] for p in range(topic.partitions))
         return self._read_consumer(topic, _Known(heads), name)
 
+    def expire(self) -> None:
+        """Somebody has changed something here, and wants to see it: the last sample is old now."""
+        with self._sampling:  # one that is being taken may have missed the change
+            self._sampled_s = float("-inf")
+        self._wake.set()
+
     def look(self) -> Snapshot:
         """The newest sample; where that is quick, one of just now. Raises before there is any."""
         was_idle = not self.is_busy
