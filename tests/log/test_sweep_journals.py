@@ -22,7 +22,7 @@ from tidelog.log.sweep import sweep_home
 from tidelog.log.topics import delete_topic, find_topic, read_head
 from tidelog.log.verify import verify_topic
 from tidelog.model import layout
-from tidelog.model.run import CompileLease, decode_row
+from tidelog.model.run import Held, decode_row
 from tidelog.model.topic import Topic
 from tidelog.testing.faults import Faults
 from tidelog.testing.scheduler import Crash, Scheduler
@@ -102,7 +102,7 @@ def test_journals_that_never_took_their_place_go_and_the_compiler_goes_on() -> N
     young = sweep_home(press.log, HOUR_MS)
     assert (young.objects_young, young.objects_deleted) == (1, 0)
     [row] = press.rows(topic, "compile")
-    lease = decode_row(row.value, CompileLease, "")
+    lease = decode_row(row.value, Held, "")
     assert (lease.owner, lease.epoch) == ("", 2)
     assert compiling.swap(planned, made) is not None, "under an epoch of its own"
     assert press.journals(topic)[0].object != old
@@ -356,7 +356,7 @@ def test_a_sweep_that_does_not_raise_the_epoch_is_caught(monkeypatch: pytest.Mon
     def look_only(log: Log, topic: Topic, partition: int) -> int:
         where = layout.topic_partition(topic.incarnation, partition)
         row = log.catalog.get(where, layout.COMPILE_ROW)
-        return 0 if row is None else decode_row(row.value, CompileLease, "").epoch + 1
+        return 0 if row is None else decode_row(row.value, Held, "").epoch + 1
 
     monkeypatch.setattr(sweep_module, "_raise_epoch", look_only)
     caught = 0

@@ -18,8 +18,9 @@ from typing import Literal
 import msgspec
 
 from tidelog.catalog.base import Put
-from tidelog.errors import InvalidError, UnknownOutcomeError
+from tidelog.errors import InvalidError
 from tidelog.log.base import Log
+from tidelog.log.hold import write_repeatedly
 from tidelog.model import layout
 from tidelog.model.run import decode_row, encode_row
 from tidelog.model.topic import Topic
@@ -70,17 +71,7 @@ def put_record(log: Log, topic: Topic, record: AuditRecord) -> None:
     """Write a record, or write it anew; the same one twice does no harm."""
     where = layout.audit_partition(topic.incarnation)
     change = Put(layout.audit_row(record.at_ms, record.id), encode_row(record))
-    write_id = log.ids.new()
-    delays = log.backoff.delays_s(log.random)
-    while True:
-        try:
-            log.catalog.write(where, change, write_id=write_id)
-            return
-        except UnknownOutcomeError:
-            delay_s = next(delays, None)
-            if delay_s is None:
-                raise
-            log.clock.sleep(delay_s)
+    write_repeatedly(log, where, change)
 
 
 def read_audit(log: Log, topic: Topic, since_ms: int = 0) -> Iterator[AuditRecord]:

@@ -37,13 +37,13 @@ from dataclasses import dataclass, fields
 
 from tidelog.catalog.base import Check
 from tidelog.errors import FencedError, NotFoundError, UnavailableError
-from tidelog.journal.holding import Holding
 from tidelog.journal.make import Made, Pages, Work, make_journals
 from tidelog.journal.plan import Marks, Plan, make_plan, read_marks
 from tidelog.journal.policy import Group, Policy
 from tidelog.journal.swap import Swap
 from tidelog.log.amended import Amendments, pending
 from tidelog.log.base import Log
+from tidelog.log.holding import Holding
 from tidelog.log.leftovers import remove_shadowed
 from tidelog.log.topics import read_head
 from tidelog.model import layout

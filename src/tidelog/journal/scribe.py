@@ -26,10 +26,10 @@ from dataclasses import dataclass, field, replace
 
 from tidelog.errors import CorruptError, InternalError, InvalidError, NotFoundError, TidelogError
 from tidelog.journal.compile import CompileReport, compile_partition
-from tidelog.journal.holding import Holding
 from tidelog.journal.policy import Policy
 from tidelog.journal.tickets import Place, Rate, Tickets
 from tidelog.log.base import Log
+from tidelog.log.holding import Holding
 from tidelog.log.sweep import SweepReport, sweep_home
 from tidelog.log.topics import list_topics
 from tidelog.model import layout

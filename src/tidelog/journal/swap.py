@@ -19,10 +19,10 @@ from tidelog.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from tidelog.journal.holding import Holding
 from tidelog.journal.policy import Group
 from tidelog.log.base import Log
 from tidelog.log.heads import RACE
+from tidelog.log.holding import Holding
 from tidelog.log.topics import read_head
 from tidelog.model import layout
 from tidelog.model.run import Head, Run, decode_row, encode_row

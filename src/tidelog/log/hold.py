@@ -1,4 +1,4 @@
-"""Rows that say who holds something: writing one, whatever replies get lost, and heartbeats."""
+"""Rows that say who holds something: written whatever replies get lost, beaten, and watched."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tidelog.errors import (
 )
 from tidelog.log.base import Log
 
-__all__ = ["beating", "put_held", "write_held"]
+__all__ = ["Silence", "beating", "put_held", "write_held", "write_repeatedly"]
 
 _ATTEMPTS = 20  # of one write whose replies get lost
 
@@ -49,6 +49,41 @@ def write_held(log: Log, where: str, what: str, held: Put, *others: Change) -> s
                 continue
         return write_id
     raise UnavailableError(f"{what}: replies keep getting lost: try again")
+
+
+def write_repeatedly(log: Log, where: str, *changes: Change) -> None:
+    """A write that may land twice, so a lost reply is no matter: it is sent again.
+
+    ``UnknownOutcomeError`` when replies keep getting lost.
+    """
+    write_id = log.ids.new()
+    delays = log.backoff.delays_s(log.random)
+    while True:
+        try:
+            log.catalog.write(where, *changes, write_id=write_id)
+            return
+        except UnknownOutcomeError:
+            delay_s = next(delays, None)
+            if delay_s is None:
+                raise
+            log.clock.sleep(delay_s)
+
+
+class Silence:
+    """Watches a row whose owner may be dead, by this process's own monotonic clock."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._seen: tuple[str, float] = ("", 0.0)  # the row's version, and since when
+
+    def is_over(self, mark: str, version: str) -> bool:
+        """Whether the owner is known to have ended, or was silent for the time to live."""
+        if self._log.processes.is_dead(mark):
+            return True
+        now_s = self._log.clock.monotonic_s()
+        if self._seen[0] != version:
+            self._seen = (version, now_s)
+        return now_s - self._seen[1] > self._log.settings.lease_ttl_ms / 1000
 
 
 @contextmanager

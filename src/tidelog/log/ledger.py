@@ -18,8 +18,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tidelog.catalog.base import Put
-from tidelog.errors import UnknownOutcomeError
 from tidelog.log.base import Log
+from tidelog.log.hold import write_repeatedly
 from tidelog.log.topics import read_head
 from tidelog.model import layout, limits
 from tidelog.model.topic import Topic
@@ -92,7 +92,7 @@ def enter_erased(log: Log, topic: Topic, ids: Iterable[str], pool: Executor | No
         where, digests = bucket
         for first in range(0, len(digests), limits.CHANGES_MAX):
             some = digests[first : first + limits.CHANGES_MAX]
-            _put(log, where, [Put(digest, now) for digest in some])
+            write_repeatedly(log, where, *[Put(digest, now) for digest in some])
 
     each_of: Callable[..., Iterable[Any]] = map if pool is None else pool.map
     for _ in each_of(enter, buckets.items()):
@@ -117,18 +117,3 @@ def read_erased(log: Log, topic: Topic, known: ErasedIds = NOTHING_ERASED) -> Er
         for row in log.catalog.scan(layout.erased_partition(topic.incarnation, bucket))
     ]
     return ErasedIds(frozenset(found), stamp)
-
-
-def _put(log: Log, where: str, changes: Sequence[Put]) -> None:
-    """Rows that expect nothing may be put twice, so a lost reply is no matter."""
-    write_id = log.ids.new()
-    delays = log.backoff.delays_s(log.random)
-    while True:
-        try:
-            log.catalog.write(where, *changes, write_id=write_id)
-            return
-        except UnknownOutcomeError:
-            delay_s = next(delays, None)
-            if delay_s is None:
-                raise
-            log.clock.sleep(delay_s)

@@ -12,6 +12,7 @@ the same offset, and an amendment's by a newer one: these are deleted by the ver
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -21,6 +22,7 @@ from tidelog.catalog.base import Change, Delete, Row
 from tidelog.errors import ConflictError, CorruptError, UnknownOutcomeError
 from tidelog.log.base import Log
 from tidelog.log.heads import raise_head
+from tidelog.log.hold import write_repeatedly
 from tidelog.model import layout, limits
 from tidelog.model.run import Head, Run, decode_row
 from tidelog.model.slot import journal_slots, slots_of
@@ -215,18 +217,8 @@ def _delete_rows(log: Log, where: str, changes: Sequence[Change]) -> None:
     A version that is no longer there, that of a journal, says that it went or was replaced: what
     is left is met again by whoever comes next.
     """
-    delays = log.backoff.delays_s(log.random)
-    while True:
-        try:
-            log.catalog.write(where, *changes, write_id=log.ids.new())
-            return
-        except ConflictError:
-            return
-        except UnknownOutcomeError:
-            delay_s = next(delays, None)
-            if delay_s is None:
-                raise
-            log.clock.sleep(delay_s)
+    with contextlib.suppress(ConflictError):
+        write_repeatedly(log, where, *changes)
 
 
 def _size(run: Run) -> int:

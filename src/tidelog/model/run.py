@@ -11,8 +11,8 @@ from tidelog.errors import CorruptError
 
 __all__ = [
     "Amendment",
-    "CompileLease",
     "Head",
+    "Held",
     "Journal",
     "Piece",
     "ProducerState",
@@ -101,13 +101,14 @@ class Amendment(msgspec.Struct, frozen=True):
     audit: str = ""  # the record that says who and why
 
 
-class CompileLease(msgspec.Struct, frozen=True):
-    """Who compiles a partition; journals are stored under its epoch, which a sweep raises."""
+class Held(msgspec.Struct, frozen=True):
+    """A row that one process holds at a time: a partition's compiler, a shard, the scribe."""
 
     owner: str  # empty: nobody
-    epoch: int
+    epoch: int  # grows with each owner
     beat: int = 0
     mark: str = ""  # of the owner's process
+    beat_ms: int = 0  # when it was written, for people; no takeover rests on it
 
 
 class SentBatch(msgspec.Struct, frozen=True, array_like=True):

@@ -40,7 +40,7 @@ import msgspec
 from tidelog.catalog.base import Change, Delete, Put
 from tidelog.errors import FencedError, InvalidError, UnavailableError
 from tidelog.log.base import Log
-from tidelog.log.hold import beating, write_held
+from tidelog.log.hold import Silence, beating, write_held
 from tidelog.model import layout
 from tidelog.model.playback import Cursor, PlaybackState
 from tidelog.model.run import decode_row, encode_row
@@ -62,7 +62,7 @@ class NamedPlayback:
         self._id = log.ids.new()
         self._where = layout.playback_partition(name)
         self._version = ""
-        self._seen: tuple[str, float] = ("", 0.0)
+        self._silence = Silence(log)
         self._lock = threading.Lock()  # of a process's own beats and intents
 
     def try_take(self) -> bool:
@@ -158,9 +158,4 @@ class NamedPlayback:
         return mine is not None
 
     def _is_over(self, state: PlaybackState, version: str) -> bool:
-        if state.owner == self._id or self._log.processes.is_dead(state.mark):
-            return True
-        now_s = self._log.clock.monotonic_s()
-        if self._seen[0] != version:
-            self._seen = (version, now_s)
-        return now_s - self._seen[1] > self._log.settings.lease_ttl_ms / 1000
+        return state.owner == self._id or self._silence.is_over(state.mark, version)

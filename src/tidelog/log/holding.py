@@ -1,4 +1,4 @@
-"""A row that one process holds at a time: that of a partition's compiler, and that of the scribe.
+"""A row that one process holds at a time: a partition's compiler, a pipeline's shard, the scribe.
 
 1. take: owner and epoch + 1, by the version that was read  → dead: another takes it over
 2. beat: write it again, by our own version                 → dead: seen to be silent
@@ -18,8 +18,8 @@ from collections.abc import Callable
 from tidelog.catalog.base import ABSENT, Check, Put
 from tidelog.errors import ConflictError, FencedError, UnavailableError, UnknownOutcomeError
 from tidelog.log.base import Log
-from tidelog.log.hold import beating, write_held
-from tidelog.model.run import CompileLease, decode_row, encode_row
+from tidelog.log.hold import Silence, beating, write_held
+from tidelog.model.run import Held, decode_row, encode_row
 
 __all__ = ["Guard", "Holding"]
 
@@ -32,6 +32,8 @@ _LOOK_S = 0.2  # between looks at a row whose owner may be dead
 class Holding:
     """One process's view of such a row."""
 
+    retakes = True  # at a beat, where nobody has it any more
+
     def __init__(self, log: Log, where: str, row: str, what: str, guard: Guard = tuple) -> None:
         self.epoch = 0
         self._log = log
@@ -42,17 +44,20 @@ class Holding:
         self._id = log.ids.new()
         self._version = ""
         self._beat = 0
-        self._seen: tuple[str, float] = ("", 0.0)
+        self._silence = Silence(log)
         self._lock = threading.RLock()  # of a process's own beats and takes
 
-    def try_take(self) -> bool:
-        """Step 1, if nobody living has it. What ``guard`` raises comes through."""
+    def try_take(self, force: bool = False) -> bool:
+        """Step 1, if nobody living has it, or by ``force``; call it again to stand by.
+
+        What ``guard`` raises comes through.
+        """
         with self._lock:
             row = self._log.catalog.get(self._where, self._row)
             if row is None:
                 return self._put(self._lease(1), None)
-            lease = decode_row(row.value, CompileLease, self._what)
-            if lease.owner and not self._is_over(lease, row.version):
+            lease = decode_row(row.value, Held, self._what)
+            if lease.owner and not force and not self._is_over(lease, row.version):
                 return False
             return self._put(self._lease(lease.epoch + 1), row.version)
 
@@ -76,7 +81,7 @@ class Holding:
             row = self._log.catalog.get(self._where, self._row)
             if row is None:
                 return False
-            lease = decode_row(row.value, CompileLease, self._what)
+            lease = decode_row(row.value, Held, self._what)
             if (lease.owner, lease.epoch) != (self._id, self.epoch):
                 return False
             self._version = row.version
@@ -85,13 +90,14 @@ class Holding:
     def beat(self) -> None:
         """Step 2. ``FencedError`` when another process has the row.
 
-        One that nobody has is taken anew: a sweep empties it, to fence what was under way.
+        One that nobody has may be taken anew: a sweep empties the row of a compiler, to fence what
+        was under way.
         """
         with self._lock:
             self._beat += 1
             if self._put(self._lease(self.epoch), self._version):
                 return
-            if not (self.is_ours() or self.try_take()):
+            if not (self.is_ours() or (self.retakes and self.try_take())):
                 raise FencedError(
                     f"{self._what}: another process has taken it, ours was epoch {self.epoch}: "
                     "stop this one"
@@ -103,15 +109,16 @@ class Holding:
 
     def release(self) -> None:
         """Step 3; one that was lost needs none."""
-        free = CompileLease("", self.epoch, self._beat)
+        free = Held("", self.epoch, self._beat)
         change = Put(self._row, encode_row(free), expect=self._version)
         with contextlib.suppress(ConflictError, UnknownOutcomeError, UnavailableError):
             self._log.catalog.write(self._where, change, write_id=self._log.ids.new())
 
-    def _lease(self, epoch: int) -> CompileLease:
-        return CompileLease(self._id, epoch, self._beat, self._log.processes.mark())
+    def _lease(self, epoch: int) -> Held:
+        mark, now_ms = self._log.processes.mark(), self._log.clock.now_ms()
+        return Held(self._id, epoch, self._beat, mark, now_ms)
 
-    def _put(self, lease: CompileLease, version: str | None) -> bool:
+    def _put(self, lease: Held, version: str | None) -> bool:
         """Write our lease by the version that we know; False when somebody else was first."""
         wanted = Put(self._row, encode_row(lease), version or ABSENT)
         guards = () if version else self._guard()
@@ -120,10 +127,5 @@ class Holding:
             self.epoch, self._version = lease.epoch, mine
         return mine is not None
 
-    def _is_over(self, lease: CompileLease, version: str) -> bool:
-        if lease.owner == self._id or self._log.processes.is_dead(lease.mark):
-            return True
-        now_s = self._log.clock.monotonic_s()
-        if self._seen[0] != version:
-            self._seen = (version, now_s)
-        return now_s - self._seen[1] > self._log.settings.lease_ttl_ms / 1000
+    def _is_over(self, lease: Held, version: str) -> bool:
+        return lease.owner == self._id or self._silence.is_over(lease.mark, version)
