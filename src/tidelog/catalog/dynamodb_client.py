@@ -96,6 +96,7 @@ def connect(
         connect_timeout=_CONNECT_TIMEOUT_S,
         read_timeout=_READ_TIMEOUT_S,
         max_pool_connections=_CONNECTIONS_MAX,
+        parameter_validation=False,  # the catalog checks what it is given, and at less cost
         retries={"total_max_attempts": 1, "mode": "standard"},
         tcp_keepalive=True,
     )

@@ -31,6 +31,7 @@ _ZSTD = pa.Codec("zstd", compression_level=1)
 _OPTIONS = pa.ipc.IpcWriteOptions(compression=_ZSTD)
 _SMALL_OPTIONS = pa.ipc.IpcWriteOptions(compression=_ZSTD, use_threads=False)
 _SMALL_BYTES = 256 << 10  # less is compressed sooner than shared out to threads
+_THREADS_BYTES = 1 << 20  # a piece that is smaller is decoded sooner by one thread
 _NO_EVENTS = pa.record_batch(
     [pa.nulls(0, field.type) for field in STORED_SCHEMA], schema=STORED_SCHEMA
 )
@@ -98,7 +99,10 @@ def read_piece(
             "keep the object, and restore it from a copy"
         )
     fields = [] if columns is None else [STORED_SCHEMA.get_field_index(name) for name in columns]
-    options = pa.ipc.IpcReadOptions(included_fields=fields)  # none means all
+    options = pa.ipc.IpcReadOptions(
+        included_fields=fields,  # none means all
+        use_threads=len(data) > _THREADS_BYTES,
+    )
     rows = 0
     try:
         # Behind a schema the messages of a piece are an Arrow stream.

@@ -106,6 +106,7 @@ class Compiling:
         self._policy = policy
         self._marks: Marks | None = None
         self._swapped = 0  # since the plan was made
+        self._journaled = 0  # up to where journals are known to stand
         where = layout.topic_partition(topic.incarnation, partition)
         what = f"the compiler of `{topic.name}/{partition}`"
         self.holding = Holding(log, where, layout.COMPILE_ROW, what, self._guard)
@@ -113,10 +114,13 @@ class Compiling:
 
     def plan(self) -> Plan:
         """Step 2. What comes after the first plan is left to the next compile."""
+        head, _ = read_head(self._log, self._topic, self._partition)
         if self._marks is None:
-            self._marks = read_marks(self._log, self._topic, self._partition)
+            self._marks = read_marks(self._log, self._topic, self._partition, head)
         self._swapped = 0
-        return make_plan(self._log, self._topic, self._partition, self._policy, self._marks)
+        self._journaled = max(self._journaled, head.journaled)
+        place = self._topic, self._partition
+        return make_plan(self._log, place, head, self._policy, self._marks)
 
     def prepare(self, plan: Plan, group: Group) -> Planned:
         """The work of a group, as of now; those before it in the plan may be swapped already."""
@@ -131,6 +135,10 @@ class Compiling:
             max_raw_bytes=self._policy.max_raw_bytes,
         )
         return Planned(work, head, plan.compiled)
+
+    def is_stale(self, planned: Planned) -> bool:
+        """Whether somebody else has swapped since the plan was made."""
+        return planned.head.compiled != planned.compiled + self._swapped
 
     def pages(self, planned: Planned) -> Pages:
         """The amendments of a group, page by page."""
@@ -147,6 +155,7 @@ class Compiling:
         if not self._swap.run(group, made.journals, planned.compiled + self._swapped):
             return None
         self._swapped += 1
+        self._journaled = max(self._journaled, group.end)
         return CompileReport(
             journals=len(made.journals),
             runs=len(group.rows),
@@ -158,9 +167,7 @@ class Compiling:
 
     def clean(self) -> None:
         """Step 5."""
-        head, _ = read_head(self._log, self._topic, self._partition)
-        if head.journaled:
-            remove_shadowed(self._log, self._topic, self._partition, head)
+        remove_shadowed(self._log, self._topic, self._partition, self._journaled)
 
     def _guard(self) -> tuple[Check, ...]:
         """A ``compile`` row is made only where there is a topic."""
@@ -218,9 +225,6 @@ def compile_partition(
     try:
         with compiling.holding.beating():
             yield CompileReport(partitions=1)
-            head, _ = read_head(log, topic, partition)
-            if head.compiled != plan.compiled:  # the one before us has done it
-                plan = compiling.plan()
             yield from _swaps(log, compiling, plan, pool, go_on)
     except FencedError:
         yield CompileReport(busy=1)
@@ -254,6 +258,8 @@ def _compile_group(
     log: Log, compiling: Compiling, planned: Planned, pool: Executor | None
 ) -> CompileReport | None:
     made = None
+    if compiling.is_stale(planned):  # the one who compiled before us has done it
+        return None
     with contextlib.suppress(NotFoundError):  # an object is gone: rows have changed
         made = make_journals(log.store, log.ids, planned.work, compiling.pages(planned), pool)
     return compiling.swap(planned, made) if made is not None else None

@@ -27,7 +27,7 @@ from tidelog.store.base import Store
 
 __all__ = ["Made", "Pages", "Work", "make_journals"]
 
-_AHEAD = 4  # objects that are fetched before they are asked for
+_AHEAD = 8  # objects that are fetched before they are asked for
 
 Pages = Callable[[int], Amendments]
 """The amendments from an offset on, or as many of the first as are read at once."""

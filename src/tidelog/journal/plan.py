@@ -63,10 +63,10 @@ class Marks:
         return Candidate(run, len(times_ms), int(times_ms.min()) if len(times_ms) else None)
 
 
-def make_plan(log: Log, topic: Topic, partition: int, policy: Policy, marks: Marks) -> Plan:
-    """Step 2 of compile. ``NotFoundError`` when the topic was deleted."""
+def make_plan(log: Log, place: tuple[Topic, int], head: Head, policy: Policy, marks: Marks) -> Plan:
+    """Step 2 of compile, for a partition's head. ``NotFoundError`` when the topic was deleted."""
+    topic, partition = place
     for attempt in range(_REREADS):
-        head, _ = read_head(log, topic, partition)
         if head.closed:
             raise NotFoundError(f"topic `{topic.name}`: was deleted: nothing was compiled")
         rows = _read_rows(log, topic, partition, head)
@@ -79,15 +79,15 @@ def make_plan(log: Log, topic: Topic, partition: int, policy: Policy, marks: Mar
             is_whole = len(groups) == 1 and len(groups[0].rows) == len(living)
             return Plan(head.compiled, tuple(groups), is_whole)
         log.clock.sleep(0.01 * 2**attempt)
+        head, _ = read_head(log, topic, partition)
     raise CorruptError(
         f"partition `{topic.name}/{partition}`: its rows do not follow one another: keep the "
         "catalog, and run `tidelog verify`"
     )
 
 
-def read_marks(log: Log, topic: Topic, partition: int) -> Marks:
-    """What is there now. ``NotFoundError`` when the topic was deleted."""
-    head, _ = read_head(log, topic, partition)
+def read_marks(log: Log, topic: Topic, partition: int, head: Head) -> Marks:
+    """What is there as of a head."""
     found: list[tuple[int, int, int]] = []
     if head.amended is not None:
         where = layout.topic_partition(topic.incarnation, partition)

@@ -54,7 +54,7 @@ def remove_trimmed(log: Log, topic: Topic, partition: int, head: Head) -> Remove
 
     Amendments below it go too. What is told is without runs that journals had replaced.
     """
-    remove_shadowed(log, topic, partition, head)
+    remove_shadowed(log, topic, partition, head.journaled)
     removed = _remove_runs(log, topic, partition, head.start)
     journals = list(_journals_below(log, topic, partition, head.start))
     _remove_journals(log, topic, partition, journals)
@@ -63,9 +63,9 @@ def remove_trimmed(log: Log, topic: Topic, partition: int, head: Head) -> Remove
     return Removed(removed.runs + len(runs), removed.bytes + sum(map(_size, runs)))
 
 
-def remove_shadowed(log: Log, topic: Topic, partition: int, head: Head) -> Removed:
+def remove_shadowed(log: Log, topic: Topic, partition: int, journaled: int) -> Removed:
     """Delete the rows of runs whose place journals have taken, at once: no reader counts them."""
-    return _remove_runs(log, topic, partition, head.journaled)
+    return _remove_runs(log, topic, partition, journaled)
 
 
 def remove_amendments(
@@ -126,7 +126,7 @@ def _remove_runs(log: Log, topic: Topic, partition: int, end: int) -> Removed:
     where = layout.topic_partition(topic.incarnation, partition)
     runs = total = at = 0
     while at < end:
-        rows = log.catalog.scan(where, layout.run_row(at), layout.run_row(end), _RUNS_AT_ONCE)
+        rows = list(log.catalog.scan(where, layout.run_row(at), layout.run_row(end), _RUNS_AT_ONCE))
         below = [run for row in rows if (run := decode_run(row, topic, partition)).end <= end]
         if not below:
             break
@@ -136,7 +136,7 @@ def _remove_runs(log: Log, topic: Topic, partition: int, end: int) -> Removed:
             _delete_rows(log, where, chunk)
         runs += len(below)
         total += sum(map(_size, below))
-        at = below[-1].base + 1
+        at = below[-1].base + 1 if len(rows) == _RUNS_AT_ONCE else end
     return Removed(runs, total)
 
 

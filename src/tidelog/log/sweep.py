@@ -162,7 +162,7 @@ def _sweep_topic(log: Log, name: str, grace_ms: int, tally: _Tally) -> None:
     ]
     for partition, (head, found) in enumerate(zip(heads, references, strict=True)):
         if found.has_leftovers:
-            tally.runs_removed += remove_shadowed(log, topic, partition, head).runs
+            tally.runs_removed += remove_shadowed(log, topic, partition, head.journaled).runs
             tally.runs_removed += remove_trimmed(log, topic, partition, head).runs
         if head.amended is not None:
             _remove_applied(log, topic, partition, found, grace_ms, tally)
