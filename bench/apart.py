@@ -29,6 +29,7 @@ class Apart:
         self._here, there = context.Pipe()
         self._process = context.Process(target=_serve, args=(there, make, arguments))
         self._process.start()
+        there.close()  # so that the end of the process is the end of the pipe
 
     def __call__(self, method: str, *arguments: Any) -> Any:
         """What the method gives back; an error over there is one here."""

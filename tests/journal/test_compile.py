@@ -9,10 +9,11 @@ from tidelog.catalog.base import Change
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.codec.events import table_of
 from tidelog.codec.segment import encode_segment
-from tidelog.errors import FencedError, NotFoundError
+from tidelog.errors import CorruptError, FencedError, NotFoundError
 from tidelog.journal.compile import CompileReport, Compiling, compile_partition, compile_topic
 from tidelog.journal.make import Made, make_journals
 from tidelog.journal.policy import Policy
+from tidelog.journal.replay import list_journals
 from tidelog.log.base import Log
 from tidelog.log.read import Reader
 from tidelog.log.sweep import sweep_home
@@ -405,3 +406,29 @@ def test_ids_of_two_compilers_never_meet(press: Press) -> None:
     again = Log(press.store, press.catalog, press.clock, seeded_ids(99), press.log.random)
     press.compile(topic, log=again)
     check(press, topic, {**values(), 20: "5.0"})
+
+
+def test_an_object_that_is_gone_is_named(press: Press) -> None:
+    topic = filled(press)
+    key = next(iter(sorted(press.objects())))
+    press.store.delete([key])
+    with pytest.raises(CorruptError, match=f"object `{key}`: is gone.*restore it"):
+        press.compile(topic)
+
+
+def test_a_listing_beside_a_compile_names_no_offset_twice(
+    press: Press, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = filled(press)
+    monkeypatch.setattr("tidelog.log.read._RUNS_AT_ONCE", 2)
+    listing = list_journals(press.log, topic)
+    listed = [next(listing), next(listing)]
+    press.compile(topic)
+    listed += listing
+    at = 0
+    for entry in listed:
+        assert entry.base <= entry.start == at
+        at = entry.end
+    assert at == 20
+    trim_topic(press.log, topic, ToOffsets({0: 6}))
+    assert [(each.base, each.start) for each in list_journals(press.log, topic)] == [(0, 6)]

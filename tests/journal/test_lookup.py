@@ -26,6 +26,7 @@ from tidelog.journal.compile import compile_topic
 from tidelog.journal.lookup import Lookup, Lookups
 from tidelog.journal.policy import Policy
 from tidelog.log.sweep import sweep_home
+from tidelog.log.trim import ToOffsets, trim_topic
 from tidelog.model.topic import Topic, partition_for
 from tidelog.settings import Settings
 from tidelog.testing.faults import Faults
@@ -278,3 +279,28 @@ def test_gets_beside_compiles_sweeps_and_updates_always_find_something_right(
         thread.join()
         assert failed == []
         assert home.get("t", "7-3").value == b"8"
+
+
+def test_what_is_trimmed_is_let_go_and_makes_room() -> None:
+    press = Press()
+    topic = press.topic()
+    lookup = Lookup(press.log, topic, bytes_max=500)
+    for number in range(30):
+        append(press, topic, [f"{number}-{each}" for each in range(10)])
+        assert lookup.get(f"{number}-3").offset == number * 10 + 3
+        if number % 2:
+            trim_topic(press.log, topic, ToOffsets({0: number * 10 + 5}))
+            with pytest.raises(NotFoundError):
+                lookup.get(f"{number}-3")
+        assert lookup.bytes <= 160, "two runs at most are alive"
+        assert lookup.get(f"{number}-7").offset == number * 10 + 7
+
+
+def test_runs_that_had_no_room_get_it_when_others_are_trimmed() -> None:
+    press = Press()
+    topic = many(press, 4, 10)
+    lookup = Lookup(press.log, topic, bytes_max=160)
+    gets(lookup, 4, 10)
+    trim_topic(press.log, topic, ToOffsets({0: 20}))
+    assert lookup.get("3-3").offset == 33
+    assert lookup.bytes == 160, "both that are left"

@@ -41,6 +41,26 @@ def drain(consumer: Consumer, at_least: int, seconds: float = 10) -> list[Event]
     return found
 
 
+def test_a_loss_in_one_partition_is_told_beside_others_that_are_busy(home: Home) -> None:
+    fill(home, 10, 0)
+    with home.consumer("t", "c") as consumer:
+        consumer.poll(1)
+        consumer.commit()
+    trim_topic(home.log, home.topic("t"), ToOffsets({0: 10}))
+    with home.consumer("t", "c") as consumer:
+        found = 0
+        for _ in range(3):
+            fill(home, 5, 1)
+            found += len(drain(consumer, 5))
+            fill(home, 1, 1)
+            with pytest.raises(NotFoundError, match="seek to 10"):
+                consumer.poll(timeout_s=0.2)
+        fill(home, 1, 1)
+        found += len(drain(consumer, 1))
+        consumer.seek(0, 10)
+        assert consumer.poll(timeout_s=0.2) == [], "nothing more is wrong"
+
+
 def wait_until(fact: object, seconds: float = 10) -> None:
     end = time.monotonic() + seconds
     while not fact():  # type: ignore[operator]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -167,3 +169,23 @@ def test_several_at_once_in_a_bad_world_store_one(block: int) -> None:
         world.check(last)
         for positions in told:
             assert list(positions) == list(last), f"seed {seed}"
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_of_two_requests_with_one_key_one_is_refused(first: int) -> None:
+    world = World()
+    requests = [[Event(b"one", b"k")], [Event(b"other", b"k")]]
+
+    class Late(FaultyCatalog):
+        """Finds no row; and then somebody else is there before it writes."""
+
+        def write(self, *given: Any, **named: Any) -> None:
+            if not world.stored():
+                append_once(world.good, world.topic, "key", requests[first])
+            super().write(*given, **named)
+
+    log = world.log(Faults())
+    log = replace(log, catalog=Late(world.rows, Faults(), world.clock))
+    with pytest.raises(AlreadyExistsError, match="other events"):
+        append_once(log, world.topic, "key", requests[1 - first])
+    assert list(world.stored().values()) == [requests[first][0].value]

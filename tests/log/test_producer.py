@@ -138,6 +138,9 @@ BAD_EVENTS = {
     "naive time": Event(b"x", timestamp=datetime(2026, 1, 1)),  # noqa: DTZ001
     "bad header": Event(b"x", headers=(("a", "text"),)),  # type: ignore[arg-type]
     "half a surrogate": Event(b"x", id="\ud800"),
+    "half a surrogate in a type": Event(b"x", type="\ud800"),
+    "half a surrogate in a header": Event(b"x", headers=(("\ud800", b""),)),
+    "too large in bytes": Event(b"x", type="\u00e9" * (1 << 19)),
     "huge header": Event(b"x", headers=(("a", b"x" * (1 << 21)),)),
 }
 

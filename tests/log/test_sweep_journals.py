@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -12,6 +12,7 @@ from tests.journal.compiling import Press
 from tests.log.upkeep import DAY_S, HOUR_MS
 from tests.playback.test_journals import Hands
 from tidelog.errors import CorruptError, NotFoundError
+from tidelog.journal import swap as swap_module
 from tidelog.journal.compile import Compiling, compile_partition
 from tidelog.journal.make import make_journals
 from tidelog.journal.marks import Mark, Marker
@@ -125,6 +126,31 @@ def test_one_that_was_swept_under_its_hands_is_made_again() -> None:
     compiling.holding.release()
     press.compile(topic)
     check(press, topic, expected, orphans=6)
+
+
+def test_a_beat_of_its_own_does_not_hide_that_a_sweep_was_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    press = Press()
+    topic, expected = filled(press)
+    compiling = Compiling(press.log, topic, 0, EIGHT)
+    assert compiling.holding.take()
+    plan = compiling.plan()
+    planned = compiling.prepare(plan, plan.groups[0])
+    made = make_journals(press.log.store, press.log.ids, planned.work, compiling.pages(planned))
+    raised: list[int] = []
+
+    def changes(*given: Any) -> Any:
+        if not raised:  # a sweep raises the epoch, and a beat takes the row anew
+            raised.append(sweep_module._raise_epoch(press.log, topic, 0))
+            compiling.holding.beat()
+        return swap_changes(*given)
+
+    swap_changes = swap_module._changes
+    monkeypatch.setattr(swap_module, "_changes", changes)
+    assert compiling.swap(planned, made) is not None
+    assert layout.journal_place(press.journals(topic)[0].object)[1] >= raised[0], "not garbage"
+    check(press, topic, expected, orphans=1)
 
 
 def test_where_nobody_compiles_no_row_is_written() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from concurrent.futures import ThreadPoolExecutor
 from typing import cast
 
 import pytest
@@ -11,6 +12,7 @@ from tests.journal.compiling import Press, amend_by_hand
 from tests.playback.test_journals import Hands
 from tidelog.errors import UnavailableError
 from tidelog.journal.policy import Policy
+from tidelog.log.partitions import partition_states
 from tidelog.log.trim import BeforeTime, KeepBytes, ToOffsets, Trimmed, TrimTo, trim_topic
 from tidelog.log.verify import verify_topic
 from tidelog.model.topic import Topic
@@ -198,3 +200,21 @@ def test_lost_replies_and_doubled_requests_do_not_matter(seed: int) -> None:
     trim_topic(press.log, topic, ToOffsets({0: 8}))
     assert press.events(topic) == all_values(8) | {9: "nine"}
     check_clean(press, topic)
+
+
+@pytest.mark.parametrize("compiled_first", [True, False])
+def test_what_was_trimmed_is_not_counted_as_erased(compiled_first: bool) -> None:
+    press = Press()
+    topic = press.topic()
+    press.append(topic, [f"{number}" for number in range(10)])
+    amend_by_hand(press.log, topic, 0, {1: None, 7: None})
+    steps = [
+        lambda: press.compile(topic, TEN),
+        lambda: trim_topic(press.log, topic, ToOffsets({0: 4})),
+    ]
+    for step in steps if compiled_first else reversed(steps):
+        step()
+    with ThreadPoolExecutor(1) as pool:
+        [state] = partition_states(press.log, topic, pool, runs=True)
+    assert (state.erased, state.events) == (1, 5)
+    assert len(press.events(topic)) == 5

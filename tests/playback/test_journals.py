@@ -72,6 +72,16 @@ def three_partitions() -> Stage:
     return stage
 
 
+def test_a_swap_that_one_thread_has_met_is_met_by_all() -> None:
+    stage = three_partitions()
+    standing = standing_module.Standing(stage.log, stage.main)
+    assert standing.note(0) == standing.recent(0)
+    compiled(stage)
+    for look in (standing.check, standing.recent):
+        with pytest.raises(standing_module.SwappedError):
+            look(0)
+
+
 def played(
     stage: Stage, pin: Pin, after: Cursor | None = None, log: Log | None = None
 ) -> list[Place]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -101,6 +102,31 @@ def test_a_file_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
     assert path.read_text() == "precious"
     (tmp_path / "empty").touch()
     open_outlet(f"file:{tmp_path}/empty", setting()).close()
+
+
+def test_a_file_that_comes_meanwhile_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "mine.parquet"
+    outlet = open_outlet(f"file:{path}", setting())
+    outlet.put(lots()[0])
+    path.write_text("precious")
+    with pytest.raises(AlreadyExistsError, match="came to be"):
+        outlet.close()
+    assert path.read_text() == "precious"
+    assert os.listdir(tmp_path) == ["mine.parquet"]
+
+
+def test_a_disk_that_is_full_at_the_end_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    outlet = open_outlet(f"file:{tmp_path}/out.parquet", setting())
+    outlet.put(lots()[0])
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(UnavailableError, match=r"No space left.*make room"):
+        outlet.close()
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_file_is_continued_where_its_cursor_is(tmp_path: Path) -> None:

@@ -30,13 +30,12 @@ an object is gone they read the catalog again.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass, fields
 
 from tidelog.catalog.base import Check
-from tidelog.errors import FencedError, NotFoundError, UnavailableError
+from tidelog.errors import CorruptError, FencedError, NotFoundError, UnavailableError
 from tidelog.journal.make import Made, Pages, Work, make_journals
 from tidelog.journal.plan import Marks, Plan, make_plan, read_marks
 from tidelog.journal.policy import Group, Policy
@@ -139,6 +138,21 @@ class Compiling:
     def is_stale(self, planned: Planned) -> bool:
         """Whether somebody else has swapped since the plan was made."""
         return planned.head.compiled != planned.compiled + self._swapped
+
+    def check_lost(self, planned: Planned, lost: NotFoundError) -> None:
+        """Whether an object of a group could go, since rows have changed; raises if not."""
+        head, _ = read_head(self._log, self._topic, self._partition)
+        before, key = planned.head, lost.context.get("key")
+        same = (before.compiled, before.start, before.amendments) == (
+            head.compiled,
+            head.start,
+            head.amendments,
+        )
+        if key is not None and same:
+            raise CorruptError(
+                f"object `{key}`: is gone, but partition `{self._topic.name}/{self._partition}` "
+                "has events there: restore it from a copy, and run `tidelog verify`"
+            ) from lost
 
     def pages(self, planned: Planned) -> Pages:
         """The amendments of a group, page by page."""
@@ -257,9 +271,11 @@ def _swaps(
 def _compile_group(
     log: Log, compiling: Compiling, planned: Planned, pool: Executor | None
 ) -> CompileReport | None:
-    made = None
     if compiling.is_stale(planned):  # the one who compiled before us has done it
         return None
-    with contextlib.suppress(NotFoundError):  # an object is gone: rows have changed
+    try:
         made = make_journals(log.store, log.ids, planned.work, compiling.pages(planned), pool)
-    return compiling.swap(planned, made) if made is not None else None
+    except NotFoundError as exc:
+        compiling.check_lost(planned, exc)
+        return None
+    return compiling.swap(planned, made)

@@ -7,7 +7,7 @@ only its first offset is kept beside its hashes, so a hit reads its row.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from itertools import chain, compress
 from typing import NamedTuple
@@ -72,8 +72,8 @@ class Known:
             seen = self._head or head
             found = [(at, self._places[owner]) for at, owner in self._shelves.owners(wanted)]
             apart = list(self._apart)
-        for base in apart:
-            found += self._look_apart(seen, base, wanted)
+        for place in apart:
+            found += self._look_apart(seen, place.base, wanted)
         return seen, found
 
     def _look_apart(self, head: Head, base: int, wanted: Halves) -> list[tuple[int, Place]]:
@@ -92,7 +92,7 @@ class Known:
         self._head: Head | None = None
         self._shelves = Shelves()
         self._places: list[Place] = []  # by the number of the owner
-        self._apart: list[int] = []  # where runs begin whose indexes are not held
+        self._apart: list[Place] = []  # runs whose indexes are not held
 
     def _follow(self, head: Head) -> None:
         """With the lock held: take in what is new; all of it, or nothing is known any more."""
@@ -100,7 +100,8 @@ class Known:
         try:
             if before is None or head.compiled > before.compiled:
                 self._swap(head)
-            elif head.next > before.next:
+            elif (head.next, head.start) > (before.next, before.start):
+                self._trim(head)
                 self._add(self._covering(head, before.next, head.next))
             else:
                 return
@@ -114,18 +115,35 @@ class Known:
         old = self._head
         journals = list(self._covering(head, 0, head.journaled))
         there = {(run.base, run.object) for run in journals}
-        lives = [
-            place.base >= head.journaled or (place.base, place.object) in there
-            for place in self._places
-        ]
-        alive = np.array(lives, np.bool_)
-        self._shelves.keep(alive, (np.cumsum(alive) - 1).astype(np.uint32))
-        self._places = list(compress(self._places, lives))
-        held = {place.object for place in self._places}
-        self._apart = [base for base in self._apart if base >= head.journaled]
+        self._keep(
+            lambda place: place.base >= head.journaled or (place.base, place.object) in there
+        )
+        held = {place.object for place in chain(self._places, self._apart)}
         runs_from = head.journaled if old is None else max(head.journaled, old.next)
         new = (run for run in journals if run.object not in held)
         self._add(chain(new, self._covering(head, runs_from, head.next)))
+
+    def _trim(self, head: Head) -> None:
+        """Let go of what lies below the start, and take in what there was no room for.
+
+        Where the next run begins at the start or below it, the one before has ended.
+        """
+        bases = {place.base for place in chain(self._places, self._apart)}
+        first = max((base for base in bases if base <= head.start), default=0)
+        if not any(base < first for base in bases):
+            return
+        self._keep(lambda place: place.base >= first)
+        waiting = [place.base for place in self._apart if place.base >= head.start]
+        self._apart = [place for place in self._apart if place.base < head.start]
+        self._add(read_row(self._log, self._topic, self._partition, head, at) for at in waiting)
+
+    def _keep(self, wanted: Callable[[Place], bool]) -> None:
+        """Of what is held, and of what is not held but known, the wanted alone."""
+        lives = [wanted(place) for place in self._places]
+        alive = np.array(lives, np.bool_)
+        self._shelves.keep(alive, (np.cumsum(alive) - 1).astype(np.uint32))
+        self._places = list(compress(self._places, lives))
+        self._apart = [place for place in self._apart if wanted(place)]
 
     def _covering(self, head: Head, start: int, end: int) -> Iterator[Run]:
         return covering(self._log, self._topic, self._partition, head, (start, end))
@@ -138,7 +156,7 @@ class Known:
         for number, (run, index) in enumerate(in_turn(self._pool, self._index, with_ids, _AHEAD)):
             own = _ID_BYTES * sum(map(len, index.blocks))
             if size + own > self._bytes_max:
-                self._apart.append(run.base)
+                self._apart.append(_place(run, 0))
                 continue
             size += own
             for block, halves in enumerate(index.blocks):

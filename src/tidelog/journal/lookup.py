@@ -163,15 +163,16 @@ class Lookup:
                 if live is not None:
                     return live, seen
             except (NotFoundError, MovedError) as exc:
-                self._known[partition].forget()
                 lost = exc
             seen = read_head(self._log, self._topic, partition)
             is_same = (head.compiled, head.start) == (seen[0].compiled, seen[0].start)
-            if lost is not None and is_same and attempt:
-                raise CorruptError(
-                    f"partition `{self._topic.name}/{partition}`: a part of it is gone ({lost}): "
-                    "keep what is there, and run `tidelog verify`"
-                ) from lost
+            if lost is not None and is_same:
+                if attempt:
+                    raise CorruptError(
+                        f"partition `{self._topic.name}/{partition}`: a part of it is gone "
+                        f"({lost}): keep what is there, and run `tidelog verify`"
+                    ) from lost
+                self._known[partition].forget()
             lost = None
             self._log.clock.sleep(0.001 * attempt)
         raise self._restless()

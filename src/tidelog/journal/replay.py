@@ -35,6 +35,7 @@ class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
     partition: int
     base: int  # offsets from here
     end: int  # to here, exclusive
+    start: int  # leave out what is below: it was trimmed, or listed before
     events: int
     first: str  # least and greatest event time
     last: str
@@ -70,9 +71,9 @@ def list_journals(
                 break
             for run in runs:
                 if run.events and _overlaps(run, times):
-                    here = amended.of(run)
-                    yield _entry(log, topic, partition, run, here, expires_s)
-            at = runs[-1].end
+                    url = None if expires_s is None else log.store.presign(run.object, expires_s)
+                    yield _entry(topic, partition, (run, max(at, run.base)), amended.of(run), url)
+                at = run.end
 
 
 class _Amended:
@@ -120,19 +121,20 @@ def _overlaps(run: Run, times: TimeRange | None) -> bool:
 
 
 def _entry(
-    log: Log,
     topic: Topic,
     partition: int,
-    run: Run,
+    part: tuple[Run, int],
     amended: tuple[tuple[int, ...], tuple[int, ...]],
-    expires_s: int | None,
+    url: str | None,
 ) -> JournalEntry:
+    run, start = part
     is_piece = run.journal is None
     return JournalEntry(
         topic=topic.name,
         partition=partition,
         base=run.base,
         end=run.end,
+        start=start,
         events=run.events,
         first=to_iso(run.first_ms),
         last=to_iso(run.last_ms),
@@ -144,5 +146,5 @@ def _entry(
         schema=SCHEMA_RANGE if is_piece else None,
         deleted=amended[0],
         updated=amended[1],
-        url=None if expires_s is None else log.store.presign(run.object, expires_s),
+        url=url,
     )

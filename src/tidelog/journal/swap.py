@@ -49,6 +49,7 @@ class Swap:
         was deleted.
         """
         for delay_s in RACE.delays_s(self._log.random):
+            epoch, check = self._holding.current()
             head, version = read_head(self._log, self._topic, self._partition)
             if head.closed:
                 raise NotFoundError(f"topic `{self._topic.name}`: was deleted: compile no more")
@@ -56,17 +57,15 @@ class Swap:
                 return self._landed(made)
             if not _is_next(group, head):
                 return False
-            if layout.journal_place(made[0].object)[1] != self._holding.epoch:
-                moved = self._move(made)
+            if layout.journal_place(made[0].object)[1] != epoch:
+                moved = self._move(made, epoch)
                 if moved is None:
                     return False
                 made = moved
             changes = _changes(self._topic, group, made, (head, version))
             try:
                 write_id = self._log.ids.new()
-                self._log.catalog.write(
-                    self._where, *changes, self._holding.check(), write_id=write_id
-                )
+                self._log.catalog.write(self._where, *changes, check, write_id=write_id)
             except ConflictError:
                 self._hold_on()
             except UnknownOutcomeError:
@@ -93,16 +92,12 @@ class Swap:
                 "leave it to that one"
             )
 
-    def _move(self, made: tuple[Run, ...]) -> tuple[Run, ...] | None:
-        """The journals under our present epoch; None where a sweep has removed one."""
+    def _move(self, made: tuple[Run, ...], epoch: int) -> tuple[Run, ...] | None:
+        """The journals under another epoch of ours; None where a sweep has removed one."""
         moved = []
         for run in made:
             key = layout.journal(
-                self._topic.incarnation,
-                self._partition,
-                self._holding.epoch,
-                run.base,
-                self._log.ids.new(),
+                self._topic.incarnation, self._partition, epoch, run.base, self._log.ids.new()
             )
             try:
                 self._log.store.copy(run.object, key)

@@ -22,7 +22,15 @@ from tidelog.model.topic import Topic
 from tidelog.store.ahead import fetched_ahead
 from tidelog.store.base import Store
 
-__all__ = ["NO_AMENDMENTS", "Amendments", "apply", "are_pending", "joined", "pending"]
+__all__ = [
+    "NO_AMENDMENTS",
+    "Amendments",
+    "all_pending",
+    "apply",
+    "are_pending",
+    "joined",
+    "pending",
+]
 
 _ROWS_MAX = 20_000  # of amendments that are held at once
 _BYTES_MAX = 16 << 20  # of their values
@@ -98,6 +106,16 @@ def pending(
         offsets.append(layout.amend_offset(row.row))
         size += len(row.value)
     return Amendments(np.array(offsets, np.int64), tuple(found)) if found else NO_AMENDMENTS
+
+
+def all_pending(
+    log: Log, topic: Topic, partition: int, head: Head, start: int, end: int
+) -> Amendments:
+    """The amendments of ``[start, end)``, however many they are."""
+    found = [pending(log, topic, partition, head, start, end)]
+    while (known := found[-1].end) is not None and known < end:
+        found.append(pending(log, topic, partition, head, known, end))
+    return joined(found)
 
 
 def joined(parts: Sequence[Amendments]) -> Amendments:

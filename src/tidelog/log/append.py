@@ -73,11 +73,14 @@ class _Plan:
 class Appender:
     """One producer's commits to one topic. Calls for one partition must not overlap."""
 
-    def __init__(self, log: Log, topic: Topic, producer: str, epoch: int = 0) -> None:
+    def __init__(
+        self, log: Log, topic: Topic, producer: str, epoch: int = 0, *, once: bool = False
+    ) -> None:
         self._log = log
         self._topic = topic
         self._producer = producer
         self._epoch = epoch
+        self._once = once  # one commit for each partition, whoever makes it
         self._heads: dict[int, tuple[Head, str]] = {}
         self._states: dict[int, tuple[ProducerState, str | None]] = {}
 
@@ -132,11 +135,11 @@ class Appender:
             self._heads.pop(piece.partition, None)  # others may have appended since it was read
         for delay_s in self._delays():
             head, head_version = self._head(piece.partition)
-            if sequences is not None and sequences[0] <= self.last_sequence(piece.partition):
+            last = self.last_sequence(piece.partition)
+            if sequences is not None and (sequences[0] <= last or (self._once and last >= 0)):
                 raise AlreadyExistsError(
                     f"producer `{self._producer}` on `{self._topic.name}/{piece.partition}`: "
-                    f"sequence {sequences[0]} is stored already: go on after "
-                    f"{self.last_sequence(piece.partition)}"
+                    f"sequence {sequences[0]} is stored already: go on after {last}"
                 )
             if head.closed:
                 raise self._deleted()

@@ -130,6 +130,7 @@ class Consumer:
                 f"[{head.start}, {head.next}]: give one inside"
             )
         self._ensure_joined()
+        self._trouble = None  # what was wrong with the old place; a poll tells of anything else
         self._intake_of(partition).seek(to)
 
     def skip_to_end(self) -> None:
@@ -258,7 +259,9 @@ class Consumer:
         while True:
             self._ensure_joined()
             self._polled_s = clock.monotonic_s()
-            self._raise_trouble()
+            trouble, self._trouble = self._trouble, None
+            if trouble is not None:
+                raise trouble
             self._release_excess()
             found = self._collect(max_events)
             if found:
@@ -285,11 +288,13 @@ class Consumer:
                     found.append(stretch)
                     room -= stretch.batch.num_rows
             except TidelogError as exc:
-                trouble = exc  # the other partitions go first; a poll that finds nothing raises it
+                trouble = exc  # the other partitions go first
             if room == 0:
                 break
         if trouble is not None and not found:
             raise trouble
+        if not isinstance(trouble, UnavailableError):
+            self._trouble = self._trouble or trouble  # it will not pass: the next poll tells
         return found
 
     def _take(self, partition: int, count: int) -> Stretch | None:
@@ -393,8 +398,3 @@ class Consumer:
         taken = self._membership.take_some(living)
         self._excess = len(self._membership.held) - self._membership.fair_share(living)
         return bool(taken)
-
-    def _raise_trouble(self) -> None:
-        trouble, self._trouble = self._trouble, None
-        if trouble is not None:
-            raise trouble

@@ -75,6 +75,13 @@ class Holding:
         """For a write that counts: the row is as we last wrote it."""
         return Check(self._row, self._version)
 
+    def current(self) -> tuple[int, Check]:
+        """The epoch, and the check for a write under it: of one moment, since a beat of our own
+        may take the row anew at any time.
+        """
+        with self._lock:
+            return self.epoch, self.check()
+
     def is_ours(self) -> bool:
         """Look again, after a write that did not land: whether the row is ours, perhaps beaten."""
         with self._lock:

@@ -82,7 +82,7 @@ class _Request:
         self._log = log
         self._topic = topic
         self._producer = f"~once-{digest.hex()}"
-        self._appender = Appender(log, topic, self._producer)
+        self._appender = Appender(log, topic, self._producer, once=True)
 
     def stored(self, part: Part) -> int | None:
         """The first offset of a part that is stored; None for one that is not."""

@@ -7,7 +7,9 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from itertools import chain
 
+from tidelog.errors import NotFoundError
 from tidelog.log.base import Log
+from tidelog.log.contents import Cut, describe_run, read_run
 from tidelog.log.read import Reader
 from tidelog.log.topics import read_head
 from tidelog.model import layout
@@ -57,11 +59,26 @@ def _with_runs(log: Log, topic: Topic, partition: int) -> PartitionState:
     for run in _runs(log, topic, partition, head):
         count += 1
         size += run.byte_end - run.byte_start
-        erased += min(run.count - run.events, run.end - head.start)
+        erased += _erased(log, topic, partition, run, head.start)
         erased += sum(row.kind == "delete" for row in amendments.of_run(run).rows)
         if run.events:
             last_ms = run.last_ms if last_ms is None else max(last_ms, run.last_ms)
     return PartitionState(partition, head.start, head.next, count, size, last_ms, erased)
+
+
+def _erased(log: Log, topic: Topic, partition: int, run: Run, start: int) -> int:
+    """How many offsets from the start on have no event in a run.
+
+    Of a journal that reaches below the start, some may lack because they were trimmed: it is read.
+    """
+    if run.base >= start or run.count == run.events:
+        return run.count - run.events
+    what = describe_run(topic.name, partition, run)
+    try:
+        parts = read_run(log.store, run, what, Cut(start, columns=["timestamp"]))
+        return run.end - start - sum(len(part.offsets) for part in parts)
+    except NotFoundError:  # another journal has its place by now
+        return max(0, run.count - run.events - (start - run.base))
 
 
 def _runs(log: Log, topic: Topic, partition: int, head: Head) -> Iterator[Run]:

@@ -184,8 +184,10 @@ class Producer:
         with self._carrier.state:
             self._seal()
             waiting = list(self._carrier.under_way.values())
+        now_s = self._log.clock.monotonic_s
+        end_s = None if timeout_s is None else now_s() + timeout_s
         for flush in waiting:
-            if not flush.settled(timeout_s):
+            if not flush.settled(None if end_s is None else max(0.0, end_s - now_s())):
                 raise UnavailableError(f"flush: not durable after {timeout_s} s: wait longer")
         self._carrier.raise_unreported()
 

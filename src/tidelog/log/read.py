@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from tidelog.codec.events import events_of, with_position
 from tidelog.errors import CorruptError, NotFoundError
-from tidelog.log.amended import NO_AMENDMENTS, Amendments, are_pending, joined, pending
+from tidelog.log.amended import NO_AMENDMENTS, Amendments, all_pending, are_pending, pending
 from tidelog.log.base import Log
 from tidelog.log.contents import Cut, describe_run, fetch_run, in_turn, read_run
 from tidelog.log.rows import Offsets, Rows
@@ -149,10 +149,7 @@ class Reader:
     def amendments(self, start: int, end: int) -> Amendments:
         """All that are pending of ``[start, end)``; to be read before the runs are."""
         head, _ = read_head(self._log, self._topic, self._partition)
-        found = [pending(self._log, self._topic, self._partition, head, start, end)]
-        while (known := found[-1].end) is not None and known < end:
-            found.append(pending(self._log, self._topic, self._partition, head, known, end))
-        return joined(found)
+        return all_pending(self._log, self._topic, self._partition, head, start, end)
 
     def plan(self, start: int, end: int) -> Plan:
         """What is needed to read ``[start, end)`` elsewhere, as it is now.
@@ -279,16 +276,31 @@ def find_offset(log: Log, topic: Topic, partition: int, timestamp_ms: int) -> in
     head, _ = read_head(log, topic, partition)
     reader = Reader(log, topic, partition)
     at = head.start
-    while at < head.next and (runs := reader.runs(at)):
-        for run in runs:
-            if run.last_ms >= timestamp_ms:
-                for stretch in reader.stretches(at, run.end):
-                    times = stretch.batch.column("timestamp").cast(pa.int64()).to_numpy()
-                    found = (times >= timestamp_ms).nonzero()[0]
-                    if len(found):
-                        return int(stretch.offsets[found[0]])
-            at = run.end
+    while at < head.next:
+        try:
+            runs = reader.runs(at)
+            if not runs:
+                break
+            for run in runs:
+                if run.last_ms >= timestamp_ms:
+                    found = _first_since(reader, at, run.end, timestamp_ms)
+                    if found is not None:
+                        return found
+                at = run.end
+        except NotFoundError as exc:
+            if "start" not in exc.context:
+                raise
+            at = exc.context["start"]  # a trim came by
     return head.next
+
+
+def _first_since(reader: Reader, start: int, end: int, timestamp_ms: int) -> int | None:
+    for stretch in reader.stretches(start, end):
+        times = stretch.batch.column("timestamp").cast(pa.int64()).to_numpy()
+        found = (times >= timestamp_ms).nonzero()[0]
+        if len(found):
+            return int(stretch.offsets[found[0]])
+    return None
 
 
 def _contiguous(runs: list[Run]) -> list[Run]:

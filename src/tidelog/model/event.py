@@ -115,11 +115,7 @@ def _check_id(text: str | None) -> None:
         return
     if not text:
         raise InvalidError("event: its id is empty: give text, or None for no id")
-    try:
-        size = len(text.encode())
-    except UnicodeEncodeError as exc:
-        raise InvalidError(f"event: its id {text!r} is not valid Unicode: give text") from exc
-    if size > limits.ID_BYTES_MAX:
+    if _text_size("id", text) > limits.ID_BYTES_MAX:
         raise InvalidError(f"event: its id is longer than {limits.ID_BYTES_MAX} bytes: shorten it")
 
 
@@ -129,7 +125,17 @@ def _size(name: str, value: Any, kind: type) -> int:
     if not isinstance(value, str | bytes) or not isinstance(value, kind):
         wanted = "bytes" if kind is bytes else "text"
         raise InvalidError(f"event: its {name} is {type(value).__name__}: give {wanted} or None")
-    return len(value)
+    return len(value) if isinstance(value, bytes) else _text_size(name, value)
+
+
+def _text_size(name: str, text: str) -> int:
+    """Of its UTF-8, which a lone surrogate has none of."""
+    if text.isascii():
+        return len(text)
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError as exc:
+        raise InvalidError(f"event: its {name} {text!r} is not valid Unicode: give text") from exc
 
 
 def check_headers(headers: Iterable[Sequence[Any]]) -> int:
@@ -138,5 +144,5 @@ def check_headers(headers: Iterable[Sequence[Any]]) -> int:
     for header in headers:
         if len(header) != 2 or not isinstance(header[0], str) or not isinstance(header[1], bytes):
             raise InvalidError(f"event: header {header!r}: give pairs of a name and bytes")
-        size += len(header[0]) + len(header[1])
+        size += _text_size("header's name", header[0]) + len(header[1])
     return size

@@ -50,7 +50,8 @@ class _Task:
 
 @dataclass(frozen=True)
 class _Outcome:
-    made: Made | None = None  # None: rows have changed, so plan again
+    made: Made | None = None  # None: an object is gone
+    lost: NotFoundError | None = None
     error: TidelogError | None = None
 
 
@@ -150,6 +151,8 @@ def _swap(
         return
     if outcome.error is not None:
         raise outcome.error
+    if outcome.lost is not None:
+        each.compiling.check_lost(each.planned, outcome.lost)  # else rows have changed: plan again
     try:
         made = outcome.made
         done = each.compiling.swap(each.planned, made) if made is not None else None
@@ -203,8 +206,8 @@ def _make_here(log: Log, each: _Ready) -> _Outcome:
     try:
         page = each.compiling.pages(each.planned)
         return _Outcome(make_journals(log.store, log.ids, each.planned.work, page))
-    except NotFoundError:
-        return _Outcome()
+    except NotFoundError as exc:
+        return _Outcome(lost=exc)
 
 
 def _run_pickled(blob: bytes) -> bytes:
@@ -218,7 +221,7 @@ def _run_task(task: _Task) -> _Outcome:
             return _Outcome(
                 make_journals(store, RandomIds(), task.work, lambda _: task.amendments, pool)
             )
-    except NotFoundError:
-        return _Outcome()
+    except NotFoundError as exc:
+        return _Outcome(lost=exc)
     except TidelogError as exc:
         return _Outcome(error=exc)

@@ -108,6 +108,7 @@ class WholeFile:
         if path.exists() and not replaces:
             raise AlreadyExistsError(f"file `{path}`: exists already: choose another, or remove it")
         self._path = path
+        self._replaces = replaces
         self._begun = path.with_name(f".{path.name}.{attempt}")
         self._file = self._begun.open("xb")
         self._parquet: FileWriter | None = None
@@ -122,9 +123,7 @@ class WholeFile:
             else:
                 self._parquet.write(lot.batch)
         except OSError as exc:
-            raise UnavailableError(
-                f"file `{self._path}`: {exc.strerror}: make room or mend it, and play again"
-            ) from exc
+            raise self._failed(exc) from exc
 
     def reached(self) -> int:
         return 0
@@ -132,17 +131,47 @@ class WholeFile:
     def close(self, failed: bool = False) -> None:
         if self._file.closed:
             return
-        with contextlib.suppress(OSError) if failed else contextlib.nullcontext():
+        try:
+            if failed:
+                self._discard()
+            else:
+                self._finish()
+        except FileExistsError as exc:
+            raise AlreadyExistsError(
+                f"file `{self._path}`: came to be while this was played: choose another"
+            ) from exc
+        except OSError as exc:
+            raise self._failed(exc) from exc
+        finally:
+            with contextlib.suppress(OSError):
+                self._file.close()
+            self._begun.unlink(missing_ok=True)
+
+    def _discard(self) -> None:
+        with contextlib.suppress(OSError):
             if self._parquet is not None:
                 self._parquet.close()
-            self._file.flush()
-            os.fsync(self._file.fileno())
-        with contextlib.suppress(OSError) if failed else contextlib.nullcontext():
-            self._file.close()
-        if failed:
-            self._begun.unlink()
-        else:
+
+    def _finish(self) -> None:
+        """All of it on disk, then under its name, then the name on disk."""
+        if self._parquet is not None:
+            self._parquet.close()
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        if self._replaces:
             self._begun.rename(self._path)
+        else:
+            os.link(self._begun, self._path)
+        folder = os.open(self._path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def _failed(self, error: OSError) -> UnavailableError:
+        return UnavailableError(
+            f"file `{self._path}`: {error.strerror}: make room or mend it, and play again"
+        )
 
 
 def _is_parquet(name: str) -> bool:

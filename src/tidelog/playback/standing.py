@@ -14,7 +14,7 @@ row goes only after a swap whose journal has it.
 from __future__ import annotations
 
 from tidelog.errors import ConflictError
-from tidelog.log.amended import NO_AMENDMENTS, Amendments, are_pending, joined, pending
+from tidelog.log.amended import NO_AMENDMENTS, Amendments, all_pending, are_pending
 from tidelog.log.base import Log
 from tidelog.log.topics import read_head
 from tidelog.model.run import Head
@@ -49,20 +49,14 @@ class Standing:
 
         ``NotFoundError`` when the topic was deleted.
         """
-        head = self._read(partition)
-        if head.compiled != self._compiled[partition]:
-            raise SwappedError(
-                f"partition `{self.topic.name}/{partition}`: was compiled while it was played: "
-                "play again"
-            )
-        return head
+        return self._compared(partition, self._read(partition))
 
     def recent(self, partition: int) -> Head:
         """The head as it was a moment ago, after the playback had begun. Raises as ``check``."""
         head, read_s = self._recent[partition]
-        if self.log.clock.monotonic_s() - read_s <= _RECENT_S:
-            return head
-        return self.check(partition)
+        if self.log.clock.monotonic_s() - read_s > _RECENT_S:
+            return self.check(partition)
+        return self._compared(partition, head)  # another thread may have met the swap
 
     def amendments(self, partition: int, start: int, end: int, head: Head) -> Amendments:
         """Those of ``[start, end)`` that are in no journal which was found.
@@ -71,11 +65,17 @@ class Standing:
         """
         if not are_pending(head, start, end):
             return NO_AMENDMENTS
-        found = [pending(self.log, self.topic, partition, head, start, end)]
-        while (known := found[-1].end) is not None and known < end:
-            found.append(pending(self.log, self.topic, partition, head, known, end))
+        found = all_pending(self.log, self.topic, partition, head, start, end)
         self.check(partition)
-        return joined(found)
+        return found
+
+    def _compared(self, partition: int, head: Head) -> Head:
+        if head.compiled != self._compiled[partition]:
+            raise SwappedError(
+                f"partition `{self.topic.name}/{partition}`: was compiled while it was played: "
+                "play again"
+            )
+        return head
 
     def _read(self, partition: int) -> Head:
         read_s = self.log.clock.monotonic_s()
