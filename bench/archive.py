@@ -24,6 +24,7 @@ from bench import ten_lines
 from bench.apart import Apart, Usage, timed, watched
 from bench.connector import jars
 from bench.cycles import Cycles
+from bench.measure import scratch
 from bench.messages import EVENTS, TOPIC, fill
 from bench.rates import Rate, against, contest
 from tests.servers import kafka
@@ -47,7 +48,7 @@ CYCLE_S_MAX = 2.0
 def run() -> list[Rate]:
     """All cases."""
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder, kafka.running() as broker:
+    with scratch() as folder, kafka.running() as broker:
         settings = Settings(f"{folder}/objects", f"{folder}/catalog.sqlite")
         with create_home(settings)[0] as home:
             fill(broker.bootstrap, home)

@@ -11,14 +11,13 @@ from __future__ import annotations
 import json
 import os
 import statistics
-import tempfile
 import time
-from pathlib import Path
 
 import httpx
 import numpy as np
 import pyarrow as pa
 
+from bench.measure import scratch
 from bench.rates import Rate
 from bench.serve import SERVE, process
 from tidelog.catalog.base import Put
@@ -43,7 +42,7 @@ WARM_S = 90.0  # in which all runs have been counted
 
 def run() -> list[Rate]:
     """Each page, many times."""
-    with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
+    with scratch() as folder:
         settings = Settings(f"{folder}/objects", f"{folder}/catalog.sqlite")
         with create_home(settings)[0] as home:
             fill(home)

@@ -9,11 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench.measure import Result, beside, measure
+from bench.measure import Result, beside, measure, scratch
 from tests.opening import a_catalog, a_store
 from tests.servers import cassandra, dynamodb, s3
 from tidelog.catalog.base import Catalog, Put
@@ -28,7 +27,7 @@ ids = RandomIds()
 def run() -> list[Result]:
     """All cases, the local ones first."""
     results: list[Result] = []
-    with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
+    with scratch() as folder:
         results += local_catalog(Path(folder))
         results += local_store(Path(folder))
     results += remote_catalogs()

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 import time
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 
 import boto3
 import pyarrow as pa
@@ -20,6 +18,7 @@ from confluent_kafka import Consumer as KafkaConsumer
 from confluent_kafka import Producer as KafkaProducer
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from bench.measure import scratch
 from bench.rates import Rate, against, contest
 from tests.servers import dynamodb, kafka, s3
 from tidelog import Event, Home
@@ -40,7 +39,7 @@ def run() -> list[Rate]:
 
 
 def local() -> list[Rate]:
-    with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder, kafka.running() as broker:
+    with scratch() as folder, kafka.running() as broker:
         settings = Settings(f"{folder}/objects", f"{folder}/catalog.sqlite")
         with create_home(settings)[0] as home:
             return writing(home, broker.bootstrap) + reading(home, broker.bootstrap)

@@ -6,8 +6,10 @@ import json
 import os
 import platform
 import statistics
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -15,6 +17,15 @@ from rich.console import Console
 from rich.table import Table
 
 RESULTS = Path(__file__).parent / "results"
+
+
+@contextmanager
+def scratch() -> Iterator[str]:
+    """A folder for a benchmark's data: on the disk of the checkout, as /tmp may be memory."""
+    build = Path(__file__).parents[1] / "build"
+    build.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=build, prefix="bench-") as folder:
+        yield folder
 
 
 @dataclass

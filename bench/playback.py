@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from bench.measure import scratch
 from bench.rates import Rate, against, show_rates
 from tidelog import Home
 from tidelog.home import create_home, open_home
@@ -45,7 +45,7 @@ ROUNDS = 15
 
 def run(events: int = EVENTS) -> list[Rate]:
     """All cases."""
-    with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
+    with scratch() as folder:
         where = f"{folder}/home"
         with create_home(load_settings(where, {}, Path.cwd()))[0] as home:
             home.create_topic("t", PARTITIONS)

@@ -24,7 +24,8 @@ class Rate:
     unit: str = "events/s"
     peer: str = ""
     ratio: float | None = None
-    goal: float | None = None
+    goal: float | None = None  # the ratio is to be so high
+    limit: float | None = None  # the median is to be below
     note: str = ""
 
     @property
@@ -33,6 +34,8 @@ class Rate:
 
     @property
     def verdict(self) -> str:
+        if self.limit is not None:
+            return "ok" if self.median < self.limit else "ABOVE"
         if self.goal is None or self.ratio is None:
             return ""
         return "ok" if self.ratio >= self.goal else "BELOW"
@@ -56,6 +59,12 @@ def against(rate: Rate, peer: Rate, goal: float) -> Rate:
     return rate
 
 
+def _goal(rate: Rate) -> str:
+    if rate.limit is not None:
+        return f"< {rate.limit:,g}"
+    return "" if rate.goal is None else f"{rate.goal:g}"
+
+
 def show_rates(suite: str, rates: list[Rate]) -> None:
     """Print the table, and write the JSON beside it."""
     table = Table(title=f"{suite} ({os.cpu_count()} cores, {platform.machine()})", box=None)
@@ -68,7 +77,7 @@ def show_rates(suite: str, rates: list[Rate]) -> None:
             rate.unit,
             "" if rate.ratio is None else f"{rate.ratio:.2f}",
             rate.peer,
-            "" if rate.goal is None else f"{rate.goal:g}",
+            _goal(rate),
             rate.verdict,
             rate.note,
         )

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.measure import scratch
 from bench.rates import Rate, against
 from tidelog.home import create_home
 from tidelog.settings import Settings
@@ -62,7 +63,7 @@ class Measured:
 
 def run() -> list[Rate]:
     """Both kinds of requests, each beside the bare route, in alternating rounds."""
-    with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
+    with scratch() as folder:
         settings = Settings(f"{folder}/objects", f"{folder}/catalog.sqlite")
         with create_home(settings)[0] as home:
             home.create_topic("t", 1)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from bench.log import VALUES
+from bench.measure import scratch
 from bench.rates import Rate, against, contest
 from tidelog.home import create_home
 from tidelog.pipeline.spark import open_spark
@@ -25,7 +24,7 @@ def run() -> list[Rate]:
     """All columns to nowhere, from the topic and from the files."""
     spark = open_spark("local[2]", "bench")
     register(spark)
-    with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
+    with scratch() as folder:
         with create_home(Settings(f"{folder}/objects", f"{folder}/catalog.sqlite"))[0] as home:
             home.create_topic("t", PARTITIONS)
             for first in range(0, EVENTS, 100_000):

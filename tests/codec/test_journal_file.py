@@ -11,8 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.codec.test_ids import blocks_with, hash_id
 from tidelog.codec.events import batch_of
-from tidelog.codec.ids import decode_index, hash_id
+from tidelog.codec.ids import decode_index
 from tidelog.codec.journal import JOURNAL_SCHEMA, EncodedJournal, JournalFile, encode_journal
 from tidelog.errors import CorruptError
 
@@ -95,7 +96,7 @@ def test_its_ids_are_in_its_index_by_row_group() -> None:
     index = decode_index(journal.data[journal.ids_start : journal.ids_end], "journal `key`")
     for group in file.groups:
         for offset in (group.first, group.last):
-            assert group.number in index.blocks_with(hash_id(f"id-{offset}"))
+            assert group.number in blocks_with(index, hash_id(f"id-{offset}"))
     without = encode_journal([table_of([1, 2], ids=False)], applied=0)
     assert (without.ids_start, without.ids_end) == (0, 0)
 

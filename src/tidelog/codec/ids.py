@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from tidelog.errors import CorruptError
 
-__all__ = ["IdIndex", "decode_index", "encode_index", "hash_id", "hash_ids"]
+__all__ = ["IdIndex", "decode_index", "encode_index", "hash_ids"]
 
 _SEED = np.uint64(0x9E3779B97F4A7C15)
 _WORD = np.uint64(0xD6E8FEB86659FD93)
@@ -31,21 +31,6 @@ class IdIndex:
     """The halves of hashes, sorted, of each block."""
 
     blocks: tuple[npt.NDArray[np.uint32], ...]
-
-    def blocks_with(self, hashed: int) -> list[int]:
-        """The blocks that may hold an id of this hash; the others do not."""
-        half = np.uint32(hashed >> 32)
-        found = []
-        for number, block in enumerate(self.blocks):
-            at = int(np.searchsorted(block, half))
-            if at < len(block) and block[at] == half:
-                found.append(number)
-        return found
-
-
-def hash_id(text: str) -> int:
-    """The hash of one id."""
-    return int(hash_ids(pa.array([text], pa.string()))[0])
 
 
 def hash_ids(column: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.uint64]:
