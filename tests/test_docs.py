@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+from tests.cli.running import run_here
 from tidelog.cli.main import cli
 from tidelog.model.kinds import OBJECTS, ROWS, Kind
 from tidelog.settings import Settings
@@ -37,27 +40,69 @@ def table_after(document: str, heading: str) -> list[tuple[str, ...]]:
     return rows[2:]
 
 
-def test_the_quickstart_runs(tmp_path: Path) -> None:
-    for script in blocks("README.md", "python"):
+def place_samples(folder: Path) -> None:
+    """The files that the examples of docs/journals.md name."""
+    lines = [
+        f'{{"order": "order-{number}", "customer": "customer-{customer}", "price": 1}}\n'
+        for number, customer in ((17, 7), (18, 7), (19, 9), (20, 8), (21, 8))
+    ]
+    (folder / "orders.jsonl").write_text("".join(lines))
+    (folder / "new.jsonl").write_text(lines[0].replace("order-17", "order-22"))
+    (folder / "corrected.json").write_text(lines[0].replace("1}\n", "3}"))
+    (folder / "ids.txt").write_text("order-19\n")
+
+
+def steps(document: str) -> Iterator[tuple[str, list[str]]]:
+    """Lines that begin with ``$``, and what is shown below each, in order."""
+    for block in blocks(document, "console"):
+        for step in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+            command, *shown = step.splitlines()
+            yield command, shown
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/journals.md"])
+def test_python_examples_run(document: str, tmp_path: Path) -> None:
+    found = blocks(document, "python")
+    assert found
+    for script in found:
         subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True, timeout=60)
 
 
 def test_the_quickstarts_commands_run_and_print_what_is_shown(tmp_path: Path) -> None:
-    """Lines that begin with ``$`` are run by a shell; those below are what it prints, in order."""
+    """By a shell, as people do it."""
     main = "from tidelog.cli.main import run; run()"
     tidelog = f"tidelog() {{ {sys.executable} -c '{main}' \"$@\"; }}"
-    commands = 0
-    for block in blocks("README.md", "console"):
-        for step in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
-            command, *shown = step.splitlines()
-            script = f"set -eo pipefail; {tidelog}; {command}"
-            done = subprocess.run(
-                ["bash", "-c", script], cwd=tmp_path, check=True, stdout=subprocess.PIPE, text=True
-            )
-            commands += 1
-            if shown:
-                assert done.stdout.splitlines() == shown, command
-    assert commands > 5
+    found = list(steps("README.md"))
+    assert len(found) > 5
+    for command, shown in found:
+        script = f"set -eo pipefail; {tidelog}; {command}"
+        done = subprocess.run(
+            ["bash", "-c", script],
+            cwd=tmp_path,
+            check=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        if shown:
+            assert done.stdout.splitlines() == shown, command
+
+
+def test_the_commands_of_the_journals_guide_run_and_print_what_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """In this process, as they are many and need no shell."""
+    place_samples(tmp_path)
+    tidelog = run_here(monkeypatch, capsysbinary, tmp_path)
+    found = list(steps("docs/journals.md"))
+    assert len(found) > 15
+    for command, shown in found:
+        name, *words = shlex.split(command)
+        assert name == "tidelog"
+        done = tidelog(*words)
+        assert done.code == 0, f"{command}: {done.err}"
+        if shown:
+            assert done.out.decode().splitlines() == shown, command
 
 
 def test_every_command_named_in_a_document_exists() -> None:

@@ -52,17 +52,49 @@ def test_delete_by_ids_by_a_file_and_by_a_key(filled: Run, tmp_path: Path) -> No
     some = filled("delete", "t", "id-0", "id-1", "--json")
     assert (some.code, some.rows()) == (1, [{"topic": "t", "deleted": 1, "missing": ["id-0"]}])
     (tmp_path / "ids").write_bytes(b"id-2\r\n\n")
-    assert filled("delete", "t", "--ids-file", str(tmp_path / "ids")).code == 0
-    assert filled("delete", "t", "--key", "k1", "--json").rows()[0]["deleted"] == 2
+    assert filled("delete", "t", "--ids-file", str(tmp_path / "ids"), "--yes").code == 0
+    assert filled("delete", "t", "--key", "k1", "--yes", "--json").rows()[0]["deleted"] == 2
     assert filled("replay", "t").out == b"v4\n"
     (tmp_path / "bad").write_bytes(b"\xff")
     assert filled("delete", "t", "--ids-file", str(tmp_path / "bad")).code == 2
-    for wrong in ([], ["id-4", "--key", "k0"], ["--key", "k", "--ids-file", "-"]):
-        assert filled("delete", "t", *wrong).code == 2
+    assert "give one of ids" in filled("delete", "t").err
+    for wrong in (["id-4", "--key", "k0"], ["--key", "k", "--ids-file", "-"]):
+        refused = filled("delete", "t", *wrong, "--yes")
+        assert (refused.code, "give only one of" in refused.err) == (2, True)
+
+
+def test_without_a_terminal_a_key_or_a_file_of_ids_needs_a_yes(filled: Run, tmp_path: Path) -> None:
+    (tmp_path / "ids").write_bytes(b"id-2\n")
+    for which in (["--key", "k1"], ["--ids-file", "ids"], ["--ids-file", "-"]):
+        refused = filled("delete", "t", *which, stdin=b"id-3\n")
+        assert (refused.code, refused.out) == (2, b"")
+        assert "needs --yes without a terminal" in refused.err
+        unknown = filled("delete", "tt", *which, stdin=b"id-3\n")
+        assert (unknown.code, "did you mean `t`" in unknown.err) == (1, True), "told before it asks"
+    assert len(filled("replay", "t").out.splitlines()) == 6
+
+
+def test_a_list_without_ids_deletes_nothing(filled: Run) -> None:
+    for which, said in (("/dev/null", "/dev/null"), ("-", "`-`")):
+        refused = filled("delete", "t", "--ids-file", which, "--yes", "--prove", stdin=b"\r\n\n")
+        assert (refused.code, refused.out) == (2, b"")
+        assert f"{said}" in refused.err
+        assert "holds no id" in refused.err
+
+
+def test_an_empty_value_must_be_meant(filled: Run) -> None:
+    refused = filled("update", "t", "id-1", "-")
+    assert (refused.code, "--empty" in refused.err) == (2, True)
+    assert filled("get", "t", "id-1").out == b"v1\n"
+    assert filled("update", "t", "id-1", "-", "--empty").code == 0
+    assert filled("get", "t", "id-1").out == b"\n"
 
 
 def test_on_a_terminal_it_asks_first(filled: Run) -> None:
-    assert filled("delete", "t", "id-0", stdin=b"n\n", terminal=True).code != 0
+    kept = filled("delete", "t", "id-0", stdin=b"n\n", terminal=True)
+    assert (kept.code, kept.out) == (1, b"")
+    assert "Delete 1 id from `t`, for good?" in kept.err
+    assert "nothing was deleted" in kept.err
     assert filled("get", "t", "id-0").out == b"v0\n"
     assert filled("delete", "t", "id-0", "--yes", stdin=b"", terminal=True).code == 0
     assert filled("get", "t", "id-0").code == 1
@@ -90,7 +122,10 @@ def test_replay_gives_a_range_by_time(filled: Run) -> None:
     assert filled("replay", "t", "--start", start, "--end", end).out == b"v2\nv3\n"
     rows = filled("replay", "t", "--json").rows()
     assert [row["id"] for row in rows] == [f"id-{n}" for n in range(6)]
-    assert filled("replay", "t", "--start", end, "--end", start).code == 2
+    assert filled("replay", "t", "--from", start, "--end", end).out == b"v2\nv3\n"
+    backwards = filled("replay", "t", "--start", end, "--end", start)
+    assert backwards.code == 2
+    assert f"range from `{end}` to `{start}`: runs backwards" in backwards.err
 
 
 def test_journals_are_listed_with_urls_on_request(filled: Run) -> None:

@@ -62,7 +62,20 @@ def test_the_default_home_is_made_on_first_use(tmp_path: Path) -> None:
 
 
 BAD = {
-    "a home that was not made": (["--home", "gone", "home"], {}, 1, "run `tidelog init`"),
+    "a home that was not made": (
+        ["--home", "a place", "topic", "list"],
+        {},
+        1,
+        "run `tidelog --home 'a place' init`",
+    ),
+    "a variable's home that was not made": (
+        ["topic", "list"],
+        {"TIDELOG_HOME": "gone"},
+        1,
+        "run `tidelog init`",
+    ),
+    "half a URL as home": (["--home", "s3:/b", "init"], {}, 2, "looks like a URL"),
+    "a file as home": (["--home", sys.executable, "topic", "list"], {}, 2, "is a file"),
     "a URL as home": (["--home", "s3://b", "home"], {}, 2, "two addresses"),
     "a malformed config string": (["--home", "tidelog:?x", "home"], {}, 2, "tidelog:?store=URL"),
     "an unknown scheme": (
@@ -135,7 +148,13 @@ def test_bad_input_gets_one_line_an_exit_code_and_leaves_nothing(tmp_path: Path,
 def test_wrong_usage_is_told_by_the_command_itself(tmp_path: Path) -> None:
     done = run(tmp_path, "init", "--catlog", "x")
     assert done.returncode == 2
+    assert done.stderr.startswith("error: No such option '--catlog'")
     assert "--catalog" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    as_json = json.loads(run(tmp_path, "consume", "t", "--json").stderr)["error"]
+    assert as_json["kind"] == "invalid"
+    assert "'--name': see `tidelog consume --help`" in as_json["message"]
+    assert "Usage:" in run(tmp_path, "topic").stderr, "a group alone shows its help"
     assert run(tmp_path, "nonsense").returncode == 2
     assert run(tmp_path, "--version").stdout.startswith("tidelog, version ")
 
@@ -164,3 +183,34 @@ def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:
         check=False,
     )
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [["topic", "list"], ["topic", "list", "--json"], ["--help"]], ids=" ".join
+)
+def test_a_full_disk_is_one_line_and_exit_code_1(tmp_path: Path, words: list[str]) -> None:
+    run(tmp_path, "topic", "create", "t")
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [*TIDELOG, *words], cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, check=False
+        )
+    assert done.returncode == 1
+    assert b"No space left" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_what_is_lost_at_the_last_flush_is_a_failure(tmp_path: Path) -> None:
+    program = (
+        "import sys, tidelog.cli.main as m\n"
+        "m.main = lambda: sys.stdout.write('not flushed')\n"
+        "m.run()"
+    )
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONUNBUFFERED": ""},
+            stdout=full,
+            check=False,
+        )
+    assert done.returncode == 1

@@ -63,6 +63,7 @@ def test_a_person_is_asked_before_a_topic_goes(tidelog: Run) -> None:
     assert (kept.code, kept.out) == (1, b"")
     assert "Delete topic `orders` and its 0 events, for good? [y/N]" in kept.err
     assert len(tidelog("topic", "list", "--json").rows()) == 1
+    assert "nothing was deleted" in kept.err
     assert tidelog("topic", "delete", "orders", stdin=b"y\n", terminal=True).code == 0
     assert tidelog("topic", "list", "--json").rows() == []
 
@@ -359,14 +360,22 @@ def test_people_see_bars_and_counts_on_standard_error(tidelog: Run, tmp_path: Pa
     tidelog("topic", "create", "t")
     assert "produce t" in tidelog("produce", "t", "input", terminal=True).err
     assert "verify t" in tidelog("verify", terminal=True).err
-    assert tidelog("consume", "t", "--name", "c", terminal=True).err == "1000 events\n"
+    assert tidelog("consume", "t", "--name", "c", terminal=True).err == "1,000 events\n"
 
 
 @pytest.mark.parametrize(
     ("args", "code", "message"),
     [
         (["produce", "gone"], 1, "tidelog topic create gone"),
-        (["consume", "gone", "--name", "c"], 1, "not found"),
+        (["produce", "gone", "--name", "n"], 1, "tidelog topic create gone"),
+        (["consume", "gone", "--name", "c"], 1, "`gone`: not found: see `tidelog topic list`"),
+        (["consume", "ordres", "--name", "c"], 1, "did you mean `orders`?"),
+        (["topic", "delete", "ordres"], 1, "did you mean `orders`?"),
+        (["load", "http://["], 2, "give http://HOST:PORT"),
+        (["trim", "t", "--before", "-" + "9" * 5000 + "s"], 2, "give a number and a unit"),
+        (["trim", "t", "--before", "-" + "9" * 15 + "d"], 2, "longer than there are times"),
+        (["compile", "t", "--all"], 2, "only one of them"),
+        (["scribe", "--every", "10m", "--discard-older", "5m"], 2, "every 10m, dropped after 5m"),
         (["topic", "show", "gone"], 1, "not found"),
         (["topic", "delete", "gone", "--yes"], 1, "nothing to delete"),
         (["topic", "create", "t"], 1, "exists already"),
@@ -388,6 +397,7 @@ def test_wrong_input_is_one_line_and_an_exit_code(
     tidelog: Run, args: list[str], code: int, message: str
 ) -> None:
     tidelog("topic", "create", "t")
+    tidelog("topic", "create", "orders")
     done = tidelog(*args)
     assert (done.code, done.out) == (code, b"")
     assert message in done.err
@@ -395,6 +405,31 @@ def test_wrong_input_is_one_line_and_an_exit_code(
     as_json = tidelog(*args, "--json")
     assert (as_json.code, as_json.out) == (code, b"")
     assert message in json.loads(as_json.err)["error"]["message"]
+
+
+def test_a_line_that_is_nested_too_deeply_is_told_by_its_number(tidelog: Run) -> None:
+    tidelog("topic", "create", "t")
+    lines = b'{"value": "x"}\n' + b'{"value":' * 100_000
+    done = tidelog("produce", "t", "--format", "json", stdin=lines)
+    assert done.code == 1
+    assert "line 2: is nested too deeply: 1 event is stored, up to line 1" in done.err
+    assert len(tidelog("consume", "t", "--name", "c", "--start", "0").out.splitlines()) == 1
+
+
+def test_words_that_are_no_utf8_are_refused(tidelog: Run) -> None:
+    tidelog("topic", "create", "t")
+    for args, code, message in (
+        (["consume", "t", "--name", "\udcff"], 2, "'--name': is no UTF-8"),
+        (["delete", "t", "--key", "\udcff", "--yes"], 2, "'--key': is no UTF-8"),
+        (["delete", "t", "\udcff"], 2, "is no UTF-8"),
+        (["update", "t", "\udcff", "/dev/null"], 2, "is no UTF-8"),
+        (["verify", "t", "--erased", "\udcff"], 2, "'--erased': is no UTF-8"),
+        (["verify", "t", "--erased-key", "\udcff"], 2, "'--erased-key': is no UTF-8"),
+        (["topic", "show", "\udcff"], 2, "topic name"),
+    ):
+        done = tidelog(*args)
+        assert (done.code, done.out, message in done.err) == (code, b"", True)
+        assert message in json.loads(tidelog(*args, "--json").err)["error"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,10 @@ def test_a_pump_is_listed_shown_and_removed(tmp_path: Path) -> None:
     )
     assert shown["events"] == 2
     assert run(tmp_path, *pump, "--name", "mine").returncode != 0, "other settings"
+    unknown = run(tmp_path, "pipeline", "delete", "mime")
+    assert (unknown.returncode, "did you mean `mine`" in unknown.stderr) == (1, True)
+    asked = run(tmp_path, "pipeline", "delete", "mine")
+    assert (asked.returncode, "needs --yes without a terminal" in asked.stderr) == (2, True)
     assert run(tmp_path, "pipeline", "delete", "mine", "--yes").returncode == 0
     assert run(tmp_path, "pipeline", "show", "mine").returncode == 1
     assert run(tmp_path, "pipeline", "list", "--json").stdout == ""

@@ -9,7 +9,7 @@ def test_a_token_is_shown_once_listed_and_revoked(tidelog: Run) -> None:
     made = tidelog("token", "create", "--write", "--read", "--label", "web", "--json").rows()[0]
     assert made["scopes"] == ["read", "write"]
     assert made["token"].startswith(f"tidelog_{made['id']}_")
-    tidelog("token", "create", "--read")
+    assert b"It is the first" not in tidelog("token", "create", "--read").out
     listed = tidelog("token", "list", "--json").rows()
     assert [(row["label"], row["scopes"]) for row in listed] == [
         ("web", ["read", "write"]),
@@ -26,6 +26,12 @@ def test_a_token_is_shown_once_listed_and_revoked(tidelog: Run) -> None:
     assert "not found" in again.err
     last = tidelog("token", "revoke", listed[1]["id"])
     assert b"the last" in last.out
+
+
+def test_the_first_token_closes_servers_and_says_so(tidelog: Run) -> None:
+    assert (
+        b"running servers ask for a token from now on" in tidelog("token", "create", "--read").out
+    )
 
 
 def test_bad_tokens_are_refused(tidelog: Run) -> None:

@@ -36,8 +36,10 @@ def test_a_topic_is_made_found_and_listed(home: Home) -> None:
     assert [topic.name for topic in home.topics()] == ["a-topic", "orders"]
     with pytest.raises(AlreadyExistsError):
         home.create_topic("orders", 3)
-    with pytest.raises(NotFoundError, match="tidelog topic create"):
+    with pytest.raises(NotFoundError, match=r"did you mean `orders`\?"):
         home.topic("order")
+    with pytest.raises(NotFoundError, match="not found"):
+        home.topic("clicks")
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "..", "-x", ".x", "a b", "ü", "x" * 201, "a\nb"])

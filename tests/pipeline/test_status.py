@@ -22,6 +22,7 @@ from tests.servers.kafka import Kafka
 from tidelog import Event, Home
 from tidelog.catalog.base import Put
 from tidelog.home import World, create_home
+from tidelog.journal.scribe_metrics import ScribeMetrics
 from tidelog.log.archives import change_archive
 from tidelog.log.trim import ToOffsets
 from tidelog.model import layout
@@ -271,6 +272,7 @@ def test_every_alert_is_made_of_metrics_that_exist(home: Home) -> None:
     change_archive(home.log, "daily", lambda a: msgspec.structs.replace(a, watermark_ms=1))
     text = metrics_text(home, [find_archive(home, "daily")])
     known = set(re.findall(r"^(tidelog_\w+)\{", text, re.MULTILINE))
+    known |= set(re.findall(r"^(tidelog_\w+) ", ScribeMetrics().text(), re.MULTILINE))
     rules = yaml.safe_load(ALERTS.read_text())
     assert list(rules) == ["groups"]
     seen: set[str] = set()

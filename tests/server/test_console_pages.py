@@ -250,9 +250,16 @@ def test_a_cursor_is_moved_after_a_look_at_what_that_does(served: Served, browse
     with served.home.consumer("orders", "billing") as consumer:
         again = consumer.poll(1000)
     assert min(event.timestamp for event in again) == START_MS + 60_000  # type: ignore[type-var]
-    for wrong in ({"to": "99999"}, {"to": ""}, {"to": "soon"}, {"partition": "8"}):
+    many = "9" * 5_000
+    for wrong in ({"to": "99999"}, {"to": ""}, {"to": "soon"}, {"partition": "8"}, {"to": many}):
         refused = browser.send(page, "/console/consumer/move", **{"where": "at", **wrong})
         assert refused.status_code in (400, 404)
+    for wrong in ({"to": f"-{many}s"}, {"partition": many}):
+        refused = browser.send(page, "/console/consumer/move", **{"where": "at", **wrong})
+        assert refused.status_code == 400
+    for forged in (f"{many}:0:", f"0:{many}:", "0:x:", "x"):  # as no page gives them
+        refused = browser.send(asked.text, "/console/consumer/move", moves=forged)
+        assert refused.status_code == 400
 
 
 def test_a_move_that_was_overtaken_changes_nothing(served: Served, browser: Browser) -> None:

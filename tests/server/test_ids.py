@@ -138,6 +138,21 @@ def test_others_read_a_topic_by_its_list_of_journals(served: Served, limit: int)
     assert len(found) == 12
 
 
+def test_a_page_after_a_compile_says_where_it_goes_on(served: Served) -> None:
+    home = served.home
+    for number in range(6):
+        home.append("t", [Event(b"%d" % number)] * 2)
+    first = served.client.get("/topics/t/journals?limit=2")
+    compile_topic(home.log, home.topic("t"), Policy.everything())
+    rest = served.client.get(first.links["next"]["url"])
+    entries = first.json()["journals"] + rest.json()["journals"]
+    assert [(each["base"], each["start"], each["end"]) for each in entries] == [
+        (0, 0, 2),
+        (2, 2, 4),
+        (0, 4, 12),
+    ]
+
+
 def test_journals_are_listed_by_time_and_without_urls_unless_asked(served: Served) -> None:
     for at in (0, 10, 20):
         served.home.append("t", [Event(b"x", timestamp=T0 + 1000 * at)])

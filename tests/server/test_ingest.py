@@ -120,6 +120,10 @@ def test_many_requests_share_a_flush(served: Served) -> None:
 
 BAD: list[tuple[str, bytes, dict[str, str], int]] = [
     ("no JSON", b"{", {}, 400),
+    ("a deep array", b"[" * 100_000, {}, 400),
+    ("a deep array in an array", b"[" + b"[" * 100_000 + b"]" * 100_001, {}, 400),
+    ("a deep object", b'{"value":' * 100_000, {}, 400),
+    ("a deep line", b'{"value":' + b"[" * 60_000, {"content-type": LINES}, 400),
     ("cut UTF-8", b'{"value": "\xc3', {}, 400),
     ("a number", b"7", {}, 400),
     ("nothing", b"", {}, 400),

@@ -6,6 +6,7 @@ import json
 import random
 import socket
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,7 @@ def test_the_command_shows_latency_and_errors(tidelog: Run, tmp_path: Path) -> N
         refused = tidelog(*args, "--json")
         assert refused.code == 1
         assert refused.rows()[0]["errors"].keys() == {"401"}
+        assert "give --token" in refused.err
         (tmp_path / "token").write_text(tokens[0] + "\n")
         done = tidelog(*args, "--token", "@token", "--json")
         assert done.code == 0
@@ -159,3 +161,17 @@ def test_the_command_shows_latency_and_errors(tidelog: Run, tmp_path: Path) -> N
         assert "p99_ms" in shown
         assert "none" in shown
         assert tidelog(*args, "--token", "@missing").code == 1
+
+
+@pytest.mark.parametrize(("answered", "refused", "code"), [(9, 3, 0), (3, 9, 1), (5, 5, 1)])
+def test_the_command_fails_when_most_requests_do(
+    answered: int, refused: int, code: int, tidelog: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def half_refused(*given: object) -> LoadReport:
+        return LoadReport(1.0, answered, Counter({"401": refused}))
+
+    monkeypatch.setattr("tidelog.server.load.run_load", half_refused)
+    done = tidelog("load", "http://127.0.0.1:1", "--topic", "t")
+    assert done.code == code
+    told = f"{refused} of {answered + refused} requests" in done.err and "--token" in done.err
+    assert told == bool(code)

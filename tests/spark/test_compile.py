@@ -11,6 +11,7 @@ from tidelog import Event, Home
 from tidelog.errors import UnavailableError
 from tidelog.journal.compile import CompileReport, Compiling
 from tidelog.journal.policy import Policy
+from tidelog.log.base import LogSettings
 from tidelog.log.trim import ToOffsets
 from tidelog.pipeline import compile as by_spark
 from tidelog.pipeline.compile import compile_by_spark
@@ -89,15 +90,16 @@ def test_others_change_rows_while_tasks_run(
 
 
 def test_a_partition_that_another_process_compiles_is_left_to_it(
-    home: Home, local_spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+    home: Home, local_spark: SparkSession
 ) -> None:
+    object.__setattr__(home.log, "settings", LogSettings(lease_ttl_ms=2_000))
     fill(home, "a")
     other = Compiling(home.log, home.topic("a"), 1, ALL)
     assert other.holding.try_take()
     ended = threading.Event()
 
     def beat() -> None:
-        while not ended.wait(0.5):
+        while not ended.wait(0.2):
             other.holding.beat()
 
     thread = threading.Thread(target=beat)

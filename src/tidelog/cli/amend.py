@@ -8,10 +8,12 @@ from typing import Any
 
 import click
 
+from tidelog.cli.asking import ask_first, yes_option
 from tidelog.cli.exit_codes import FAILED
-from tidelog.cli.output import Output, json_option, write_out
+from tidelog.cli.output import Output, counted, json_option, to_seconds, write_out
 from tidelog.cli.progress import progress_bar
 from tidelog.cli.proving import carry_out_and_tell, prove_and_tell
+from tidelog.cli.text import utf8
 from tidelog.codec.event_json import event_lines
 from tidelog.errors import InvalidError
 from tidelog.home import Home, open_home
@@ -23,15 +25,17 @@ __all__ = ["audit", "delete", "get", "update"]
 
 _SHOWN = 3  # ids of a record that a table names
 
-why_option = click.option("--why", default="", metavar="TEXT", help="The reason, for the audit.")
+why_option = click.option(
+    "--why", type=utf8, default="", metavar="TEXT", help="The reason, for the audit."
+)
 who_option = click.option(
-    "--who", metavar="NAME", help="Who does this, for the audit; default: user@host."
+    "--who", type=utf8, metavar="NAME", help="Who does this, for the audit; default: user@host."
 )
 
 
 @click.command()
 @click.argument("topic")
-@click.argument("id")
+@click.argument("id", type=utf8)
 @json_option
 @click.pass_obj
 def get(home_text: str | None, output: Output, topic: str, id: str) -> None:
@@ -51,8 +55,9 @@ def get(home_text: str | None, output: Output, topic: str, id: str) -> None:
 
 @click.command()
 @click.argument("topic")
-@click.argument("id")
+@click.argument("id", type=utf8)
 @click.argument("file", metavar="FILE|-")
+@click.option("--empty", is_flag=True, help="Take an empty file or input for the new value.")
 @why_option
 @who_option
 @json_option
@@ -61,7 +66,8 @@ def update(home_text: str | None, output: Output, /, topic: str, id: str, **give
     """Give an event another value: the bytes of a file, or of standard input.
 
     All else of the event stays: its place, time, key, type and headers. Every reader that begins
-    after this sees the new value. What is archived already changes when the archive is rewritten.
+    after this sees the new value. Files of archives that were written before keep the old one until
+    `tidelog archive backfill` and `promote` have made them anew.
 
     \b
     Examples:
@@ -69,6 +75,11 @@ def update(home_text: str | None, output: Output, /, topic: str, id: str, **give
       echo -n fixed | tidelog update orders order-17 -
     """
     value = _read(given["file"])
+    if not value and not given["empty"]:
+        raise InvalidError(
+            f"update: the new value of `{id}` is empty: give --empty if it shall be, "
+            "or `tidelog delete` the event"
+        )
     with open_home(home_text) as home:
         home.update(topic, id, value, why=given["why"], who=given["who"])
     output.record({"topic": topic, "id": id, "bytes": len(value)})
@@ -76,12 +87,12 @@ def update(home_text: str | None, output: Output, /, topic: str, id: str, **give
 
 @click.command()
 @click.argument("topic")
-@click.argument("ids", nargs=-1, metavar="[ID]...")
-@click.option("--key", metavar="K", help="Delete all events that have this key.")
+@click.argument("ids", type=utf8, nargs=-1, metavar="[ID]...")
+@click.option("--key", type=utf8, metavar="K", help="Delete all events that have this key.")
 @click.option("--ids-file", metavar="F", help="Delete the ids in a file, one in each line; or -.")
 @why_option
 @who_option
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@yes_option
 @click.option(
     "--prove",
     is_flag=True,
@@ -94,24 +105,31 @@ def delete(home_text: str | None, output: Output, /, topic: str, **given: Any) -
 
     No reader that begins after this sees them. Their bytes are gone from the topic after compile
     and sweep; with --prove at once, and from archives that were made of the topic, and then every
-    object that could hold them is searched. On a terminal it asks first. Ids that are not there are
-    told, with exit code 1; all others are deleted. With --prove they may have been deleted before.
+    object that could hold them is searched. On a terminal it asks first; without one, --key and
+    --ids-file need --yes, and ids that stand in the command itself do not. Ids that are not there
+    are told, with exit code 1; all others are deleted. With --prove they may have been deleted
+    before.
 
     \b
     Examples:
       tidelog delete orders order-17 --why "entered twice"
       tidelog delete orders --ids-file ids.txt --yes
-      tidelog delete customers --key customer-7 --why "request 2026-118" --prove
+      tidelog delete customers --key customer-7 --why "request 2026-118" --prove --yes
     """
     key, file = given["key"], given["ids_file"]
-    if sum((bool(given["ids"]), key is not None, file is not None)) != 1:
-        raise InvalidError("delete: give ids, or --key, or --ids-file")
+    selectors = sum((bool(given["ids"]), key is not None, file is not None))
+    if selectors != 1:
+        only = "only " if selectors else ""
+        raise InvalidError(f"delete: give {only}one of ids, --key and --ids-file")
     ids = _lines(file) if file is not None else list(given["ids"])
-    what = f"all events with key `{key}`" if key is not None else f"{len(ids)} ids"
-    if not given["yes"] and sys.stdin.isatty():
-        click.confirm(f"delete {what} from {topic} for good?", abort=True, err=True)
+    what = f"all events with key `{key}`" if key is not None else counted(len(ids), "id")
+    # Ids in the command itself are as clear as a --yes to a script; a key or a file may be many.
+    is_clear = bool(given["ids"]) and not sys.stdin.isatty()
     reason = {"why": given["why"], "who": given["who"]}
     with open_home(home_text) as home:
+        home.topic(topic)
+        question = f"Delete {what} from `{topic}`, for good?"
+        ask_first(f"events of `{topic}`", question, given["yes"] or is_clear)
         deleted = (
             _delete_key(home, topic, key, reason)
             if key is not None
@@ -189,7 +207,7 @@ def _row(record: AuditRecord) -> dict[str, Any]:
     ids = list(dict.fromkeys(each.id for each in record.events if each.id is not None))
     more = f" and {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else ""
     return {
-        "at": to_iso(record.at_ms),
+        "at": to_seconds(to_iso(record.at_ms)),
         "op": record.op,
         "who": record.who,
         "events": len(record.events),
@@ -210,10 +228,13 @@ def _read(file: str) -> bytes:
 
 
 def _lines(file: str) -> list[str]:
-    """The lines of a file that are not empty."""
+    """The lines of a file that are not empty. ``InvalidError`` where there are none."""
     try:
         lines = _read(file).decode().split("\n")
     except UnicodeDecodeError as exc:
         raise InvalidError(f"file `{file}`: is no UTF-8: give one id in each line") from exc
     found = [line.removesuffix("\r") for line in lines]
-    return [line for line in found if line]
+    ids = [line for line in found if line]
+    if not ids:
+        raise InvalidError(f"file `{file}`: holds no id: give one in each line")
+    return ids

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from tidelog.cli.exit_codes import FailedError
 from tidelog.cli.lines import Lines
-from tidelog.errors import InvalidError, PartialAppendError, TidelogError
+from tidelog.errors import InvalidError, NotFoundError, PartialAppendError, TidelogError
 from tidelog.home import Home
 from tidelog.log.flush import SendFuture
 from tidelog.model.event import Event, check_event
@@ -34,8 +34,10 @@ class Tally:
     ends: dict[int, int] = field(default_factory=dict)  # partition → offset after our last event
 
     def stored(self) -> str:
-        upto = f", up to line {self.last_line}" if self.last_line else ""
-        return f"{self.events} events are stored{upto}"
+        return self.count() + (f", up to line {self.last_line}" if self.last_line else "")
+
+    def count(self) -> str:
+        return f"{self.events} {'event is' if self.events == 1 else 'events are'} stored"
 
     def add(self, partition: int, end: int, events: int = 1) -> None:
         self.events += events
@@ -61,12 +63,23 @@ def storing(
 
     With ``if_absent``, which goes without a name, events are refused whose ids are there.
     """
+    _find_or_hint(home, topic)  # told before any input is read
     if name is None:
-        home.topic(topic)  # told before any input is read
         yield _Appended(home, topic, parse, if_absent)
     else:
         with contextlib.closing(_Sent(home, topic, name, parse or Event)) as sent:
             yield sent
+
+
+def _find_or_hint(home: Home, topic: str) -> None:
+    """``NotFoundError`` that says how to make a topic which is not there."""
+    try:
+        home.topic(topic)
+    except NotFoundError as exc:
+        if "topic" not in exc.context:  # it is there, half made or half deleted
+            raise
+        hint = f"or create it with `tidelog topic create {topic}`"
+        raise NotFoundError(f"{exc.message}, {hint}", topic=topic) from exc
 
 
 class _Appended:
@@ -98,8 +111,8 @@ class _Appended:
                 tally.add(position.partition, position.offset + 1)
             line = numbers[exc.remainder[0]]
             raise FailedError(
-                f"topic `{self._topic}`: {tally.events} events are stored, line {line} is the "
-                f"first that is not: {exc.__cause__}",
+                f"topic `{self._topic}`: {tally.count()}, line {line} is the first that is not: "
+                f"{exc.__cause__}",
                 line=line,
                 events=tally.events,
             ) from exc

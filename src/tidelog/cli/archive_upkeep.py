@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from tidelog.cli.exit_codes import FAILED
-from tidelog.cli.output import Output, json_option, write_out
+from tidelog.cli.output import Output, counted, json_option, write_out
 from tidelog.errors import InvalidError
 from tidelog.home import Home, open_home
 from tidelog.model.archive import Archive
@@ -249,8 +249,9 @@ def _show(output: Output, found: ArchiveStatus) -> None:
     behind = "an unknown number" if found.lag is None else f"{found.lag:,}"
     driver = f"{found.drivers} at work" if found.drivers else "none at work"
     output.say(
-        f"{found.archive.name}: generation {found.generation}, {events:,} events in {files:,} "
-        f"files, {behind} behind, watermark {_watermark(found) or '-'}, drivers: {driver}"
+        f"{found.archive.name}: generation {found.generation}, {counted(events, 'event')} in "
+        f"{counted(files, 'file')}, {behind} behind, watermark {_watermark(found) or '-'}, "
+        f"drivers: {driver}"
     )
     if found.source_error:
         output.say(f"{found.archive.name}: its source cannot be asked: {found.source_error}")

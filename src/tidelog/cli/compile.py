@@ -12,12 +12,13 @@ import click
 from tidelog.cli.driving import spark_conf
 from tidelog.cli.exit_codes import FAILED
 from tidelog.cli.interruption import Interruption
-from tidelog.cli.output import Output, json_option
+from tidelog.cli.output import Output, counted, json_option
 from tidelog.cli.progress import progress_bar
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.home import Home, open_home
 from tidelog.journal.compile import CompileReport, waiting_bytes
 from tidelog.journal.policy import Policy
+from tidelog.log.topics import read_head
 from tidelog.model.times import duration_ms
 from tidelog.model.topic import Topic
 
@@ -85,10 +86,11 @@ def compile_(
 ) -> None:
     """Make journals of a topic's runs: fewer, larger objects, with updates and deletes applied.
 
-    Offsets stay as they were, and readers go on undisturbed. By default all that waits is
-    compiled; journals are compiled again when many amendments or several small neighbours have
-    gathered. To finish an erasure: --amended, then `tidelog sweep`. Safe to kill and to repeat;
-    ends with exit code 1 when another process is compiling the same partition.
+    Offsets stay as they were, and readers go on undisturbed. By default all runs that wait are
+    compiled. Journals are compiled again when 1,000 amendments or several small neighbours have
+    gathered, or one amendment has waited for a day; how many still wait is told. To finish an
+    erasure: --amended, then `tidelog sweep`. Safe to kill and to repeat; ends with exit code 1
+    when another process is compiling the same partition.
 
     \b
     Examples:
@@ -98,7 +100,8 @@ def compile_(
       tidelog compile --all --master spark://host:7077
     """
     if (topic is None) != is_all:
-        raise InvalidError("compile: give a topic or --all")
+        only = "only one of them" if is_all else "one of them"
+        raise InvalidError(f"compile: a topic or --all: give {only}")
     policy = policy_of(given, Policy(min_events=1))
     conf = spark_conf(given["confs"])
     with open_home(home_text) as home, Interruption() as interruption:
@@ -123,7 +126,14 @@ def compile_(
 
                 session = open_spark(given["master"], "compile", conf)
                 report = compile_by_spark(home, session, topics, policy, go_on, on_swap)
-        output.record({"topics": len(topics), **asdict(report)})
+        waiting = sum(_amendments_waiting(home, each) for each in topics)
+        output.record({"topics": len(topics), **asdict(report), "amendments_waiting": waiting})
+        if waiting:
+            what = "--all" if topic is None else topic
+            output.say(
+                f"{counted(waiting, 'update or delete', 'updates and deletes')} not applied yet: "
+                f"few wait for more, a day at most; `tidelog compile {what} --amended` applies all"
+            )
         if interruption.is_set():
             sys.exit(interruption.exit_code)
     if report.busy:
@@ -134,6 +144,18 @@ def _topics(home: Home, name: str | None) -> list[Topic]:
     if name is not None:
         return [home.topic(name)]
     return [each for each in home.topics() if each.state == "ready"]
+
+
+def _amendments_waiting(home: Home, topic: Topic) -> int:
+    """Updates and deletes that no journal has; none of a topic that was deleted meanwhile."""
+    try:
+        heads = [read_head(home.log, topic, partition)[0] for partition in range(topic.partitions)]
+        if all(head.amended is None for head in heads):
+            return 0
+        found = home.journals(topic.name)
+        return sum(len(each.deleted) + len(each.updated) for each in found)
+    except NotFoundError:
+        return 0
 
 
 def _here(

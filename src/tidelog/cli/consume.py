@@ -16,7 +16,8 @@ import click
 
 from tidelog.cli.exit_codes import FailedError
 from tidelog.cli.interruption import Interruption
-from tidelog.cli.output import Output, json_option, write_out
+from tidelog.cli.output import Output, counted, json_option, write_out
+from tidelog.cli.text import utf8
 from tidelog.codec.event_json import event_lines
 from tidelog.errors import FencedError, NotFoundError
 from tidelog.home import Home, open_home
@@ -36,9 +37,12 @@ Emit = Callable[[list[Event]], None]
 
 @click.command()
 @click.argument("topic")
-@click.option("--name", required=True, metavar="C", help="The consumer; its cursor is kept.")
+@click.option(
+    "--name", type=utf8, required=True, metavar="C", help="The consumer; its cursor is kept."
+)
 @click.option(
     "--from",
+    "--start",
     "start",
     metavar="START",
     help="Where a new consumer begins: earliest (the default), latest, an offset, or a time "
@@ -74,7 +78,8 @@ def consume(home_text: str | None, output: Output, /, topic: str, **given: Any) 
     What was printed is committed after it was flushed, so after a crash the last events may come
     again, and none is missing. Without --follow it ends when all that is there was read. Members
     that run at the same time under one name share the partitions. Use --json where values may hold
-    newlines, or are null (an empty line without it).
+    newlines, or are null (an empty line without it). To see the first few, give --max: events that
+    `head` cuts off count as read.
 
     \b
     Examples:
@@ -90,7 +95,7 @@ def consume(home_text: str | None, output: Output, /, topic: str, **given: Any) 
         reading = _Reading(home, options, emit, stop)
         reading.run()
         if sys.stderr.isatty():
-            click.echo(f"{reading.events} events", err=True)
+            click.echo(counted(reading.events, "event"), err=True)
         if stop.is_set() and not options.follow:
             sys.exit(stop.exit_code)
 
@@ -218,7 +223,7 @@ def _run_command(command: str, events: list[Event]) -> None:
         ended = f"signal {-done.returncode}"
     ranges = ", ".join(_range(list(each)) for _, each in groupby(events, lambda e: e.partition))
     raise FailedError(
-        f"command `{command}`: ended with {ended} on {len(events)} events, {ranges}: "
+        f"command `{command}`: ended with {ended} on {counted(len(events), 'event')}, {ranges}: "
         "they are not committed, and come again: mend it, and consume again",
         exit_code=done.returncode,
         events=len(events),

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from tidelog.cli.interruption import Interruption
-from tidelog.cli.output import Output
+from tidelog.cli.output import Output, counted
 from tidelog.errors import InvalidError
 from tidelog.pipeline.base import Pipeline, Workers
 from tidelog.pipeline.cycle import CycleReport
@@ -145,8 +145,8 @@ class Watch:
             else:
                 self.tell(
                     f"{partition.text}: {manifest.start} to {manifest.end}, "
-                    f"{manifest.read:,} events, {len(manifest.files)} files, "
-                    f"{manifest.dead} dead letters"
+                    f"{counted(manifest.read, 'event')}, {counted(len(manifest.files), 'file')}, "
+                    f"{counted(manifest.dead, 'dead letter')}"
                 )
         for partition, error in sorted(report.errors.items()):
             self.tell(f"{partition.text}: {error}")

@@ -39,6 +39,8 @@ def event_of_json(line: bytes, fields: Fields) -> Event:
         values = _decoder.decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
         raise InvalidError(f"is no JSON object: {exc}") from exc
+    except RecursionError as exc:
+        raise InvalidError("is nested too deeply") from exc
     key = None if fields.key is None else _text(values, fields.key).encode()
     event_id = None if fields.id is None else _text(values, fields.id)
     time = None if fields.time is None else _time(values, fields.time)

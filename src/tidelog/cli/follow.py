@@ -12,7 +12,7 @@ import msgspec
 
 from tidelog.cli.driving import open_workers
 from tidelog.cli.interruption import Interruption
-from tidelog.cli.output import Output, json_option
+from tidelog.cli.output import Output, counted, json_option
 from tidelog.home import open_home
 from tidelog.log.keepers import Part
 from tidelog.model.event import to_iso
@@ -70,7 +70,7 @@ def follow(home_text: str | None, output: Output, /, **given: Any) -> None:
 def _line(part: Part) -> str:
     parts = [to_iso(part.since_ms), part.name, part.state]
     if part.events is not None:
-        parts.append(f"{part.events:,} events")
+        parts.append(counted(part.events, "event"))
     if part.waiting:
         parts.append(f"{part.waiting:,} waiting")
     return "  ".join([*parts, part.error] if part.error else parts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import click
 
@@ -46,18 +47,21 @@ __all__ = ["load"]
 def load(output: Output, /, url: str, duration: str, token: str | None, **given: Any) -> None:
     """Send sample traffic to a server, and show its latency and errors.
 
-    The events are stored, so give it a topic of its own.
+    The events are stored, so give it a topic of its own. Ends with exit code 1 when half of the
+    requests or more failed.
 
     \b
     Examples:
       tidelog load http://127.0.0.1:8480 --topic trial --for 10s
       tidelog load http://127.0.0.1:8480 --topic trial --rate 500 --pixel
       tidelog load https://events.example.com/track/trial.gif --connections 100
+      tidelog load http://127.0.0.1:8480 --topic trial --token @token.txt
     """
     try:
         from tidelog.server.load import LoadPlan, run_load
     except ModuleNotFoundError as exc:
         raise InvalidError("the server is not installed: pip install 'tidelog[serve]'") from exc
+    _check(url)
     plan = LoadPlan(url, duration_ms(duration) / 1000, token=_token(token), **given)
     report = run_load(plan, SystemClock(), system_random(), _tell)
     values = _values(report)
@@ -66,8 +70,21 @@ def load(output: Output, /, url: str, duration: str, token: str | None, **given:
     else:
         told = ", ".join(f"{what}: {count}" for what, count in report.errors.most_common())
         output.record(values | {"errors": told or "none"})
-    if not report.answered:
-        raise FailedError(f"load: no request to `{url}` was answered well: see the errors above")
+    failed = report.errors.total()
+    if failed >= report.answered:
+        do = "see the errors above"
+        if "401" in report.errors:
+            do = "the server asks for a token that may write: give --token"
+        told = f"{failed} of {failed + report.answered} requests to `{url}` failed"
+        raise FailedError(f"load: {told}: {do}", answered=report.answered, failed=failed)
+
+
+def _check(url: str) -> None:
+    """Refuse what is no URL at all. ``InvalidError``."""
+    try:
+        urlsplit(url)
+    except ValueError as exc:
+        raise InvalidError(f"load: URL `{url}`: {exc}: give http://HOST:PORT") from exc
 
 
 def _values(report: LoadReport) -> dict[str, Any]:

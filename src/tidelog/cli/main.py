@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import os
+import re
+import shlex
 import sys
 import traceback
 from importlib import import_module
-from typing import NoReturn
+from pathlib import Path
+from typing import Any, NoReturn
 
 import click
 
 from tidelog import __version__
-from tidelog.cli.exit_codes import FAILED, INTERRUPTED, exit_code
+from tidelog.cli.exit_codes import FAILED, INTERRUPTED, FailedError, exit_code
 from tidelog.cli.output import print_error
-from tidelog.errors import TidelogError
+from tidelog.errors import InvalidError, NotFoundError, TidelogError
 
 __all__ = ["cli", "main", "run"]
 
+_INIT = "`tidelog init"  # as errors name the command
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 # Where each command stands. It is imported when it is asked for: each brings libraries of its own.
 _COMMANDS = {
@@ -70,6 +76,17 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         return _load(cmd_name) if cmd_name in _COMMANDS else None
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """As always; an error that says how to make the home names the one that was given."""
+        try:
+            return super().invoke(ctx)
+        except NotFoundError as exc:
+            home_text = ctx.params["home_text"]
+            if home_text is None or _INIT not in exc.message:
+                raise
+            there = f"`tidelog --home {shlex.quote(home_text)} init"
+            raise NotFoundError(exc.message.replace(_INIT, there), **exc.context) from exc
+
 
 def _load(name: str) -> click.Command:
     module, _, attribute = _COMMANDS[name].partition(":")
@@ -102,7 +119,19 @@ def cli(context: click.Context, home_text: str | None) -> None:
       tidelog --home ./elsewhere init         make a home in another folder
       tidelog demo                            see it work, in a folder of its own
     """
+    if home_text is not None:
+        _check_home(home_text)
     context.obj = home_text
+
+
+def _check_home(text: str) -> None:
+    """Refuse what can be no home, before somebody makes a folder of such a name."""
+    shape = "give a folder, a tidelog.toml, or a config string tidelog:?store=…&catalog=…"
+    if re.match(r"(?!tidelog:|memory:)[A-Za-z][A-Za-z0-9+.-]+:(?!//)", text):
+        raise InvalidError(f"--home `{text}`: looks like a URL, and is none: {shape}")
+    path = Path(text)
+    if path.suffix != ".toml" and path.is_file():
+        raise InvalidError(f"--home `{text}`: is a file: {shape}")
 
 
 def main() -> None:
@@ -110,8 +139,11 @@ def main() -> None:
     as_json = "--json" in sys.argv
     try:
         cli.main(prog_name="tidelog", standalone_mode=False)
-    except click.ClickException as exc:
+    except click.exceptions.NoArgsIsHelpError as exc:
         exc.show()
+        sys.exit(exc.exit_code)
+    except click.ClickException as exc:
+        print_error(_usage(exc), as_json)
         sys.exit(exc.exit_code)
     except TidelogError as exc:
         print_error(exc, as_json)
@@ -122,6 +154,20 @@ def main() -> None:
         # The reader of our output has gone; without this Python complains at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(FAILED)
+    except OSError as exc:
+        if exc.errno not in _FULL:
+            raise
+        full = FailedError(f"output: {exc.strerror}: make room, and give the command again")
+        print_error(full, as_json)
+        sys.exit(FAILED)
+
+
+def _usage(error: click.ClickException) -> TidelogError:
+    """What click has to say, in the words and shape of all other errors."""
+    message = error.format_message().rstrip(".")
+    context = getattr(error, "ctx", None)
+    hint = f": see `{context.command_path} --help`" if context is not None else ""
+    return InvalidError(f"{message}{hint}")
 
 
 def run() -> NoReturn:
@@ -140,7 +186,10 @@ def run() -> NoReturn:
         traceback.print_exc()
         code = FAILED
     atexit._run_exitfuncs()
-    with contextlib.suppress(OSError, ValueError):
+    try:
         sys.stdout.flush()
+    except (OSError, ValueError):  # what was printed last is lost
+        code = code or FAILED
+    with contextlib.suppress(OSError, ValueError):
         sys.stderr.flush()
     os._exit(code if isinstance(code, int) else int(code is not None))

@@ -7,18 +7,20 @@ results alone.
 from __future__ import annotations
 
 import functools
+import json
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import click
 import msgspec
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
 from tidelog.errors import TidelogError
 
-__all__ = ["Output", "json_option", "print_error", "write_out"]
+__all__ = ["Output", "counted", "json_option", "print_error", "to_seconds", "write_out"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -54,21 +56,34 @@ class Output:
             self._console.print(f"{name:<{width}}  {shown}", markup=False)
 
     def records(self, columns: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> None:
-        """Several results: a JSON line each, or a table."""
+        """Several results: a JSON line each, or a table; records where it is too wide for that."""
         if self.as_json:
             for row in rows:
                 self._json(row)
             return
-        table = Table(box=None, pad_edge=False)
         names = list(columns)
+        shown = [["-" if row[name] is None else str(row[name]) for name in names] for row in rows]
+        if shown and self._console.is_terminal and _width(names, shown) > self._console.width:
+            for number, cells in enumerate(shown):
+                if number:
+                    self.say("")
+                self.record(dict(zip(names, cells, strict=True)))
+            return
+        table = Table(box=None, pad_edge=False)
         for name in names:
             table.add_column(name)
-        for row in rows:
-            table.add_row(*["-" if row[name] is None else str(row[name]) for name in names])
+        for cells in shown:
+            table.add_row(*cells)
         self._console.print(table)
 
     def _json(self, values: Mapping[str, Any]) -> None:
         write_out(msgspec.json.encode(values) + b"\n")
+
+
+def _width(names: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
+    """How many columns a table takes that cuts nothing off; two stand between its own."""
+    widest = [max(map(cell_len, cells)) for cells in zip(names, *rows, strict=True)]
+    return sum(widest) + 2 * (len(names) - 1)
 
 
 def json_option(command: F) -> F:
@@ -80,6 +95,16 @@ def json_option(command: F) -> F:
         return command(Output(as_json), *args, **options)
 
     return with_output  # type: ignore[return-value]
+
+
+def to_seconds(time: str) -> str:
+    """A time in ISO 8601 without its milliseconds, for tables that people read."""
+    return time[:19] + "Z"
+
+
+def counted(number: int, one: str, many: str = "") -> str:
+    """``1 event``, ``2 events``; ``many`` where an s will not do."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def write_out(data: bytes) -> None:
@@ -96,7 +121,8 @@ def write_out(data: bytes) -> None:
 def print_error(error: TidelogError, as_json: bool) -> None:
     """One line on standard error, whatever the message holds."""
     if as_json:
-        line = msgspec.json.encode(error.as_json(), enc_hook=str).decode()
+        line = json.dumps(error.as_json(), default=str)  # unlike msgspec, takes lone surrogates
     else:
         line = "error: " + " ".join(error.message.split())
+        line = line.encode(errors="backslashreplace").decode()
     click.echo(line, err=True)

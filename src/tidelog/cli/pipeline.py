@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import click
 
+from tidelog.cli.asking import ask_first, yes_option
 from tidelog.cli.output import Output, json_option
+from tidelog.errors import NotFoundError
 from tidelog.home import Home, open_home
 from tidelog.log.archives import read_partitions, read_progress
+from tidelog.model.address import nearest
 from tidelog.model.event import to_iso
 from tidelog.model.pipeline import NamedPipeline
 from tidelog.pipeline.registry import delete_pipeline, find_pipeline, list_pipelines
@@ -64,17 +67,24 @@ def show(home_text: str | None, output: Output, /, name: str) -> None:
 
 @pipeline.command()
 @click.argument("name")
-@click.confirmation_option(prompt="Remove it? What it has written stays.")
+@yes_option
 @json_option
 @click.pass_obj
-def delete(home_text: str | None, output: Output, /, name: str) -> None:
+def delete(home_text: str | None, output: Output, /, name: str, yes: bool) -> None:
     """Remove a pipeline, not what it has written.
+
+    Asks first on a terminal, and needs --yes elsewhere.
 
     \b
     Examples:
       tidelog pipeline delete pump.orders.0a1b2c3d4e5f6071 --yes
     """
     with open_home(home_text) as home:
+        names = [each.name for each in list_pipelines(home)]
+        if name not in names:
+            like = nearest(name, names)
+            raise NotFoundError(f"pipeline `{name}`: not found{like}: nothing to delete")
+        ask_first(f"pipeline `{name}`", f"Delete `{name}`? What it has written stays.", yes)
         delete_pipeline(home, name)
         output.record({"deleted": name})
 

@@ -12,7 +12,7 @@ import msgspec
 from click.core import ParameterSource
 
 from tidelog.cli.interruption import Interruption
-from tidelog.cli.output import Output, json_option
+from tidelog.cli.output import Output, counted, json_option
 from tidelog.cli.tracing import traced_world
 from tidelog.errors import InvalidError
 from tidelog.home import Home, open_home
@@ -184,7 +184,7 @@ class _Told:
         """A playback that has nothing left to do."""
         at = to_iso(state.finished_ms)
         self._line(
-            f"playback `{name}` was finished at {at}, with {state.number:,} events",
+            f"playback `{name}` was finished at {at}, with {counted(state.number, 'event')}",
             {"playback": name, "events": state.number, "finished": True, "finished_at": at},
         )
 
@@ -200,8 +200,8 @@ class _Told:
         """All of it."""
         per_s = round(played.events / seconds) if seconds > 0 else 0
         self._line(
-            f"{played.events:,} events in {played.slots:,} slots, {seconds:.1f} s, "
-            f"{per_s:,} events/s",
+            f"{counted(played.events, 'event')} in {counted(played.slots, 'slot')}, "
+            f"{seconds:.1f} s, {per_s:,} events/s",
             {
                 "events": played.events,
                 "slots": played.slots,

@@ -7,7 +7,7 @@ from typing import Any
 import click
 import msgspec
 
-from tidelog.cli.output import Output, json_option, write_out
+from tidelog.cli.output import Output, json_option, to_seconds, write_out
 from tidelog.codec.event_json import batch_lines
 from tidelog.home import Home, open_home
 from tidelog.journal.replay import JournalEntry
@@ -17,7 +17,9 @@ __all__ = ["journals", "replay"]
 
 _COLUMNS = ("partition", "base", "end", "events", "first", "last", "format", "amended", "object")
 
-start_option = click.option("--start", metavar="T", help="From this time on: ISO 8601, or -2h.")
+start_option = click.option(
+    "--start", "--from", "start", metavar="T", help="From this time on: ISO 8601, or -2h."
+)
 end_option = click.option(
     "--end", metavar="T", help="Up to this time, which is not part of it; default: all there are."
 )
@@ -89,4 +91,5 @@ def _list(home: Home, output: Output, topic: str, given: dict[str, Any]) -> None
 
 def _row(entry: JournalEntry) -> dict[str, Any]:
     amended = len(entry.deleted) + len(entry.updated)
-    return {**msgspec.to_builtins(entry), "amended": amended or None}
+    times = {"first": to_seconds(entry.first), "last": to_seconds(entry.last)}
+    return {**msgspec.to_builtins(entry), **times, "amended": amended or None}

@@ -52,6 +52,8 @@ def create(home_text: str | None, output: Output, read: bool, write: bool, label
         made, text = create_token(home.log, scopes, label)
         output.record({**_row(made, output), "token": text})
         output.say("Keep the token: nobody can show it again.")
+        if len(list_tokens(home.log)) == 1:
+            output.say("It is the first: running servers ask for a token from now on.")
 
 
 @token.command(name="list")

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import click
 
-from tidelog.cli.exit_codes import FailedError
-from tidelog.cli.output import Output, json_option
-from tidelog.errors import InvalidError, NotFoundError
+from tidelog.cli.asking import ask_first, yes_option
+from tidelog.cli.output import Output, counted, json_option
+from tidelog.errors import NotFoundError
 from tidelog.home import Home, open_home
+from tidelog.model.address import nearest
 from tidelog.model.event import to_iso
 from tidelog.model.topic import Topic
 
@@ -126,7 +126,7 @@ def show(home_text: str | None, output: Output, name: str) -> None:
 
 @topic.command()
 @click.argument("name")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@yes_option
 @json_option
 @click.pass_obj
 def delete(home_text: str | None, output: Output, name: str, yes: bool) -> None:
@@ -140,24 +140,21 @@ def delete(home_text: str | None, output: Output, name: str, yes: bool) -> None:
       tidelog topic delete orders --yes
     """
     with open_home(home_text) as home:
-        found = next((each for each in home.topics() if each.name == name), None)
-        if found is None:
-            raise NotFoundError(f"topic `{name}`: not found: nothing to delete", topic=name)
-        if not yes:
-            _confirm(home, found)
+        found = {each.name: each for each in home.topics()}
+        if name not in found:
+            like = nearest(name, found)
+            raise NotFoundError(f"topic `{name}`: not found{like}: nothing to delete", topic=name)
+        ask_first(f"topic `{name}`", _question(home, found[name]), yes)
         home.delete_topic(name)
         output.say(f"Deleted topic `{name}`.")
         if output.as_json:
             output.record({"name": name, "deleted": True})
 
 
-def _confirm(home: Home, found: Topic) -> None:
-    if not sys.stdin.isatty():
-        raise InvalidError(f"topic `{found.name}`: deleting it needs --yes without a terminal")
+def _question(home: Home, found: Topic) -> str:
     events = _row(home, found)["events"]
-    told = "" if events is None else f" and its {events} events"
-    if not click.confirm(f"Delete topic `{found.name}`{told}, for good?", err=True):
-        raise FailedError(f"topic `{found.name}`: stays, as was answered")
+    told = "" if events is None else f" and its {counted(events, 'event')}"
+    return f"Delete topic `{found.name}`{told}, for good?"
 
 
 def _settings(found: Topic) -> dict[str, Any]:

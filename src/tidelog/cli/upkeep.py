@@ -13,6 +13,7 @@ from tidelog.cli.exit_codes import FAILED
 from tidelog.cli.output import Output, json_option
 from tidelog.cli.progress import progress_bar
 from tidelog.cli.proving import prove_and_tell
+from tidelog.cli.text import utf8
 from tidelog.errors import InvalidError
 from tidelog.home import Home, open_home
 from tidelog.log.trim import BeforeTime, KeepBytes, ToOffsets, TrimTo
@@ -129,11 +130,14 @@ def sweep(home_text: str | None, output: Output, grace: str) -> None:
 @click.argument("topic", required=False)
 @click.option(
     "--erased",
+    type=utf8,
     multiple=True,
     metavar="ID",
     help="Show that nothing of an event is left in any object; may be repeated.",
 )
-@click.option("--erased-key", metavar="K", help="The same for all events that had this key.")
+@click.option(
+    "--erased-key", type=utf8, metavar="K", help="The same for all events that had this key."
+)
 @json_option
 @click.pass_obj
 def verify(home_text: str | None, output: Output, /, topic: str | None, **given: Any) -> None:
@@ -141,13 +145,15 @@ def verify(home_text: str | None, output: Output, /, topic: str | None, **given:
 
     Changes nothing. Ends with exit code 1 when something is damaged. With --erased it searches all
     objects that could hold an event instead: the topic's, those of archives that were made of it,
-    and what is staged; exit code 1 when something of it is left.
+    and what is staged; exit code 1 when something of it is left, or nothing of it was ever deleted
+    here.
 
     \b
     Examples:
       tidelog verify
       tidelog verify orders --json
       tidelog verify orders --erased order-17
+      tidelog verify orders --erased-key customer-7
     """
     if given["erased"] or given["erased_key"] is not None:
         if topic is None:

@@ -17,6 +17,7 @@ from tidelog.log.base import Log
 from tidelog.log.hold import write_held
 from tidelog.model import layout
 from tidelog.model.run import decode_row, encode_row
+from tidelog.model.times import duration_text
 
 __all__ = ["Place", "Queue", "Rate", "Tickets"]
 
@@ -33,11 +34,13 @@ class Rate:
 
     def __post_init__(self) -> None:
         if self.every_ms < 1:
-            raise InvalidError(f"scribe: a turn every {self.every_ms} ms: give 1 ms or more")
+            raise InvalidError(f"scribe: a turn every {self.every_ms}ms: give 1ms or more")
         if not self.every_ms < self.discard_ms <= self.every_ms * _WAITING_MAX:
             raise InvalidError(
-                f"scribe: a ticket every {self.every_ms} ms, dropped after {self.discard_ms} ms: "
-                f"give more than the one, and at most {_WAITING_MAX} times as much"
+                f"scribe: a ticket every {duration_text(self.every_ms)}, dropped after "
+                f"{duration_text(self.discard_ms)}: drop it after more than "
+                f"{duration_text(self.every_ms)} and at most "
+                f"{duration_text(self.every_ms * _WAITING_MAX)}"
             )
 
 

@@ -39,11 +39,13 @@ from tidelog.errors import (
 from tidelog.log.base import Log
 from tidelog.log.registry import change_registry
 from tidelog.model import layout, limits
+from tidelog.model.address import nearest
 from tidelog.model.run import Head, decode_row, encode_row
 from tidelog.model.topic import Topic, check_topic_name
 
 __all__ = ["create_topic", "delete_topic", "find_topic", "list_topics", "read_head"]
 
+_NAMES = 1_000  # of topics that are compared with one that is not found
 _CREATORS = 8  # heads written at once; each is a round trip on a remote catalog
 
 
@@ -81,8 +83,9 @@ def find_topic(log: Log, name: str) -> Topic:
     check_topic_name(name)
     row = log.catalog.get(layout.REGISTRY, layout.topic_row(name))
     if row is None:
+        like = nearest(name, _names(log))
         raise NotFoundError(
-            f"topic `{name}`: not found: create it with `tidelog topic create {name}`", topic=name
+            f"topic `{name}`: not found{like}: see `tidelog topic list`", topic=name
         )
     topic = _decode(row)
     if topic.state == "creating":
@@ -125,6 +128,13 @@ def read_head(log: Log, topic: Topic, partition: int) -> tuple[Head, str]:
     if row is None:
         raise NotFoundError(f"topic `{topic.name}`: was deleted: open it again, or create it")
     return decode_row(row.value, Head, f"head of `{topic.name}/{partition}`"), row.version
+
+
+def _names(log: Log) -> list[str]:
+    """The first topics by name, for an error that names the nearest one."""
+    first = layout.topic_row("")
+    rows = log.catalog.scan(layout.REGISTRY, first, "topic0", limit=_NAMES)
+    return [row.row.removeprefix(first) for row in rows]
 
 
 def _check_settings(topic: Topic) -> None:

@@ -10,7 +10,7 @@ import msgspec
 
 from tidelog.errors import InvalidError
 from tidelog.model import limits
-from tidelog.model.event import check_timestamp
+from tidelog.model.event import check_timestamp, to_iso
 from tidelog.model.times import moment_ms
 
 __all__ = [
@@ -107,7 +107,8 @@ def time_range(start: Time, end: Time, now_ms: int) -> TimeRange:
     start_ms = max(0, end_ms - _DEFAULT_MS) if start is None else _time_ms(start, now_ms)
     if start_ms > end_ms:
         raise InvalidError(
-            f"range from {start_ms} to {end_ms} ms: runs backwards: give a start before the end"
+            f"range from {_told(start, start_ms)} to {_told(end, end_ms)}: runs backwards: "
+            "give a start before the end"
         )
     return TimeRange(start_ms, end_ms)
 
@@ -125,6 +126,13 @@ def check_playback_name(name: str) -> None:
             f"playback name `{name[:80]}`: give 1 to {limits.PLAYBACK_NAME_MAX} letters, digits, "
             "`.`, `_` or `-`, beginning with a letter, a digit or `_`"
         )
+
+
+def _told(given: Time, time_ms: int) -> str:
+    """A time as it was typed, or else as people write it."""
+    if isinstance(given, str):
+        return f"`{given}`"
+    return "the end" if time_ms == limits.TIMESTAMP_MS_END else to_iso(time_ms)
 
 
 def _time_ms(time: str | int | datetime, now_ms: int) -> int:

@@ -170,6 +170,8 @@ class Ingest:
                 lines: Sequence[Any] = _array.decode(body)
             except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
                 raise InvalidError(f"body: is no JSON: {exc}") from exc
+            except RecursionError as exc:
+                raise InvalidError("body: is nested too deeply: give a list of events") from exc
         elif kind in _LINES:
             lines = [line for line in body.split(b"\n") if line.strip()]
         elif kind in _RAW:

@@ -77,6 +77,7 @@ def _journals() -> Json:
         partition=OFFSET,
         base=OFFSET,
         end=OFFSET,
+        start={**OFFSET, "description": "Leave out what is below: trimmed, or listed before"},
         events=OFFSET,
         first=TIME,
         last=TIME,

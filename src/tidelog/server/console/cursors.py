@@ -7,6 +7,7 @@ lease again; and a plan that was overtaken by a commit changes nothing.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from tidelog.catalog.base import ABSENT, Put
@@ -105,6 +106,6 @@ def check_consumer(log: Log, topic: Topic, name: str) -> None:
 
 def _parse(text: str) -> tuple[int, int, str]:
     parts = text.split(":", 2)
-    if len(parts) != 3 or not all(each.isascii() and each.isdigit() for each in parts[:2]):
+    if len(parts) != 3 or not all(re.fullmatch("[0-9]{1,19}", each) for each in parts[:2]):
         raise InvalidError("move: is none that a page has given: begin anew")
     return int(parts[0]), int(parts[1]), parts[2]

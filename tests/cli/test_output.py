@@ -1,0 +1,48 @@
+"""Tables as they stand on a terminal: whole, or one record below the other."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from tidelog.cli.output import Output, counted, to_seconds
+
+ROWS = [
+    {"object": "topics/1c7a/journals/000000/0000000001.parquet", "events": 1, "url": None},
+    {"object": "topics/1c7a/journals/000001/0000000001.parquet", "events": 12, "url": None},
+]
+
+
+def shown(width: int, monkeypatch: pytest.MonkeyPatch, captured: pytest.CaptureFixture[str]) -> str:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("TERM", "dumb")
+    Output(as_json=False).records(("object", "events", "url"), ROWS)
+    return captured.readouterr().out
+
+
+def test_a_table_that_fits_is_a_table(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = shown(59, monkeypatch, capsys).splitlines()
+    assert len(lines) == 3
+    assert lines[0].split() == ["object", "events", "url"]
+    assert lines[2].split() == [ROWS[1]["object"], "12", "-"]
+
+
+@pytest.mark.parametrize("width", [58, 40])
+def test_a_table_that_would_be_cut_is_one_record_below_the_other(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = shown(width, monkeypatch, capsys)
+    first, second = text.split("\n\n")
+    assert first.splitlines()[0] == f"object  {ROWS[0]['object']}"
+    assert second.splitlines()[1:] == ["events  12", "url     -"]
+    assert "…" not in text
+
+
+def test_small_words() -> None:
+    assert [counted(n, "event") for n in (0, 1, 1_000)] == ["0 events", "1 event", "1,000 events"]
+    assert counted(2, "entry", "entries") == "2 entries"
+    assert to_seconds("2026-11-15T19:55:45.123Z") == "2026-11-15T19:55:45Z"
