@@ -158,7 +158,11 @@ def test_of_two_scribes_one_works_and_a_signal_ends_both_well(home: Home) -> Non
             each.send_signal(signal.SIGTERM)
     done = [finish(each) for each in scribes]
     assert [each.code for each in done] == [0, 0], [each.err for each in done]
-    turns = [json.loads(line) for each in done for line in each.out.splitlines()]
+    turns = []
+    for each in done:
+        first, *between, last = map(json.loads, each.out.splitlines())
+        assert (first["scribe"], last["scribe"]) == ("started", "stopped")
+        turns += between
     assert all(turn["scribe"] == "turn" for turn in turns)
     stretches = [turn["at"][:19] for turn in turns]
     assert len(turns) >= 3

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import tidelog as library
 from tests.cli.running import Run
+from tests.pipeline.looking import an_archive, drive
 from tidelog import Event
+from tidelog.pipeline.find import find_event
 
 
 def fill() -> None:
@@ -53,4 +57,40 @@ def test_what_cannot_be_proved_is_refused(tidelog: Run) -> None:
     fill()
     assert "say which" in tidelog("verify", "--erased", "x").err
     assert "not found" in tidelog("verify", "nope", "--erased", "x").err
-    assert tidelog("verify", "t", "--erased", "never-was").code == 0
+    assert tidelog("verify", "t", "--erased", "\udcff").code == 2, "no UTF-8"
+
+
+def test_what_was_never_there_is_not_proved(tidelog: Run) -> None:
+    fill()
+    shown = tidelog("verify", "t", "--erased", "never-was")
+    assert shown.code == 1
+    assert b"erased            yes\n" in shown.out
+    assert b"known             no: nothing of this id or key was ever deleted here\n" in shown.out
+    for asked in (["never-was"], ["--key", "never-was"]):
+        done = tidelog("delete", "t", *asked, "--yes", "--prove", "--json")
+        proof = done.rows()[-1]
+        assert (done.code, proof["erased"], proof["known"]) == (1, True, False)
+    done = tidelog("delete", "t", "0-4", "--prove", "--json")
+    assert (done.code, done.rows()[-1]["known"]) == (0, True)
+    done = tidelog("verify", "t", "--erased", "0-4", "--erased", "never-was", "--json")
+    assert (done.code, done.rows()[-1]["known"]) == (1, False)
+
+
+def test_a_scribe_goes_on_past_a_damaged_archive(tidelog: Run) -> None:
+    fill()
+    with library.open() as home:
+        archives = [an_archive(home, name) for name in ("a", "b")]
+        for archive in archives:
+            drive(home, archive)
+        folder = Path(home.store.url.removeprefix("file://")) / archives[0].folder()
+        for path in folder.rglob("[0-9]*.parquet"):
+            path.chmod(0o644)
+            path.write_bytes(b"garbage")
+        stray = f"staging/{archives[1].pipeline()}/0000000000/attempt/0"
+        home.store.put(stray, b"of a driver that is dead")
+        home.delete("t", ["0-4"])
+    done = tidelog("scribe", "--once", "--amended", "--grace", "0s", "--json")
+    assert [row["scribe"] for row in done.rows()] == ["turn", "error"]
+    with library.open() as home:
+        assert find_event(home, archives[1], "t/0", 4).status == "erased"
+        assert stray not in {info.key for info in home.store.list("staging/")}

@@ -85,7 +85,8 @@ def archived(home: Home) -> list[Archive]:
     made = [
         an_archive(home, "daily", "topic:people", parser=AT),
         an_archive(home, "backup", "topic:people", format="jsonlines", codec="gzip"),
-        an_archive(home, "copy", "archive:backup", format="orc"),
+        # Uncompressed, so that bounds of values in its stripes and its footer are bytes to find.
+        an_archive(home, "copy", "archive:backup", format="orc", codec="none"),
         an_archive(home, "old", "topic:people", format="sequence"),
     ]
     for archive in made:
@@ -141,6 +142,16 @@ def sequence_texts(data: bytes) -> Iterator[bytes]:
                 yield zlib.decompressobj().decompress(data[at:])
 
 
+def bounds_are_plain(home: Home, archive: Archive) -> Iterator[bool]:
+    """Whether the statistics behind the rows of each ORC file hold values as they are."""
+    store = store_at(home, home.store.url)
+    for info in store.list(f"{archive.folder()}/"):
+        if info.key.endswith(".orc"):
+            data = store.get(info.key)
+            tail = pyarrow.orc.ORCFile(pa.BufferReader(data)).file_footer_length + 1_000
+            yield b"somebody-" in data[-tail:]
+
+
 def text_of(values: Any) -> bytes:
     return repr(values).encode()
 
@@ -157,6 +168,7 @@ def test_an_erased_event_is_nowhere_and_another_one_is_found(home: Home) -> None
     topic = home.topic("people")
     before = holders(home, ERASED)
     assert len(before) >= 12, "segment, files of four archives, sidecars, dead letters"
+    assert set(bounds_are_plain(home, archives[2])) == {True}
     delete(home, ids_of(ERASED))
     half_way = prove_erased(home, topic, ids_of(ERASED))
     assert not half_way.is_erased

@@ -29,7 +29,10 @@ def prove_and_tell(
     ids: Collection[str] = (),
     keys: Collection[bytes] = (),
 ) -> None:
-    """Search all objects, print what was found; exit code 1 where something is left."""
+    """Search all objects, print what was found; exit code 1 where something is left.
+
+    So too where an id or a key was never deleted here: there is nothing that could be proved.
+    """
 
     def total() -> int:
         return sum(state.bytes or 0 for state in home.partitions(topic))
@@ -37,7 +40,7 @@ def prove_and_tell(
     with progress_bar(f"search {topic}", total) as advance:
         proof = prove_erased(home, home.topic(topic), ids, keys, advance)
     _tell(output, proof)
-    if not proof.is_erased:
+    if not proof.is_erased or not proof.known:
         sys.exit(FAILED)
 
 
@@ -45,13 +48,15 @@ def _tell(output: Output, proof: Proof) -> None:
     values = {
         "topic": proof.topic,
         "erased": proof.is_erased,
+        "known": proof.known,
         "objects_searched": proof.objects,
         "bytes_searched": proof.bytes,
     }
     if output.as_json:
         output.record({**values, "traces": [asdict(trace) for trace in proof.traces]})
         return
-    output.record({**values, "erased": "yes" if proof.is_erased else "NO"})
+    known = "yes" if proof.known else "no: nothing of this id or key was ever deleted here"
+    output.record({**values, "erased": "yes" if proof.is_erased else "NO", "known": known})
     for trace in proof.traces:
         output.say(f"left: {trace.object}: {trace.what}: {trace.do}")
 
@@ -60,5 +65,6 @@ def _shown(done: Erasure) -> dict[str, int]:
     return {
         "journals_made": done.compiled.journals,
         "archive_files_rewritten": sum(each.files for each in done.archives),
+        "archive_ranges_under_way": sum(each.waiting for each in done.archives),
         "objects_deleted": done.swept.objects_deleted + done.staging.objects_deleted,
     }

@@ -12,7 +12,7 @@ import click
 
 from tidelog.cli.compile import policy_of, policy_options
 from tidelog.cli.interruption import Interruption
-from tidelog.cli.output import Output, json_option
+from tidelog.cli.output import Output, counted, json_option
 from tidelog.errors import TidelogError
 from tidelog.home import Home, open_home
 from tidelog.journal.policy import Policy
@@ -83,13 +83,16 @@ def scribe(home_text: str | None, output: Output, /, once: bool, **given: Any) -
         log = _Log(home, output, given["metrics_file"], grace_ms)
         worker = home.scribe(how, stop.is_set)
         if not once:
+            log.tell(
+                "started",
+                f"A turn every {given['every']}, by one scribe at a time; Ctrl-C ends it.",
+            )
             worker.run(stop.wait, log.turn, log.error)
+            log.tell("stopped", "Stopped.")
             return
         turn = worker.once()
         if turn is None:
-            output.say("Another scribe of this home is at work.")
-            if output.as_json:
-                output.record({"scribe": "busy"})
+            log.tell("busy", "Another scribe of this home is at work.")
         else:
             log.turn(turn)
 
@@ -105,12 +108,24 @@ class _Log:
         self._metrics = ScribeMetrics()
         self._eraser = ArchiveEraser(home)
 
+    def tell(self, state: str, text: str) -> None:
+        """What the scribe does now."""
+        if self._output.as_json:
+            self._output.record({"scribe": state, "at": to_iso(self._home.log.clock.now_ms())})
+        else:
+            self._output.say(text)
+
     def turn(self, turn: Turn) -> None:
         """A turn is over: deletes go into archives, and these are swept where topics were."""
         self._metrics.add(turn)
         self._show(turn)
         try:
             self._eraser.turn()
+        except TidelogError as exc:
+            self.error(exc)
+        for trouble in self._eraser.troubles:
+            self.error(trouble)
+        try:
             if turn.swept is not None and self._grace_ms is not None:
                 sweep_archives(self._home, self._grace_ms)
         except TidelogError as exc:
@@ -149,9 +164,10 @@ class _Log:
             )
             return
         text = (
-            f"{to_iso(turn.began_ms)}  {turn.seconds:.1f} s, {turn.topics} topics, "
-            f"{compiled.runs} runs into {compiled.journals} journals, {compiled.events:,} events, "
-            f"{compiled.amendments} amendments"
+            f"{to_iso(turn.began_ms)}  {turn.seconds:.1f} s, "
+            f"{counted(turn.topics, 'topic')}, {counted(compiled.runs, 'run')} into "
+            f"{counted(compiled.journals, 'journal')}, {counted(compiled.events, 'event')}, "
+            f"{counted(compiled.amendments, 'amendment')}"
         )
         if turn.swept is not None:
             text += f", {turn.swept.objects_deleted} objects swept"

@@ -24,7 +24,15 @@ from tidelog.log.topics import read_head
 from tidelog.model import layout, limits
 from tidelog.model.topic import Topic
 
-__all__ = ["NOTHING_ERASED", "ErasedIds", "Stamp", "enter_erased", "ledger_stamp", "read_erased"]
+__all__ = [
+    "NOTHING_ERASED",
+    "ErasedIds",
+    "Stamp",
+    "enter_erased",
+    "ledger_stamp",
+    "read_erased",
+    "was_erased",
+]
 
 _BUCKETS = [f"{number:02x}" for number in range(256)]
 
@@ -97,6 +105,13 @@ def enter_erased(log: Log, topic: Topic, ids: Iterable[str], pool: Executor | No
     each_of: Callable[..., Iterable[Any]] = map if pool is None else pool.map
     for _ in each_of(enter, buckets.items()):
         pass
+
+
+def was_erased(log: Log, topic: Topic, event_id: str) -> bool:
+    """Whether one id is in the ledger."""
+    digest = hashlib.sha256(event_id.encode()).hexdigest()
+    where = layout.erased_partition(topic.incarnation, digest)
+    return log.catalog.get(where, digest) is not None
 
 
 def ledger_stamp(log: Log, topic: Topic) -> Stamp:

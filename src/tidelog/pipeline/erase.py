@@ -3,7 +3,8 @@
 An archive is told to forget offsets of its source partitions. Each committed range whose files hold
 some of them goes through these steps; the row is the range's ``commit``:
 
-1. intend: the key of a manifest to be into the row         → dead: the next erasure goes on at 2
+1. intend: the key of a manifest to be into the row; no
+   sweep touches what is staged under its epoch from now on → dead: the next erasure goes on at 2
 2. decide: stage every file without those events, then put
    that manifest, create-only: contents are decided         → dead: the next one goes on at 3
 3. replace each file by its etag with its staged copy       → dead: the next one replaces the rest
@@ -14,13 +15,14 @@ some of them goes through these steps; the row is the range's ``commit``:
 A file keeps its name, so whoever lists the folder sees each event once at every moment; one that
 loses all its events stays, empty, so that no late copy of a driver can bring it back. Between steps
 3 and 4 the bytes of a file are not those that its manifest tells: a reader who goes by the manifest
-is told so, and reads again.
+is told so, and reads again. Should somebody have deleted a staged copy before a file was replaced,
+the range begins anew at step 1, with another key.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import crc32c
@@ -34,19 +36,20 @@ from tidelog.errors import (
     ConflictError,
     CorruptError,
     NotFoundError,
+    TidelogError,
     UnavailableError,
     UnknownOutcomeError,
 )
 from tidelog.home import Home
 from tidelog.log.archives import read_partitions, read_progress
+from tidelog.log.base import Log
 from tidelog.log.replays import replay_pipeline
 from tidelog.model import layout
-from tidelog.model.address import parse_address
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import Committed, FileEntry, Intent, Manifest, read_manifest
 from tidelog.model.run import decode_row, encode_row
 from tidelog.model.topic import Topic
-from tidelog.pipeline.archive import list_archives
+from tidelog.pipeline.descent import archives_of, partitions_of
 from tidelog.pipeline.erase_file import Lessened, Lessener
 from tidelog.pipeline.places import store_at
 from tidelog.pipeline.tables.registration import retell
@@ -54,7 +57,7 @@ from tidelog.sinks.publish import discard_files
 from tidelog.sinks.uploads import Uploads
 from tidelog.store.base import Store
 
-__all__ = ["ArchiveErasure", "archives_of", "erase_from_archive", "erase_from_archives"]
+__all__ = ["ArchiveErasure", "erase_from_archive", "erase_from_archives", "is_under_way"]
 
 _ATTEMPTS = 50  # at one range that others change
 
@@ -72,43 +75,40 @@ class ArchiveErasure:
     ranges: int = 0
     waiting: int = 0  # ranges under way that were planned, perhaps, before the deletes
 
+    def add(self, later: ArchiveErasure) -> None:
+        """Count what another look at the same generation has found."""
+        self.files += later.files
+        self.events += later.events
+        self.ranges += later.ranges
+        self.waiting = later.waiting
+
 
 def erase_from_archives(
-    home: Home, topic: Topic, deleted: Mapping[int, Collection[int]]
+    home: Home,
+    topic: Topic,
+    deleted: Mapping[int, Collection[int]],
+    tell: Callable[[TidelogError], None] | None = None,
 ) -> list[ArchiveErasure]:
     """Take deleted events of a topic out of every archive that was made of it.
 
     ``deleted`` has offsets by partition; those that no archive has come to are left out by the
     archive itself, as it reads the topic. Idempotent, and safe to kill and to run twice at once.
+    An archive with an error does not stop the others: it goes to ``tell``, or is raised at the end.
     """
-    return [
-        erase_from_archive(home, archive, generation, by_partition)
-        for archive, generation in archives_of(home, topic)
-        if (by_partition := {f"{topic.name}/{p}": sorted(found) for p, found in deleted.items()})
-    ]
-
-
-def archives_of(home: Home, topic: Topic) -> list[tuple[Archive, int]]:
-    """The generations of archives whose events come from a topic, also by way of another one."""
-    archives = [archive for archive in list_archives(home) if archive.state == "ready"]
-    named = {archive.name: archive for archive in archives}
-
-    def comes_from(url: str, above: frozenset[str]) -> bool:
-        address = parse_address(url)
-        if address.scheme == "topic":
-            return address.path == topic.name
-        if address.scheme != "archive" or address.path in above:
-            return False
-        found = named.get(address.path)
-        return found is not None and comes_from(found.source, above | {address.path})
-
-    return [
-        (archive, generation)
-        for archive in archives
-        for generation, making in sorted(archive.makings.items())
-        if comes_from(making.source or archive.source, frozenset())
-        or comes_from(archive.source, frozenset())
-    ]
+    reports: list[ArchiveErasure] = []
+    errors: list[TidelogError] = []
+    for archive, generation in archives_of(home, topic) if deleted else ():
+        try:
+            own = partitions_of(home.log, archive.pipeline(generation), topic)
+            offsets = {name: sorted(deleted.get(number, ())) for name, number in own.items()}
+            reports.append(erase_from_archive(home, archive, generation, offsets))
+        except TidelogError as exc:
+            errors.append(exc)
+    for error in errors:
+        if tell is None:
+            raise error
+        tell(error)
+    return reports
 
 
 def erase_from_archive(
@@ -123,10 +123,20 @@ def erase_from_archive(
             wanted = np.array(sorted(offsets.get(partition, ())), np.int64)
             if len(wanted):
                 lane = _Lane(home, store, archive, generation, pipeline, partition)
-                report.waiting += lane.is_under_way(wanted)  # before the rows are read, on purpose
+                # Before the rows are read, on purpose.
+                report.waiting += is_under_way(home.log, pipeline, partition, wanted)
                 for row in lane.rows(wanted):
                     lane.settle(row, wanted, report)
     return report
+
+
+def is_under_way(log: Log, pipeline: str, partition: str, wanted: Offsets) -> bool:
+    """Whether a range of a source partition that holds some of the offsets is being done now."""
+    row = log.catalog.get(layout.pipeline_partition(pipeline, partition), "intent")
+    if row is None:
+        return False
+    intent = decode_row(row.value, Intent, f"intent of `{partition}`")
+    return _between(intent.start, intent.limit, wanted)
 
 
 class _Lane:
@@ -150,14 +160,6 @@ class _Lane:
         self._partition = partition
         self._where = layout.pipeline_partition(pipeline, partition)
         self._lessener = Lessener(store, archive.making(generation))
-
-    def is_under_way(self, wanted: Offsets) -> bool:
-        """Whether a range that holds some of the offsets is being done now."""
-        row = self._log.catalog.get(self._where, "intent")
-        if row is None:
-            return False
-        intent = decode_row(row.value, Intent, f"intent of `{self._partition}`")
-        return _between(intent.start, intent.limit, wanted)
 
     def rows(self, wanted: Offsets) -> Iterator[str]:
         """The commits that may hold some of these offsets."""
@@ -184,6 +186,9 @@ class _Lane:
                     self._tell(row, committed)
             except (ConflictError, UnknownOutcomeError):
                 self._log.clock.sleep(self._log.random.random() * 0.05)
+            except (CorruptError, NotFoundError):
+                if not self._has_moved(row):
+                    raise
         raise UnavailableError(
             f"archive `{self._archive.name}`, `{self._partition}`: others keep changing its "
             "ranges: erase again"
@@ -197,6 +202,11 @@ class _Lane:
             for file in self._files_with(manifest, left)
         )
 
+    def _has_moved(self, row: Row) -> bool:
+        """Whether another erasure has written the row since: then the files are others too."""
+        found = self._log.catalog.get(self._where, row.row)
+        return found is None or found.version != row.version
+
     def _intend(self, row: Row, committed: Committed) -> None:
         """Step 1."""
         head = read_progress(self._log, self._pipeline, self._partition)
@@ -209,15 +219,15 @@ class _Lane:
     ) -> None:
         """Steps 2 to 4."""
         old = self._manifest(committed.manifest)
-        try:
-            new = self._manifest(committed.rewrite)
-        except NotFoundError:
-            new = self._decide(committed, old, wanted)
+        new = self._decided(committed, old, wanted)
         changed = [
             (before, after)
             for before, after in zip(old.files, new.files, strict=True)
             if before.crc != after.crc or before.size != after.size
         ]
+        if self._is_lost(changed):
+            self._intend(row, committed)
+            return
         for before, after in changed:
             self._replace(before, after)
         done = msgspec.structs.replace(committed, manifest=committed.rewrite)
@@ -225,6 +235,16 @@ class _Lane:
         report.ranges += 1
         report.files += sum(after.kind != "sidecar" for _, after in changed)
         report.events += sum(after.erased - before.erased for before, after in changed)
+
+    def _decided(self, committed: Committed, old: Manifest, wanted: Offsets) -> Manifest:
+        with contextlib.suppress(NotFoundError):
+            return self._manifest(committed.rewrite)
+        try:
+            return self._decide(committed, old, wanted)
+        except CorruptError:  # it may be that another one has decided, and replaces files by now
+            with contextlib.suppress(NotFoundError):
+                return self._manifest(committed.rewrite)
+            raise
 
     def _decide(self, committed: Committed, old: Manifest, wanted: Offsets) -> Manifest:
         """Step 2; the manifest that counts, be it ours or that of another who was faster."""
@@ -277,22 +297,43 @@ class _Lane:
             beside = self._lessener.sidecar_name(file.target)
             entry(next(each for each in files if each.target == beside), 0, 0)
 
+    def _is_lost(self, changed: Sequence[tuple[FileEntry, FileEntry]]) -> bool:
+        """Whether a staged copy is gone that is still needed, so that all must begin anew.
+
+        ``CorruptError`` when it cannot, as some files were replaced.
+        """
+        gone = [(before, after) for before, after in changed if not self._exists(after.staged)]
+        needed = [after for before, after in gone if self._holds(before)]
+        if not needed:
+            return False
+        if any(self._holds(after) for _, after in changed):
+            raise CorruptError(
+                f"archive file `{needed[0].target}`: the copy without erased events "
+                f"`{needed[0].staged}` is gone, and other files of its range were replaced: "
+                "restore that copy",
+                file=needed[0].target,
+            )
+        return True
+
+    def _holds(self, entry: FileEntry) -> bool:
+        return _is_as_told(self._store.get(entry.target), entry)
+
     def _replace(self, before: FileEntry, after: FileEntry) -> None:
         """Step 3 for one file: idempotent, and settled by what the file holds."""
         for _ in range(_ATTEMPTS):
             info = self._store.head(after.target)
             found = self._store.get(after.target)
-            if (len(found), crc32c.crc32c(found)) == (after.size, after.crc):
+            if _is_as_told(found, after):
                 return
-            if (len(found), crc32c.crc32c(found)) != (before.size, before.crc):
+            if not _is_as_told(found, before):
                 raise CorruptError(
                     f"archive file `{after.target}`: is neither what its manifest says nor what an "
                     "erasure has made of it: keep it, and run `tidelog archive verify`",
                     file=after.target,
                 )
-            data = self._store.get(after.staged)
-            with contextlib.suppress(ConflictError, UnknownOutcomeError):
-                self._store.replace(after.target, data, info.etag)
+            # A staged copy goes when another erasure is done: then the next look at the file ends.
+            with contextlib.suppress(ConflictError, UnknownOutcomeError, NotFoundError):
+                self._store.replace(after.target, self._store.get(after.staged), info.etag)
         raise UnavailableError(f"archive file `{after.target}`: others keep changing it")
 
     def _tell(self, row: Row, committed: Committed) -> None:
@@ -317,10 +358,11 @@ class _Lane:
 
     def _is_there(self, file: FileEntry) -> bool:
         """Files of dead letters go when a replay has replaced them; data files never do."""
-        if file.kind != "dead":
-            return True
+        return file.kind != "dead" or self._exists(file.target)
+
+    def _exists(self, key: str) -> bool:
         try:
-            self._store.head(file.target)
+            self._store.head(key)
         except NotFoundError:
             return False
         return True
@@ -334,6 +376,10 @@ class _Lane:
 
     def _decode(self, row: Row) -> Committed:
         return decode_row(row.value, Committed, f"commit `{row.row}`")
+
+
+def _is_as_told(data: bytes, entry: FileEntry) -> bool:
+    return (len(data), crc32c.crc32c(data)) == (entry.size, entry.crc)
 
 
 def _may_hold(committed: Committed, wanted: Offsets) -> bool:

@@ -6,19 +6,24 @@ done again. The scribe does the same in the background, with its grace.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from tidelog.errors import TidelogError
 from tidelog.home import Home
 from tidelog.journal.compile import CompileReport, compile_topic
 from tidelog.journal.policy import Policy
 from tidelog.log.sweep import SweepReport, sweep_home
 from tidelog.log.topics import read_head
 from tidelog.model.topic import Topic
+from tidelog.pipeline.deletions import deleted_offsets
 from tidelog.pipeline.erase import ArchiveErasure, erase_from_archives
-from tidelog.pipeline.proof import deleted_offsets
 from tidelog.pipeline.sweep import PipelineSweep, sweep_archives
 
 __all__ = ["ArchiveEraser", "Erasure", "carry_out"]
+
+_WAIT_MS = 10_000  # for ranges under way; who proves is told of those that take longer
+_LOOK_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +36,44 @@ class Erasure:
     staging: PipelineSweep
 
 
-def carry_out(home: Home, topic: Topic, grace_ms: int) -> Erasure:
+def carry_out(home: Home, topic: Topic, grace_ms: int, wait_ms: int = _WAIT_MS) -> Erasure:
     """Let all deletes of a topic reach its journals and its archives, and sweep what is left.
 
     With a grace of 0 what was erased is gone on return; readers under way read the catalog again.
+    A range that was planned before the deletes is waited for, and is in ``archives`` if it takes
+    longer than ``wait_ms``. An archive with an error does not stop the rest: it is raised at last.
     """
+    errors: list[TidelogError] = []
     compiled = compile_topic(home.log, topic, Policy.everything())
-    archives = erase_from_archives(home, topic, deleted_offsets(home, topic))
+    archives = _erase_until_settled(home, topic, wait_ms, errors.append)
     swept = sweep_home(home.log, grace_ms)
-    return Erasure(compiled, archives, swept, sweep_archives(home, grace_ms))
+    done = Erasure(compiled, archives, swept, sweep_archives(home, grace_ms))
+    for error in errors:
+        raise error
+    return done
+
+
+def _erase_until_settled(
+    home: Home, topic: Topic, wait_ms: int, tell: Callable[[TidelogError], None]
+) -> list[ArchiveErasure]:
+    """From all archives, again and again until no range is under way that may hold an event."""
+    deleted = deleted_offsets(home, topic)
+    clock = home.log.clock
+    until_ms = clock.now_ms() + wait_ms
+    total: dict[tuple[str, int], ArchiveErasure] = {}
+    while True:
+        errors: list[TidelogError] = []
+        found = erase_from_archives(home, topic, deleted, errors.append)
+        for each in found:
+            known = total.setdefault(
+                (each.archive, each.generation), ArchiveErasure(each.archive, each.generation)
+            )
+            known.add(each)
+        if not any(each.waiting for each in found) or clock.now_ms() >= until_ms:
+            for error in errors:
+                tell(error)
+            return list(total.values())
+        clock.sleep(_LOOK_S)
 
 
 class ArchiveEraser:
@@ -51,13 +85,21 @@ class ArchiveEraser:
     def __init__(self, home: Home) -> None:
         self._home = home
         self._done: dict[str, int] = {}  # by incarnation: amendments that archives have
+        self.troubles: list[TidelogError] = []  # of the last turn; they are tried again
 
     def turn(self) -> list[ArchiveErasure]:
-        """What there is to carry now; what could not be carried yet is tried again."""
+        """What there is to carry now; what could not be carried yet is tried again.
+
+        A topic or an archive with an error does not stop the others; see ``troubles``.
+        """
+        self.troubles = []
         reports: list[ArchiveErasure] = []
         for topic in self._home.topics():
             if topic.state == "ready":
-                reports += self._topic(topic)
+                try:
+                    reports += self._topic(topic)
+                except TidelogError as exc:
+                    self.troubles.append(exc)
         return reports
 
     def _topic(self, topic: Topic) -> list[ArchiveErasure]:
@@ -66,7 +108,9 @@ class ArchiveEraser:
         if amendments == self._done.get(topic.incarnation, 0):
             return []
         deleted = deleted_offsets(self._home, topic)
-        reports = erase_from_archives(self._home, topic, deleted) if deleted else []
-        if not any(report.waiting for report in reports):
+        errors: list[TidelogError] = []
+        reports = erase_from_archives(self._home, topic, deleted, errors.append)
+        self.troubles += errors
+        if not errors and not any(report.waiting for report in reports):
             self._done[topic.incarnation] = amendments
         return reports

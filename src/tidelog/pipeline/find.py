@@ -34,7 +34,9 @@ from tidelog.pipeline.places import store_at
 
 __all__ = ["Found", "find_event"]
 
-Status = Literal["archived", "dead", "waiting", "before", "lost", "gap", "dropped", "unclear"]
+Status = Literal[
+    "archived", "dead", "erased", "waiting", "before", "lost", "gap", "dropped", "unclear"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,16 @@ class _Search:
             if int(gap.start) <= self.offset < int(gap.end):
                 lost = f"offsets {gap.start} to {gap.end}"
                 return self._nowhere("lost", f"was lost at the source (recorded): {lost}")
-        return self._in_files(manifest) or self._in_none(manifest, by_offset)
+        found = self._in_files(manifest)
+        if found is None and self._was_erased(manifest):
+            return self._nowhere("erased", "was erased: it was deleted from its topic")
+        return found or self._in_none(manifest, by_offset)
+
+    def _was_erased(self, manifest: Manifest) -> bool:
+        """Whether it was taken out of the files of its range, or of a replay."""
+        replays = Replays(self.log, self.pipeline, self.partition)
+        manifests = [manifest, *(where for where, _ in replays.counting(self.offset))]
+        return any(self.offset in each.erased for each in manifests)
 
     def _waiting(self, head: Progress, by_offset: bool) -> Found:
         row = self.log.catalog.get(self._where, "intent")

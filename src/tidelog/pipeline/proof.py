@@ -2,72 +2,51 @@
 
 Segments and journals of the topic, also those that no row names any more; large values of updates;
 what Spark writers and pipelines have staged; and of every archive that was made of the topic the
-files, sidecars, dead letters and metadata. An event is known by its id or its key, and where a file
-has no column for either, by its offset. What is found is told with what to do about it.
+files, sidecars, dead letters and metadata. An event is known by its id or its key, and in archives
+by its offset too. An archive's range that is under way counts as well: who does it may have read
+the event before it was deleted. What is found is told with what to do about it.
 """
 
 from __future__ import annotations
 
-import io
-import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidelog.codec.formats.rows import read_rows
 from tidelog.codec.segment import read_piece
 from tidelog.errors import CorruptError, InvalidError, NotFoundError
 from tidelog.home import Home
-from tidelog.journal.audit import AuditRecord, key_mark, read_audit
+from tidelog.journal.lookup import check_id
 from tidelog.journal.rows import covering
 from tidelog.log.archives import read_partitions
 from tidelog.log.contents import describe_run, read_run
-from tidelog.log.replays import counting_files
+from tidelog.log.replays import counting_files, replay_pipeline
 from tidelog.log.topics import read_head
 from tidelog.model import layout
 from tidelog.model.archive import Archive
 from tidelog.model.run import Amendment, Run, decode_row
 from tidelog.model.topic import Topic
+from tidelog.pipeline.archive import list_archives
 from tidelog.pipeline.contents import ArchiveFiles
-from tidelog.pipeline.erase import archives_of
+from tidelog.pipeline.deletions import knows_all, read_deletions
+from tidelog.pipeline.descent import archives_of, partitions_of
+from tidelog.pipeline.erase import is_under_way
 from tidelog.pipeline.places import store_at
+from tidelog.pipeline.sought import Sought, is_event_lines, own_column, rows_of
 from tidelog.store.base import ObjectInfo, Store
 from tidelog.store.cache import CachedStore
 
-__all__ = ["Proof", "Sought", "Trace", "deleted_offsets", "prove_erased"]
+__all__ = ["Proof", "Trace", "prove_erased"]
 
-_CODECS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bz2"}
 _COMPILE = "run `tidelog compile {topic} --amended`, then `tidelog sweep`"
 _SWEEP = "run `tidelog sweep`; what is younger than its grace waits for the next one"
 _ARCHIVE = "run `tidelog delete {topic} ID --prove` again, which writes the file anew"
-
-
-@dataclass(frozen=True, slots=True)
-class Sought:
-    """What is looked for: ids, keys, and the places where those events stood."""
-
-    ids: frozenset[str] = frozenset()
-    keys: frozenset[bytes] = frozenset()
-    places: Mapping[int, frozenset[int]] = field(default_factory=dict)  # offsets by partition
-
-    def rows(self, batch: pa.RecordBatch) -> list[int]:
-        """The rows of a batch that have one of the ids or keys."""
-        found: set[int] = set()
-        for name, values in (("id", list(self.ids)), ("key", list(self.keys))):
-            if values and name in batch.schema.names:
-                column = batch.column(name)
-                given = pa.array(values, column.type)
-                found.update(pc.indices_nonzero(pc.is_in(column, given)).to_pylist())
-        return sorted(found)
-
-    def in_text(self, data: bytes) -> bool:
-        """Whether lines of JSON, perhaps compressed, hold one of them."""
-        texts = [*self.ids, *(key.decode() for key in self.keys if _is_text(key))]
-        forms = [json.dumps(text, ensure_ascii=plain) for text in texts for plain in (True, False)]
-        content = _plain(data)
-        return any(form.encode() in content for form in forms)
+_UNREADABLE = (CorruptError, InvalidError, pa.ArrowException, OSError)
+_AGAIN = "prove again when it is committed"
+_UNREAD = "prove again when its pipeline has published it, or run `tidelog sweep`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +63,7 @@ class Proof:
     """What was searched, and what was found."""
 
     topic: str
+    known: bool = True  # whether each id and key that is asked for was deleted here at some time
     objects: int = 0
     bytes: int = 0
     traces: list[Trace] = field(default_factory=list)
@@ -92,16 +72,6 @@ class Proof:
     def is_erased(self) -> bool:
         """Whether no byte of it is left in any of these objects."""
         return not self.traces
-
-
-def deleted_offsets(home: Home, topic: Topic) -> dict[int, set[int]]:
-    """Every offset of a topic that was ever deleted, by partition, as the audit has it."""
-    found: dict[int, set[int]] = {}
-    for record in read_audit(home.log, topic):
-        if record.op == "delete":
-            for event in record.events:
-                found.setdefault(event.partition, set()).add(event.offset)
-    return found
 
 
 def prove_erased(
@@ -114,37 +84,22 @@ def prove_erased(
     """Search for events by id and by key. Reads every object that could hold them, whole.
 
     An event that was appended under the same id after the erasure is another one, and no trace.
+    What was never there leaves none either: ``Proof.known`` tells it from what was deleted.
     ``InvalidError`` when nothing is asked for.
     """
     if not ids and not keys:
         raise InvalidError("proof: of which event? give an id or a key")
-    sought = _sought(home, topic, frozenset(ids), frozenset(keys))
+    for each in ids:
+        check_id(each)
+    deletions = read_deletions(home, topic, ids, keys)
     store = home.store.inner if isinstance(home.store, CachedStore) else home.store
-    search = _Search(home, topic, sought, progress)
+    search = _Search(home, topic, Sought(deletions), progress)
+    search.proof.known = knows_all(home, topic, deletions)
     search.topic_objects(store)
     search.staged(store)
     for archive, generation in archives_of(home, topic):
         search.archive(archive, generation)
     return search.proof
-
-
-def _sought(home: Home, topic: Topic, ids: frozenset[str], keys: frozenset[bytes]) -> Sought:
-    """With the places that the audit knows."""
-    marks = {key_mark(key) for key in keys}
-    places: dict[int, set[int]] = {}
-    for record in read_audit(home.log, topic):
-        if record.op == "delete":
-            for partition, offset in _places(record, ids, marks):
-                places.setdefault(partition, set()).add(offset)
-    return Sought(ids, keys, {p: frozenset(offsets) for p, offsets in places.items()})
-
-
-def _places(
-    record: AuditRecord, ids: frozenset[str], marks: Collection[str]
-) -> Iterator[tuple[int, int]]:
-    for event in record.events:
-        if event.id in ids or record.key in marks:
-            yield event.partition, event.offset
 
 
 class _Search:
@@ -156,6 +111,7 @@ class _Search:
         self._sought = sought
         self._progress = progress
         self._seen: set[tuple[str, str]] = set()  # store and key
+        self._foreign = tuple(_stagings_of_others(home, topic))
         self.proof = Proof(topic.name)
 
     # The topic.
@@ -201,7 +157,7 @@ class _Search:
 
     def _segment(self, store: Store, key: str, data: bytes, runs: list[tuple[int, Run]]) -> None:
         """A segment may hold pieces that no row counts any more beside others that are needed."""
-        total = sum(len(self._sought.rows(batch)) for batch in _decoded(data))
+        total = sum(len(self._sought.rows(batch)) for batch in rows_of(data))
         counted = 0
         for partition, run in runs:
             what = describe_run(self._topic.name, partition, run)
@@ -216,17 +172,17 @@ class _Search:
     def _live_rows(self, store: Store, runs: list[tuple[int, Run]]) -> None:
         """What stands at places that count: erased ones are to be compiled, others are there."""
         for partition, run in runs:
-            gone = self._sought.places.get(partition, frozenset())
             what = describe_run(self._topic.name, partition, run)
             for rows in read_run(store, run, what):
-                for row in self._sought.rows(rows.batch):
+                for row, places in self._sought.rows(rows.batch).items():
                     offset = int(rows.offsets[row])
-                    if offset in gone:
-                        said = f"holds offset {offset} of partition {partition}: not compiled yet"
-                        self._add(run.object, said, _COMPILE)
-                    elif not gone:
-                        said = f"holds offset {offset} of partition {partition}: was not deleted"
-                        self._add(run.object, said, f"run `tidelog delete {self._topic.name} ID`")
+                    state = self._sought.state(partition, offset, places)
+                    said = f"holds offset {offset} of partition {partition}: "
+                    if state == "deleted":
+                        self._add(run.object, f"{said}not compiled yet", _COMPILE)
+                    elif state == "alive":
+                        do = f"run `tidelog delete {self._topic.name} ID`"
+                        self._add(run.object, f"{said}was not deleted", do)
 
     # Staging.
 
@@ -235,8 +191,12 @@ class _Search:
         for prefix in only:
             for info in store.list(prefix):
                 data = self._get(store, info)
-                if data is not None:
-                    self._loose(info.key, data, "it is staged")
+                if data is None or self._loose(info.key, data, "it is staged"):
+                    continue
+                # Values whose ids stand elsewhere, or are hidden: nobody can tell whose they are.
+                is_ours = info.key.startswith("staging/") and not info.key.startswith(self._foreign)
+                if is_ours and not is_event_lines(data):
+                    self._add(info.key, "is staged, and cannot be searched", _UNREAD)
 
     # Archives.
 
@@ -245,41 +205,60 @@ class _Search:
         store = store_at(self._home, archive.store)
         reader = ArchiveFiles(store, archive.making(generation))
         pipeline = archive.pipeline(generation)
+        own = partitions_of(self._home.log, pipeline, self._topic)
+        gone = {each: sorted(self._sought.offsets(number)) for each, number in own.items()}
+        for partition in own:
+            self._under_way(archive, pipeline, partition, gone[partition])
         for partition in read_partitions(self._home.log, pipeline):
-            number = partition.rpartition("/")[2]
-            gone = self._sought.places.get(int(number) if number.isdecimal() else -1, frozenset())
             for manifest, file in counting_files(self._home.log, pipeline, partition):
                 key = (store.url, file.target)
-                if key in self._seen:
-                    continue
-                self._count(key, file.size)
-                for batch in reader.batches(manifest, file):
-                    self._archived(file.target, batch, gone)
+                if partition not in own:
+                    self._seen.add(key)  # of another topic, be it one that had the same name
+                elif key not in self._seen:
+                    self._count(key, file.size)
+                    for batch in reader.batches(manifest, file):
+                        self._archived(file.target, batch, own[partition], gone[partition])
         prefixes = (f"{archive.folder(generation)}/", f"{archive.dead}/", f"{archive.root}/_")
         for prefix in (*prefixes, layout.staging_of(pipeline)):
             self.staged(store, [prefix])
 
-    def _archived(self, target: str, batch: pa.RecordBatch, gone: frozenset[int]) -> None:
-        """Rows at erased offsets; without any, rows that have the id or the key."""
-        name = next((each for each in ("offset", "_offset") if each in batch.schema.names), None)
-        if name is None or not gone:
-            found = len(self._sought.rows(batch))
-        else:
-            offsets = batch.column(name).cast(pa.int64())
-            found = pc.sum(pc.is_in(offsets, pa.array(sorted(gone), pa.int64()))).as_py() or 0
+    def _under_way(self, archive: Archive, pipeline: str, partition: str, gone: list[int]) -> None:
+        """Ranges that may have been read before the delete; before the commits are, on purpose."""
+        wanted = np.array(gone, np.int64)
+        for each in (pipeline, replay_pipeline(pipeline)):
+            if len(wanted) and is_under_way(self._home.log, each, partition, wanted):
+                what = f"a range of archive `{archive.name}` is under way there"
+                self._add(layout.pipeline_partition(each, partition), what, _AGAIN)
+
+    def _archived(
+        self, target: str, batch: pa.RecordBatch, partition: int, gone: list[int]
+    ) -> None:
+        """Rows at erased offsets, and rows that have the id or the key of no later event."""
+        rows = self._sought.rows(batch)
+        column = own_column(batch, "offset")
+        found = set(rows)
+        if column is not None:
+            offsets = column.cast(pa.int64())
+            at = pc.is_in(offsets, pa.array(gone, pa.int64()))
+            found = set(pc.indices_nonzero(at).to_pylist())
+            for row, places in rows.items():
+                if self._sought.state(partition, offsets[row].as_py(), places) != "another":
+                    found.add(row)
         if found:
-            self._add(target, f"holds {found} of them", _ARCHIVE)
+            self._add(target, f"holds {len(found)} of them", _ARCHIVE)
 
     # Objects.
 
-    def _loose(self, key: str, data: bytes, why: str) -> None:
-        """An object whose events nobody counts: none of them may be in it."""
+    def _loose(self, key: str, data: bytes, why: str) -> bool:
+        """An object whose events nobody counts: none may be in it. Whether it has columns."""
+        has_columns = True
         try:
-            found = sum(len(self._sought.rows(batch)) for batch in _decoded(data))
-        except (CorruptError, InvalidError, pa.ArrowInvalid, OSError):
-            found = int(self._sought.in_text(data))
+            found = sum(len(self._sought.rows(batch)) for batch in rows_of(data))
+        except _UNREADABLE:
+            has_columns, found = False, int(self._sought.in_text(data))
         if found:
             self._add(key, f"holds {found} of them: {why}", _SWEEP)
+        return has_columns
 
     def _get(self, store: Store, info: ObjectInfo) -> bytes | None:
         """The bytes of an object; None for one that was searched, or has gone meanwhile."""
@@ -304,41 +283,13 @@ class _Search:
             self.proof.traces.append(trace)
 
 
-def _decoded(data: bytes) -> Iterator[pa.RecordBatch]:
-    """The rows of a file of any format with columns, told by its first bytes.
-
-    ``InvalidError`` for what has none.
-    """
-    if data.startswith(b"ARROW1"):
-        yield from _arrow(data)
-        return
-    kinds = {b"PAR1": "parquet", b"ORC": "orc", b"Obj\x01": "avro"}
-    kind = next((name for magic, name in kinds.items() if data.startswith(magic)), None)
-    if kind is None:
-        raise InvalidError("no columns")
-    yield from read_rows(kind, io.BytesIO(data))
-
-
-def _plain(data: bytes) -> bytes:
-    """Bytes as they are, or as they were before they were compressed."""
-    codec = next((name for magic, name in _CODECS.items() if data.startswith(magic)), None)
-    if codec is None:
-        return data
-    try:
-        return bytes(pa.CompressedInputStream(pa.BufferReader(data), codec).read())
-    except OSError:
-        return data
-
-
-def _is_text(data: bytes) -> bool:
-    try:
-        data.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def _arrow(data: bytes) -> Iterator[pa.RecordBatch]:
-    file = pa.ipc.open_file(pa.BufferReader(data))
-    for number in range(file.num_record_batches):
-        yield file.get_batch(number)
+def _stagings_of_others(home: Home, topic: Topic) -> list[str]:
+    """Where archives stage that are made of something else."""
+    own = {archive.name for archive, _ in archives_of(home, topic)}
+    return [
+        layout.staging_of(each)
+        for archive in list_archives(home)
+        if archive.name not in own
+        for generation in archive.makings
+        for each in (archive.pipeline(generation), replay_pipeline(archive.pipeline(generation)))
+    ]

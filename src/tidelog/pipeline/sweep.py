@@ -9,22 +9,25 @@ An attempt of a lower epoch can no longer write its intent, as every write expec
 is not named when the rows are read will never be; what is young or of the present epoch stays for
 a later sweep. Dying anywhere leaves less to do for the next one.
 
+An erasure (``erase``) is the exception: it needs no head. Its commit's row says so before anything
+is staged, and as long as one does, what is staged under the erasure's epoch stays, named or not.
+
 A playback by Spark has no rows. What it has staged goes when nothing of it is younger than the
 grace: it removes that itself, unless it is killed.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 
-from tidelog.errors import NotFoundError
+from tidelog.errors import TidelogError
 from tidelog.home import Home
 from tidelog.log.archives import read_commits, read_partitions, read_progress
 from tidelog.log.replays import replay_pipeline
 from tidelog.model import layout
+from tidelog.model.archive import Archive
 from tidelog.model.pipeline import Intent, read_manifest
 from tidelog.model.run import decode_row
 from tidelog.pipeline.archive import list_archives
@@ -50,22 +53,24 @@ class PipelineSweep:
 
 
 def sweep_archives(home: Home, grace_ms: int) -> PipelineSweep:
-    """All generations of all archives, and all named pipelines; what is retired goes as a whole."""
+    """All generations of all archives, and all named pipelines; what is retired goes as a whole.
+
+    An archive with an error does not stop the others: it is raised at the end.
+    """
     tally = PipelineSweep()
+    errors: list[TidelogError] = []
     for archive in list_archives(home):
-        if archive.state != "ready":
-            continue
-        store = store_at(home, archive.store)
-        for generation in sorted(archive.makings):
-            if generation >= archive.generation:
-                pipeline = archive.pipeline(generation)
-                for each in (pipeline, replay_pipeline(pipeline)):
-                    sweep_pipeline(home, each, store, grace_ms, tally)
-        remove_strays(home, remove_retired(home, archive))
+        if archive.state == "ready":
+            try:
+                _sweep_archive(home, archive, grace_ms, tally)
+            except TidelogError as exc:
+                errors.append(exc)
     for named in list_pipelines(home):
         old = forget_history(home, named) if named.state == "ready" else frozenset()
         sweep_pipeline(home, named.incarnation, home.store, grace_ms, tally, old)
     _sweep_playbacks(home, grace_ms, tally)
+    for error in errors:
+        raise error
     return tally
 
 
@@ -80,21 +85,33 @@ def sweep_pipeline(
     """One pipeline, whose files are staged in ``store``; and manifests that are ``forgotten``."""
     staged = list(store.list(layout.staging_of(pipeline)))
     manifests = list(home.store.list(layout.manifests(pipeline)))
-    named, epoch = _named(home, pipeline)
+    named = _read_named(home, pipeline)
     tally.pipelines += 1
     old_ms = home.log.clock.now_ms() - grace_ms
+    unnamed = [info for info in staged if layout.staged_epoch(info.key) not in named.erasing]
     for where, found, epoch_of in (
-        (store, staged, layout.staged_epoch),
+        (store, unnamed, layout.staged_epoch),
         (home.store, manifests, layout.manifest_epoch),
     ):
         useless = [
             info
             for info in found
-            if info.key in forgotten or (info.key not in named and epoch_of(info.key) < epoch)
+            if info.key in forgotten
+            or (info.key not in named.keys and epoch_of(info.key) < named.epoch)
         ]
         young = [info for info in useless if info.modified_ms > old_ms]
         tally.objects_young += len(young)
         _delete(where, [info for info in useless if info.modified_ms <= old_ms], tally)
+
+
+def _sweep_archive(home: Home, archive: Archive, grace_ms: int, tally: PipelineSweep) -> None:
+    store = store_at(home, archive.store)
+    for generation in sorted(archive.makings):
+        if generation >= archive.generation:
+            pipeline = archive.pipeline(generation)
+            for each in (pipeline, replay_pipeline(pipeline)):
+                sweep_pipeline(home, each, store, grace_ms, tally)
+    remove_strays(home, remove_retired(home, archive))
 
 
 def _sweep_playbacks(home: Home, grace_ms: int, tally: PipelineSweep) -> None:
@@ -116,9 +133,17 @@ def _delete(store: Store, useless: list[ObjectInfo], tally: PipelineSweep) -> No
         tally.bytes_deleted += sum(info.size for info in lot)
 
 
-def _named(home: Home, pipeline: str) -> tuple[set[str], int]:
-    """What rows name, and the lowest epoch that may still write."""
-    named: set[str] = set()
+@dataclass(slots=True)
+class _Named:
+    """What the rows of a pipeline say must stay."""
+
+    keys: set[str] = field(default_factory=set)
+    erasing: set[int] = field(default_factory=set)  # epochs under which erasures stage
+    epoch: int = 0  # the lowest that may still write
+
+
+def _read_named(home: Home, pipeline: str) -> _Named:
+    named = _Named()
     epochs: list[int] = []
     for partition in read_partitions(home.log, pipeline):
         head = read_progress(home.log, pipeline, partition)
@@ -129,15 +154,14 @@ def _named(home: Home, pipeline: str) -> tuple[set[str], int]:
             key = decode_row(row.value, Intent, f"intent of `{partition}`").manifest
             if key:
                 manifest = read_manifest(home.store.get(key), key)
-                named.update([key, *(file.staged for file in manifest.files)])
+                named.keys.update([key, *(file.staged for file in manifest.files)])
         for commit in read_commits(home.log, pipeline, partition):
-            named.add(commit.manifest)
+            named.keys.add(commit.manifest)
             if commit.rewrite:  # an erasure goes on
-                named.add(commit.rewrite)
-                with contextlib.suppress(NotFoundError):
-                    manifest = read_manifest(home.store.get(commit.rewrite), commit.rewrite)
-                    named.update(file.staged for file in manifest.files)
-    return named, min(epochs, default=0)
+                named.keys.add(commit.rewrite)
+                named.erasing.add(layout.manifest_epoch(commit.rewrite))
+    named.epoch = min(epochs, default=0)
+    return named
 
 
 def _lots(found: list[ObjectInfo]) -> Iterator[list[ObjectInfo]]:

@@ -104,9 +104,7 @@ class ArchiveSource:
         with self._open_log() as log:
             archive = self._archive(log)
             history = self._histories(log, archive, [range.partition])[range.partition]
-            with ThreadPoolExecutor(_AT_ONCE) as pool:
-                commits = _commits_in(history, range)
-                manifests = list(pool.map(lambda each: _manifest(log, each), commits))
+            manifests = _manifests(log, history, range)
             replays = Replays(log, history.pipeline, range.partition.text)
             making = archive.making(self._generation)
             return plan_commits(range, manifests, making, archive.store, replays)
@@ -211,6 +209,36 @@ class ArchiveSource:
 
     def __repr__(self) -> str:
         return f"ArchiveSource({self._open_log!r}, {self._name!r}, {self._generation!r})"
+
+
+def _manifests(log: Log, history: _History, range: Range) -> list[Manifest]:
+    """What the commits that a range touches name now: an erasure gives them other manifests."""
+    commits = _read_again(log, history, range.partition, _commits_in(history, range))
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        while True:
+            try:
+                return list(pool.map(lambda each: _manifest(log, each), commits))
+            except CorruptError:
+                known, commits = commits, _read_again(log, history, range.partition, commits)
+                if commits == known:
+                    raise
+
+
+def _read_again(
+    log: Log, history: _History, partition: SourcePartition, commits: Sequence[Committed]
+) -> list[Committed]:
+    """The same commits, as their rows are now."""
+    if not commits:
+        return []
+    before = history.commits[: history.borders[commits[0].start]]
+    fresh: dict[str, Committed] = {}
+    for commit in read_commits(
+        log, history.pipeline, partition.text, sum(each.events for each in before)
+    ):
+        fresh[commit.start] = commit
+        if commit.start == commits[-1].start:
+            break
+    return [fresh.get(each.start, each) for each in commits]
 
 
 def _manifest(log: Log, committed: Committed) -> Manifest:

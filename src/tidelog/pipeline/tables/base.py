@@ -84,9 +84,10 @@ class Table(Protocol):
         """
         ...
 
-    def change(self, files: list[TableFile]) -> None:
+    def change(self, files: list[TableFile]) -> bool:
         """Tell it of files that it has, and whose bytes are others now; it passes over the rest.
 
-        May be said again. ``ConflictError`` as for ``add``.
+        Whether there were any of another size or count. May be said again. ``ConflictError`` as for
+        ``add``.
         """
         ...

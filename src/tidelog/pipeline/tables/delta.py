@@ -62,18 +62,30 @@ class DeltaLog:
                 ),
             )
 
-    def change(self, files: list[TableFile]) -> None:
+    def change(self, files: list[TableFile]) -> bool:
         """An ``add`` of a path that is there takes the place of the one before."""
         with self._translated():
-            table = self._read()
+            table = self._read() if files else None
             if table is None:
-                return
-            known = {unquote(path) for path in table.get_add_actions().column("path").to_pylist()}
+                return False
+            added = table.get_add_actions()
+            told = zip(
+                map(unquote, added.column("path").to_pylist()),
+                added.column("size_bytes").to_pylist(),
+                added.column("num_records").to_pylist(),
+                strict=True,
+            )
+            known = {path: (size, events) for path, size, events in told}
             columns = table.metadata().partition_columns
-            stale = [file for file in files if file.path in known]
+            stale = [
+                file
+                for file in files
+                if known.get(file.path) not in (None, (file.entry.size, file.entry.events))
+            ]
             if stale:
                 actions = [self._action(file, columns) for file in stale]
                 table.create_write_transaction([*actions], "append", table.schema(), columns)
+            return bool(stale)
 
     def _read(self) -> DeltaTable | None:
         try:

@@ -110,24 +110,31 @@ class IcebergTable:
                     for file in files:
                         append.append_data_file(file)
 
-    def change(self, files: list[TableFile]) -> None:
+    def change(self, files: list[TableFile]) -> bool:
         """The entries of those files go, and new ones come, in one snapshot."""
         with self._translated():
-            table = self._read()
+            table = self._read() if files else None
             if table is None or table.current_snapshot() is None:
-                return
+                return False
             wanted = {_url(f"{self._root}/{file.path}"): file for file in files}
             tasks = table.scan().plan_files()
             there = {task.file.file_path: task.file for task in tasks}
-            stale = [each for each in there.values() if each.file_path in wanted]
+            stale = [
+                each
+                for each in there.values()
+                if (file := wanted.get(each.file_path)) is not None
+                and (each.file_size_in_bytes, each.record_count)
+                != (file.entry.size, file.entry.events)
+            ]
             if not stale:
-                return
+                return False
             fresh = self._data_files(table, [wanted[each.file_path] for each in stale])
             with _once(table).transaction() as change, change.update_snapshot().overwrite() as swap:
                 for old in stale:
                     swap.delete_data_file(old)
                 for new in fresh:
                     swap.append_data_file(new)
+            return True
 
     def _state(self, table: Snapshot | None) -> Through | None:
         if table is None:

@@ -4,26 +4,30 @@ A table is named by a text: ``delta`` for one whose log stands in the folder of 
 ``iceberg:CATALOG#NAMESPACE.TABLE``. The table itself says how far it has come in every lane (a
 source partition of the archive, or of the replays of its dead letters):
 
-1. read how far the table is                              → dead: nothing has changed
-2. collect the files of the ranges after that             → the same
-3. add them and the new ends in one commit, which fails
-   if another has moved an end since step 1               → dead: whole ranges are in the table
+1. read how far the table is, and where its last lot began → dead: nothing has changed
+2. look at the manifests of that lot again, and tell the
+   table of files that an erasure has changed meanwhile    → dead: the next one looks again
+3. collect the files of the ranges after that              → the same
+4. add them and the new ends in one commit, which fails
+   if another has moved an end since step 1, and go to 1   → dead: whole ranges are in the table
 
-So the next register goes on wherever one died, and of two at once one fails at step 3 and looks
-again. Dead letters and sidecars are no part of a table. Names of folders such as
-``dt=2026-11-15`` become columns that it is partitioned by.
+So the next register goes on wherever one died, and of two at once one fails at step 4 and looks
+again. An erasure tells a table of the files that it has changed, and a table passes over files that
+it does not have; step 2 is for those that are collected before that, and added after it. Dead
+letters and sidecars are no part of a table. Names of folders such as ``dt=2026-11-15`` become
+columns that it is partitioned by.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from urllib.parse import unquote
 
 import msgspec
 
 from tidelog.codec.formats import open_format, settings_of
 from tidelog.codec.formats.parquet import ParquetFormat
-from tidelog.errors import ConflictError, InvalidError, UnavailableError
+from tidelog.errors import ConflictError, CorruptError, InvalidError, UnavailableError
 from tidelog.home import Home
 from tidelog.log.archives import change_archive, read_manifests, read_partitions
 from tidelog.log.base import Log
@@ -84,7 +88,7 @@ def register_table(home: Home, archive: Archive, name: str) -> Registered:
     table = open_table(home, archive, name)
     files = events = conflicts = refused = 0
     while conflicts < _ATTEMPTS:
-        lot = _next_lot(home.log, archive, table)
+        lot = _next_lot(home, archive, table)
         if not lot.files:
             return Registered(name, table.where, files, events)
         try:
@@ -93,9 +97,9 @@ def register_table(home: Home, archive: Archive, name: str) -> Registered:
             conflicts += 1
             home.log.clock.sleep(home.log.random.random() * min(1.0, 0.05 * conflicts))
             continue
-        except (
-            UnavailableError
-        ):  # whether it has landed or not: the table itself says how far it is
+        except (UnavailableError, CorruptError):
+            # Whether it has landed or not: the table itself says how far it is. Files that are not
+            # as their manifests say may be so because an erasure is replacing them.
             refused += 1
             if refused >= _REPEATS:
                 raise
@@ -110,15 +114,7 @@ def retell(home: Home, archive: Archive, files: Sequence[FileEntry]) -> None:
     """Tell an archive's tables of files whose bytes are others now. Idempotent."""
     changed = [_table_file(archive, file) for file in files if file.kind == "data" and file.erased]
     for name in archive.tables if changed else ():
-        table = open_table(home, archive, name)
-        for attempt in range(_ATTEMPTS):
-            try:
-                table.change(changed)
-                break
-            except ConflictError:
-                home.log.clock.sleep(home.log.random.random() * min(1.0, 0.05 * (attempt + 1)))
-        else:
-            raise UnavailableError(f"table `{name}`: others keep changing it: try again")
+        _tell(home, open_table(home, archive, name), lambda: changed)
 
 
 def open_table(home: Home, archive: Archive, name: str) -> Table:
@@ -147,10 +143,16 @@ def _plan(archive: Archive) -> Plan:
     return Plan(archive, columns, kept)
 
 
-def _next_lot(log: Log, archive: Archive, table: Table) -> Lot:
-    """Steps 1 and 2."""
+def _next_lot(home: Home, archive: Archive, table: Table) -> Lot:
+    """Steps 1 to 3."""
+    log = home.log
     lanes = dict(_lanes(log, archive))
-    through = table.through(list(lanes))
+    names = [*lanes, *map(_began, lanes)]
+    through = table.through(names)
+    if through:
+        last = through
+        if _tell(home, table, lambda: _changed(log, archive, lanes, last)):
+            through = table.through(names)
     lot = Lot()
     for lane, (pipeline, partition) in lanes.items():
         first = 0 if through is None else through.get(lane, 0)
@@ -159,9 +161,43 @@ def _next_lot(log: Log, archive: Archive, table: Table) -> Lot:
             if files:
                 lot.files.extend(files)
                 lot.through[lane] = manifest.ordinal + manifest.read
+                lot.through[_began(lane)] = first + 1
             if through is not None and len(lot.files) >= _FILES_AT_ONCE:
                 return lot
     return lot
+
+
+def _tell(home: Home, table: Table, changed: Callable[[], list[TableFile]]) -> bool:
+    """Tell a table of files until it knows them as they are; whether it had to be told."""
+    told = False
+    for attempt in range(_ATTEMPTS):
+        try:
+            if not table.change(changed()):
+                return told
+            told = True
+        except ConflictError:
+            home.log.clock.sleep(home.log.random.random() * min(1.0, 0.05 * (attempt + 1)))
+    raise UnavailableError(f"table `{table.where}`: others keep changing it: try again")
+
+
+def _changed(
+    log: Log, archive: Archive, lanes: Mapping[str, tuple[str, str]], through: Mapping[str, int]
+) -> list[TableFile]:
+    """The files of the table's last lot that have lost events."""
+    found: list[TableFile] = []
+    for lane, (pipeline, partition) in lanes.items():
+        began = through.get(_began(lane), 0)
+        for manifest in read_manifests(log, pipeline, partition, began - 1) if began else ():
+            if manifest.ordinal >= through.get(lane, 0):
+                break
+            files = [file for file in manifest.files if file.kind == "data" and file.erased]
+            found += [_table_file(archive, file) for file in files]
+    return found
+
+
+def _began(lane: str) -> str:
+    """By what name a table keeps where the last lot of a lane began, and 1; 0: nobody knows."""
+    return f"{lane} began"
 
 
 def _lanes(log: Log, archive: Archive) -> Iterator[tuple[str, tuple[str, str]]]:

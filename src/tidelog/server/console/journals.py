@@ -177,6 +177,8 @@ class JournalPages:
                 at_ms=self._log.clock.now_ms(),
             )
             left = "nothing is left" if proof.is_erased else f"{len(proof.traces)} traces are left"
+            if not proof.known:
+                left += "; but not all of it was ever deleted here"
             return f"{amended.events:,} events deleted, {proof.objects:,} objects searched: {left}"
 
         return work

@@ -1,0 +1,137 @@
+"""What a proof looks for, and how it is known: in columns of any file, and in lines of text."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidelog.codec.formats.rows import read_rows
+from tidelog.codec.formats.schema import PREFIX
+from tidelog.errors import InvalidError
+from tidelog.pipeline.deletions import Deletions, Places
+
+__all__ = ["Sought", "is_event_lines", "own_column", "rows_of"]
+
+_CODECS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bz2"}
+_KINDS = {b"PAR1": "parquet", b"ORC": "orc", b"Obj\x01": "avro"}
+_OF_EVENT = {"topic", "partition", "offset", "id", "key", "value"}  # in a line that is one
+
+
+@dataclass(frozen=True, slots=True)
+class Sought:
+    """Ids and keys, and the places where events that had them were deleted."""
+
+    deletions: Deletions
+
+    def rows(self, batch: pa.RecordBatch) -> dict[int, list[Places]]:
+        """The rows of a batch that have one of the ids or keys; where those were deleted.
+
+        ``InvalidError`` for a column that cannot be compared.
+        """
+        found: dict[int, list[Places]] = {}
+        for name, kind, wanted in (
+            ("id", pa.string(), self.deletions.by_id),
+            ("key", pa.binary(), self.deletions.by_key),
+        ):
+            column = own_column(batch, name) if wanted else None
+            if column is not None:
+                for row, value in _matches(column, kind, wanted):
+                    found.setdefault(row, []).append(wanted[value])
+        return found
+
+    def state(
+        self, partition: int, offset: int, places: list[Places]
+    ) -> Literal["deleted", "another", "alive"]:
+        """What an event is that has one of the ids or keys.
+
+        It is another one, which came later, only above all that was deleted of the same.
+        """
+        if offset in self.deletions.all.get(partition, ()):
+            return "deleted"
+        gone = [each.get(partition) for each in places]
+        return "another" if all(each and offset > max(each) for each in gone) else "alive"
+
+    def offsets(self, partition: int) -> set[int]:
+        """Where events that had one of them were deleted."""
+        every = [*self.deletions.by_id.values(), *self.deletions.by_key.values()]
+        return set().union(*(each.get(partition, set()) for each in every))
+
+    def in_text(self, data: bytes) -> bool:
+        """Whether text, perhaps compressed, holds one of them as JSON writes it."""
+        keys = self.deletions.by_key
+        texts = [*self.deletions.by_id, *(key.decode() for key in keys if _is_text(key))]
+        texts += [base64.b64encode(key).decode() for key in keys if not _is_text(key)]
+        forms = {json.dumps(text, ensure_ascii=plain) for text in texts for plain in (True, False)}
+        content = _plain(data)
+        written = {form.encode() for form in forms} | {msgspec.json.encode(text) for text in texts}
+        return any(form in content for form in written)
+
+
+def own_column(batch: pa.RecordBatch, name: str) -> pa.Array | None:
+    """The column of ours, also where a field of the payload has taken its name."""
+    names = batch.schema.names
+    own = f"{PREFIX}{name}" if f"{PREFIX}{name}" in names else name
+    return batch.column(own) if own in names else None
+
+
+def rows_of(data: bytes) -> Iterator[pa.RecordBatch]:
+    """The rows of a file of any format with columns, told by its first bytes.
+
+    ``InvalidError`` for what has none.
+    """
+    if data.startswith(b"ARROW1"):
+        file = pa.ipc.open_file(pa.BufferReader(data))
+        for number in range(file.num_record_batches):
+            yield file.get_batch(number)
+        return
+    kind = next((name for magic, name in _KINDS.items() if data.startswith(magic)), None)
+    if kind is None:
+        raise InvalidError("no columns")
+    yield from read_rows(kind, io.BytesIO(data))
+
+
+def is_event_lines(data: bytes) -> bool:
+    """Whether each line is a whole event, so that its id and its key are in the text."""
+    lines = _plain(data).splitlines()
+    try:
+        return all(msgspec.json.decode(line).keys() >= _OF_EVENT for line in lines if line)
+    except (msgspec.MsgspecError, AttributeError, UnicodeDecodeError):
+        return False
+
+
+def _matches(
+    column: pa.Array, kind: pa.DataType, wanted: Mapping[Any, Places]
+) -> Iterator[tuple[int, Any]]:
+    try:
+        values = column.cast(kind)
+    except pa.ArrowException as exc:
+        raise InvalidError(f"a column of {column.type} is compared with {kind}") from exc
+    for row in pc.indices_nonzero(pc.is_in(values, pa.array(list(wanted), kind))).to_pylist():
+        yield row, values[row].as_py()
+
+
+def _plain(data: bytes) -> bytes:
+    """Bytes as they are, or as they were before they were compressed."""
+    codec = next((name for magic, name in _CODECS.items() if data.startswith(magic)), None)
+    if codec is None:
+        return data
+    try:
+        return bytes(pa.CompressedInputStream(pa.BufferReader(data), codec).read())
+    except OSError:
+        return data
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -1,0 +1,237 @@
+"""Whose event it is that a proof finds: by each id and key, in any column, staged, half deleted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.pipeline.looking import a_home, an_archive, drive
+from tidelog import Event, Home
+from tidelog.journal.amend import Amender
+from tidelog.journal.compile import compile_topic
+from tidelog.journal.policy import Policy
+from tidelog.log.sweep import sweep_home
+from tidelog.log.trim import ToOffsets
+from tidelog.model import layout
+from tidelog.model.archive import Archive
+from tidelog.pipeline.archive import find_archive
+from tidelog.pipeline.contents import Wanted, archived_rows
+from tidelog.pipeline.deletions import deleted_offsets
+from tidelog.pipeline.erasure import ArchiveEraser, carry_out
+from tidelog.pipeline.proof import prove_erased
+from tidelog.testing.scheduler import Crash
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    with a_home(tmp_path) as made:
+        made.create_topic("t", 1)
+        yield made
+
+
+def append(home: Home, *ids: str, key: bytes | None = None, payload: Any = None) -> None:
+    """Events whose values say their id, and some fields."""
+    events = [
+        Event(json.dumps({"who": each, **(payload or {})}).encode(), id=each, key=key)
+        for each in ids
+    ]
+    home.append("t", events, partition=0)
+
+
+def staged_copy(home: Home, archive: Archive) -> list[str]:
+    """All files of an archive, staged as one of its attempts would under its present epoch."""
+    files = [info.key for info in home.store.list(f"{archive.folder()}/")]
+    targets = [f"staging/{archive.pipeline()}/0000000009/attempt/0/{n}" for n in range(len(files))]
+    for source, target in zip(files, targets, strict=True):
+        home.store.copy(source, target)
+    return targets
+
+
+def test_each_id_is_proved_by_itself(home: Home) -> None:
+    append(home, "a", "b", "c", "d")
+    home.delete("t", ["c"])
+    topic = home.topic("t")
+    carry_out(home, topic, 0)
+    assert prove_erased(home, topic, ["c"]).is_erased
+    for ids in (["c", "a"], ["c", "d"], ["d"]):
+        proof = prove_erased(home, topic, ids)
+        assert [trace.what for trace in proof.traces] == [
+            f"holds offset {'abcd'.index(ids[-1])} of partition 0: was not deleted"
+        ]
+        assert not proof.known
+
+
+def test_an_earlier_event_of_the_same_id_is_no_later_one(home: Home) -> None:
+    append(home, "twice", "other", "twice")
+    archive = an_archive(home)
+    drive(home, archive)
+    home.trim("t", ToOffsets({0: 1}))
+    home.delete("t", ["twice"])
+    carry_out(home, home.topic("t"), 0)
+    proof = prove_erased(home, home.topic("t"), ["twice"])
+    assert [trace.what for trace in proof.traces] == ["holds 1 of them"], "the trimmed one"
+
+
+def test_a_later_event_of_a_key_that_was_deleted_by_its_id_is_found(home: Home) -> None:
+    topic = home.topic("t")
+    append(home, "first", key=b"K")
+    home.delete_key("t", b"K")
+    carry_out(home, topic, 0)
+    append(home, "second", "third", key=b"K")
+    archive = an_archive(home)
+    drive(home, archive)
+    sweep_home(home.log, 0)
+    assert prove_erased(home, topic, keys=[b"K"]).is_erased, "they came later"
+    home.delete("t", ["second"])
+    compile_topic(home.log, topic, Policy.everything())
+    sweep_home(home.log, 0)
+    proof = prove_erased(home, topic, keys=[b"K"])
+    assert [(trace.object, trace.what) for trace in proof.traces] == [
+        (next(iter(home.store.list(f"{archive.folder()}/"))).key, "holds 1 of them")
+    ]
+    carry_out(home, topic, 0)
+    assert prove_erased(home, topic, keys=[b"K"]).is_erased
+
+
+@pytest.mark.parametrize("format", ["parquet", "orc", "avro"])
+@pytest.mark.parametrize("kind", ["BIGINT", "STRING"])
+def test_a_field_of_the_payload_is_not_taken_for_ours(home: Home, format: str, kind: str) -> None:
+    taken: Any = 1 if kind == "BIGINT" else "other"
+    append(home, "gone", "stays", payload={"id": taken, "key": taken, "offset": taken})
+    schema = f"who STRING, id {kind}, key {kind}, offset {kind}"
+    archive = an_archive(home, format=format, format_settings={"schema": schema})
+    drive(home, archive)
+    topic = home.topic("t")
+    home.delete("t", ["gone"])
+    files = {info.key for info in home.store.list(f"{archive.folder()}/")}
+    proof = prove_erased(home, topic, ["gone"])
+    assert files <= {trace.object for trace in proof.traces}
+    (copy,) = staged_copy(home, archive)
+    carry_out(home, topic, 0)
+    proof = prove_erased(home, topic, ["gone"])
+    assert [trace.object for trace in proof.traces] == [copy]
+    home.store.delete([copy])
+    assert prove_erased(home, topic, ["gone"]).is_erased
+    assert prove_erased(home, topic, ["other"]).is_erased, "a field of the payload is no id"
+
+
+def test_a_binary_key_is_found_in_lines(home: Home) -> None:
+    key = b"\xff\x01"
+    append(home, "gone", key=key)
+    archive = an_archive(home, format="jsonlines", format_settings={"mode": "events"})
+    drive(home, archive)
+    (copy,) = staged_copy(home, archive)
+    home.delete_key("t", key)
+    carry_out(home, home.topic("t"), 0)
+    proof = prove_erased(home, home.topic("t"), keys=[key])
+    assert [(trace.object, trace.what) for trace in proof.traces] == [
+        (copy, "holds 1 of them: it is staged")
+    ]
+
+
+@pytest.mark.parametrize("format", ["jsonlines", "delimited", "sequence"])
+def test_staged_values_without_ids_count(home: Home, format: str) -> None:
+    append(home, "gone", "stays")
+    archive = an_archive(home, format=format)
+    drive(home, archive)
+    home.delete("t", ["gone"])
+    carry_out(home, home.topic("t"), 0)
+    assert prove_erased(home, home.topic("t"), ["gone"]).is_erased
+    data, sidecar = staged_copy(home, archive)  # what is erased no longer holds it
+    proof = prove_erased(home, home.topic("t"), ["gone"])
+    assert [(trace.object, trace.what) for trace in proof.traces] == [
+        (data, "is staged, and cannot be searched")
+    ]
+    home.store.delete([data])
+    assert prove_erased(home, home.topic("t"), ["gone"]).is_erased, sidecar
+
+
+def test_what_is_staged_for_archives_of_other_topics_does_not(home: Home) -> None:
+    append(home, "gone")
+    home.create_topic("u", 1)
+    home.append("u", [Event(b"x", id="x")])
+    archive = an_archive(home, "other", "topic:u", format="sequence")
+    drive(home, archive)
+    staged_copy(home, archive)
+    home.delete("t", ["gone"])
+    carry_out(home, home.topic("t"), 0)
+    assert prove_erased(home, home.topic("t"), ["gone"]).is_erased
+
+
+def killed(*_: object) -> None:
+    raise Crash("a delete on its way")
+
+
+def test_a_delete_that_died_before_it_deleted_leaves_archives_alone(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(home, "a", "b", "c")
+    archive = an_archive(home)
+    drive(home, archive)
+    with monkeypatch.context() as patch:
+        patch.setattr(Amender, "_put", killed)
+        with pytest.raises(Crash):
+            home.delete("t", ["a"])
+    home.delete("t", ["b"])
+    topic = home.topic("t")
+    assert deleted_offsets(home, topic) == {0: {1}}
+    ArchiveEraser(home).turn()
+    assert held(home, archive) == [0, 2]
+    carry_out(home, topic, 0)
+    assert deleted_offsets(home, topic) == {0: {1}}, "a journal has the other one"
+    assert held(home, archive) == [0, 2]
+    home.delete("t", ["a"])
+    ArchiveEraser(home).turn()
+    assert held(home, archive) == [2]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_delete_that_died_after_it_deleted_reaches_archives(
+    home: Home, monkeypatch: pytest.MonkeyPatch, compiled: bool
+) -> None:
+    append(home, "a", "b", "c")
+    archive = an_archive(home)
+    drive(home, archive)
+    put = Amender._put
+
+    def killed_then(*given: Any) -> None:
+        put(*given)
+        killed()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Amender, "_put", killed_then)
+        with pytest.raises(Crash):
+            home.delete("t", ["a"])
+    topic = home.topic("t")
+    if compiled:
+        compile_topic(home.log, topic, Policy.everything())
+        home.log.clock.sleep(0.01)
+        sweep_home(home.log, 0)
+        where = layout.topic_partition(topic.incarnation, 0)
+        assert list(home.catalog.scan(where, "amend/", "amend0")) == []
+    assert deleted_offsets(home, topic) == {0: {0}}
+    carry_out(home, topic, 0)
+    assert held(home, archive) == [1, 2]
+
+
+def held(home: Home, archive: Archive) -> list[int]:
+    rows = archived_rows(home, find_archive(home, archive.name), Wanted())
+    return sorted(n for batch in rows for n in batch.column("offset").to_pylist())
+
+
+def test_what_was_never_there_is_not_known(home: Home) -> None:
+    append(home, "a", "b", key=b"K")
+    topic = home.topic("t")
+    for asked in ({"ids": ["nobody"]}, {"keys": [b"nobody"]}):
+        proof = prove_erased(home, topic, **asked)  # type: ignore[arg-type]
+        assert (proof.is_erased, proof.known) == (True, False)
+    home.delete("t", ["a"])
+    assert prove_erased(home, topic, ["a"]).known
+    assert not prove_erased(home, topic, ["a", "b"]).known
+    assert not prove_erased(home, topic, keys=[b"K"]).known
+    home.delete_key("t", b"K")
+    assert prove_erased(home, topic, ["b"], [b"K"]).known
