@@ -7,54 +7,18 @@ import json
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from tests.cli.running import start
-from tests.cli.upping import is_gone
+from tests.cli.upping import SECONDS_MAX, archived, eventually, is_gone, tidelog
 from tidelog import Event, Home
-from tidelog.cli.main import cli
-from tidelog.home import create_home, open_home
 from tidelog.log.keepers import Part
-from tidelog.pipeline.archive import committed_files, find_archive
+from tidelog.pipeline.archive import find_archive
 from tidelog.pipeline.follower import Follower
 from tidelog.pipeline.workers import LocalWorkers
-from tidelog.settings import load_settings
-
-SECONDS_MAX = 90
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    folder = tmp_path / "home"
-    create_home(load_settings(str(folder), {}, tmp_path))[0].close()
-    return folder
-
-
-@pytest.fixture
-def home(place: Path) -> Iterator[Home]:
-    with open_home(place) as opened:
-        yield opened
-
-
-def tidelog(place: Path, *args: str) -> None:
-    done = CliRunner().invoke(cli, ["--home", str(place), *args])
-    assert done.exit_code == 0, (done.output, done.exception)
-
-
-def eventually(what: str, holds: Callable[[], object]) -> None:
-    deadline = time.monotonic() + SECONDS_MAX
-    while not holds():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.1)
-
-
-def archived(home: Home, name: str) -> int:
-    found = find_archive(home, name)
-    return sum(file.events for _, file in committed_files(home, found) if file.kind == "data")
 
 
 @contextlib.contextmanager

@@ -11,61 +11,20 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import pytest
-from click.testing import CliRunner
-
 from tests.cli.running import TIDELOG, finish, start
-from tests.cli.upping import is_gone, post, upped
+from tests.cli.upping import SECONDS_MAX, archived, eventually, is_gone, post, tidelog, upped
 from tidelog import Event, Home
-from tidelog.cli.main import cli
-from tidelog.home import create_home, open_home
+from tidelog.home import open_home
 from tidelog.log.keepers import list_keepers
 from tidelog.log.producer import Producer
-from tidelog.pipeline.archive import committed_files, find_archive
-from tidelog.settings import load_settings
-
-SECONDS_MAX = 90
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    """A home that nobody has open."""
-    folder = tmp_path / "home"
-    create_home(load_settings(str(folder), {}, tmp_path))[0].close()
-    return folder
-
-
-@pytest.fixture
-def home(place: Path) -> Iterator[Home]:
-    with open_home(place) as opened:
-        yield opened
-
-
-def tidelog(place: Path, *args: str) -> None:
-    done = CliRunner().invoke(cli, ["--home", str(place), *args])
-    assert done.exit_code == 0, (done.output, done.exception)
-
-
-def archived(home: Home, name: str) -> int:
-    found = find_archive(home, name)
-    return sum(file.events for _, file in committed_files(home, found) if file.kind == "data")
 
 
 def values(home: Home, topic: str, partitions: int = 1) -> list[bytes]:
     return [event.value or b"" for p in range(partitions) for event in home.read(topic, p)]
-
-
-def eventually(what: str, holds: Callable[[], object]) -> None:
-    deadline = time.monotonic() + SECONDS_MAX
-    while not holds():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.1)
 
 
 def test_one_command_serves_follows_what_is_made_meanwhile_and_stops_without_a_loss(

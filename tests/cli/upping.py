@@ -1,4 +1,4 @@
-"""A running ``tidelog up`` as tests see it: its JSON lines, its parts, its end."""
+"""A running ``tidelog up`` as tests see it: its JSON lines, its parts, its end; and its home."""
 
 from __future__ import annotations
 
@@ -14,9 +14,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from click.testing import CliRunner
+
 from tests.cli.running import TIDELOG
+from tidelog import Home
+from tidelog.cli.main import cli
+from tidelog.pipeline.archive import committed_files, find_archive
 
 Record = dict[str, Any]
+SECONDS_MAX = 90
 
 
 class Up:
@@ -119,3 +125,22 @@ def is_gone(pid: int) -> bool:
         return stat.read_text().rpartition(")")[2].split()[0] in ("Z", "X")
     except OSError:
         return True
+
+
+def tidelog(place: Path, *args: str) -> None:
+    """A command on a home, which must succeed."""
+    done = CliRunner().invoke(cli, ["--home", str(place), *args])
+    assert done.exit_code == 0, (done.output, done.exception)
+
+
+def archived(home: Home, name: str) -> int:
+    """How many events an archive has."""
+    found = find_archive(home, name)
+    return sum(file.events for _, file in committed_files(home, found) if file.kind == "data")
+
+
+def eventually(what: str, holds: Callable[[], object]) -> None:
+    deadline = time.monotonic() + SECONDS_MAX
+    while not holds():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.1)

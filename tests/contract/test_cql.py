@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import multiprocessing
 import socket
 import struct
 import subprocess
@@ -12,7 +11,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,10 +22,11 @@ from cassandra.protocol import IsBootstrappingErrorMessage, OverloadedErrorMessa
 from cassandra.query import BatchStatement, BatchType
 
 from tests.contract.lossy_proxy import LossyProxy, cut, lossy_proxy
+from tests.contract.remote_catalog import RemoteCatalogContract, race_creators
 from tests.servers.base import HOST, free_port
 from tests.servers.cassandra import Cassandra
 from tidelog.catalog import cql, cql_session, cql_table
-from tidelog.catalog.base import ABSENT, Catalog, Check, Delete, Put, Row
+from tidelog.catalog.base import ABSENT, Catalog, Check, Put, Row
 from tidelog.catalog.cql import CqlCatalog, open_cql
 from tidelog.catalog.settle import Repeat
 from tidelog.clock import RandomIds, SystemClock, system_random
@@ -41,7 +40,6 @@ from tidelog.errors import (
 )
 from tidelog.model.address import parse_address
 from tidelog.model.backoff import Backoff
-from tidelog.testing.catalog_contract import CatalogContract
 
 ids = RandomIds()
 
@@ -80,7 +78,8 @@ def shared_catalog(cassandra_server: Cassandra, keyspace: str) -> Iterator[CqlCa
 
 
 @pytest.mark.server
-class TestCqlCatalog(CatalogContract):
+class TestCqlCatalog(RemoteCatalogContract):
+    closes_in_child = True
     increments_each = 25
     deleted_rows = 120_000  # Cassandra fails a read that meets more than 100,000 of them
 
@@ -113,34 +112,8 @@ class TestCqlCatalog(CatalogContract):
                 batch.add(delete, (partition.encode(), f"d/{number:08}".encode()))
             session.execute(batch)
 
-    def test_it_is_usable_after_a_fork(self, catalog: Catalog, partition: str) -> None:
-        catalog.write(partition, Put("parent", b"1"), write_id="w1")
-        child = multiprocessing.get_context("fork").Process(
-            target=_write_in_child, args=(catalog, partition)
-        )
-        child.start()
-        child.join(60)
-        assert child.exitcode == 0
-        catalog.write(partition, Put("parent", b"2", expect="w1"), write_id="w3")
-        assert [row.version for row in catalog.scan(partition)] == ["w2", "w3"]
-
     def test_a_conflict_says_which_row(self, catalog: Catalog, partition: str) -> None:
-        catalog.write(partition, Put("a", b"1"), Put("b", b"1"), write_id="w1")
-        with pytest.raises(ConflictError, match=r"row `b` .*expected no row, found version w1"):
-            catalog.write(partition, Check("a", "w1"), Put("b", b"", ABSENT), write_id="w2")
-        with pytest.raises(
-            ConflictError, match=r"row `a` .*expected version old, found version w1"
-        ):
-            catalog.write(partition, Delete("a", expect="old"), write_id="w3")
-        with pytest.raises(ConflictError, match=r"row `c` .*expected version old, found no row"):
-            catalog.write(partition, Check("a", "w1"), Check("c", "old"), write_id="w4")
-
-
-def _write_in_child(catalog: Catalog, partition: str) -> None:
-    if catalog.get(partition, "parent") is None:
-        raise AssertionError("the child does not see the parent's row")
-    catalog.write(partition, Put("child", b"1"), write_id="w2")
-    catalog.close()
+        self.check_conflicts(catalog, partition, Check("a", "w1"))
 
 
 @contextlib.contextmanager
@@ -284,19 +257,7 @@ class Nothing(list[Any]):
 @pytest.mark.server
 def test_racing_creators_all_succeed(cassandra_server: Cassandra) -> None:
     url = url_of(cassandra_server, new_name("raced"))
-    barrier = threading.Barrier(4)
-
-    def create(_: int) -> CqlCatalog:
-        barrier.wait()
-        return open_table(url, create=True)
-
-    with ThreadPoolExecutor(4) as pool:
-        catalogs = list(pool.map(create, range(4)))
-    for number, catalog in enumerate(catalogs):
-        catalog.write("p", Put(f"r{number}", b""), write_id=ids.new())
-    assert len(list(catalogs[0].scan("p"))) == 4
-    for catalog in catalogs:
-        catalog.close()
+    race_creators(lambda: open_table(url, create=True))
 
 
 @pytest.mark.server

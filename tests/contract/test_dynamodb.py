@@ -8,11 +8,9 @@ import contextlib
 import functools
 import io
 import json
-import multiprocessing
 import random
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,15 +23,15 @@ from botocore.awsrequest import AWSResponse
 from botocore.config import Config
 
 from tests.contract.lossy_proxy import lossy_proxy
+from tests.contract.remote_catalog import RemoteCatalogContract, race_creators
 from tests.servers.base import HOST, free_port
 from tests.servers.dynamodb import DynamoDb
 from tidelog.catalog import dynamodb_client
-from tidelog.catalog.base import ABSENT, Catalog, Check, Delete, Put, Row
+from tidelog.catalog.base import ABSENT, Catalog, Put, Row
 from tidelog.catalog.dynamodb import DynamoCatalog, open_dynamodb
 from tidelog.catalog.settle import Repeat
 from tidelog.clock import RandomIds, SystemClock, system_random
 from tidelog.errors import (
-    ConflictError,
     CorruptError,
     InvalidError,
     NotFoundError,
@@ -42,7 +40,6 @@ from tidelog.errors import (
 )
 from tidelog.model.address import parse_address
 from tidelog.model.backoff import Backoff
-from tidelog.testing.catalog_contract import CatalogContract
 from tidelog.testing.clock import FakeClock
 
 ENVIRON = {"AWS_ACCESS_KEY_ID": "anybody", "AWS_SECRET_ACCESS_KEY": "anything"}
@@ -86,7 +83,7 @@ def shared_catalog(table_url: str) -> Iterator[DynamoCatalog]:
 
 
 @pytest.mark.server
-class TestDynamoCatalog(CatalogContract):
+class TestDynamoCatalog(RemoteCatalogContract):
     increments_each = 200
     deleted_rows = 20_000  # 200,000 take a minute to make: see the long test below
 
@@ -121,27 +118,8 @@ class TestDynamoCatalog(CatalogContract):
         monkeypatch.setattr(self, "deleted_rows", 200_000)
         self.test_a_scan_beyond_or_across_deleted_rows_neither_slows_nor_fails(catalog, partition)
 
-    def test_it_is_usable_after_a_fork(self, catalog: Catalog, partition: str) -> None:
-        catalog.write(partition, Put("parent", b"1"), write_id="w1")
-        child = multiprocessing.get_context("fork").Process(
-            target=_write_in_child, args=(catalog, partition)
-        )
-        child.start()
-        child.join(60)
-        assert child.exitcode == 0
-        catalog.write(partition, Put("parent", b"2", expect="w1"), write_id="w3")
-        assert [row.version for row in catalog.scan(partition)] == ["w2", "w3"]
-
     def test_a_transaction_says_which_row_conflicts(self, catalog: Catalog, partition: str) -> None:
-        catalog.write(partition, Put("a", b"1"), Put("b", b"1"), write_id="w1")
-        with pytest.raises(ConflictError, match=r"row `b` .*expected no row, found version w1"):
-            catalog.write(partition, Check("a", "w1"), Put("b", b"", ABSENT), write_id="w2")
-        with pytest.raises(
-            ConflictError, match=r"row `a` .*expected version old, found version w1"
-        ):
-            catalog.write(partition, Delete("a", expect="old"), write_id="w3")
-        with pytest.raises(ConflictError, match=r"row `c` .*expected version old, found no row"):
-            catalog.write(partition, Check("c", "old"), write_id="w4")
+        self.check_conflicts(catalog, partition)
 
     def test_transactions_that_collide_are_repeated_not_reported(
         self, catalog: Catalog, partition: str
@@ -154,12 +132,6 @@ class TestDynamoCatalog(CatalogContract):
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(write, range(4)))
         assert len({row.version for row in catalog.scan(partition)}) == 1
-
-
-def _write_in_child(catalog: Catalog, partition: str) -> None:
-    if catalog.get(partition, "parent") is None:
-        raise AssertionError("the child does not see the parent's row")
-    catalog.write(partition, Put("child", b"1"), write_id="w2")
 
 
 def leave_deleted_rows(server: DynamoDb, table: str, partition: str, count: int) -> None:
@@ -205,19 +177,7 @@ def test_a_missing_table_is_not_found_and_made_when_asked(dynamodb_server: Dynam
 @pytest.mark.server
 def test_racing_creators_all_succeed(dynamodb_server: DynamoDb) -> None:
     url = url_of(dynamodb_server, f"raced-{ids.new()}")
-    barrier = threading.Barrier(4)
-
-    def create(_: int) -> DynamoCatalog:
-        barrier.wait()
-        return open_table(url, create=True)
-
-    with ThreadPoolExecutor(4) as pool:
-        catalogs = list(pool.map(create, range(4)))
-    for number, catalog in enumerate(catalogs):
-        catalog.write("p", Put(f"r{number}", b""), write_id=ids.new())
-    assert len(list(catalogs[0].scan("p"))) == 4
-    for catalog in catalogs:
-        catalog.close()
+    race_creators(lambda: open_table(url, create=True))
 
 
 @pytest.mark.server

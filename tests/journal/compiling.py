@@ -10,7 +10,8 @@ import msgspec
 from tests.log.upkeep import House
 from tidelog.catalog.base import Put
 from tidelog.errors import ConflictError, UnknownOutcomeError
-from tidelog.journal.compile import CompileReport, compile_topic
+from tidelog.journal.compile import CompileReport, Compiling, compile_topic
+from tidelog.journal.make import make_journals
 from tidelog.journal.policy import Policy
 from tidelog.log.base import Log
 from tidelog.log.read import Reader
@@ -65,6 +66,23 @@ class Press(House):
                 found[event.offset or 0] = (event.value or b"").decode()
         assert at == self.head(topic, partition).next
         return found
+
+
+class Between:
+    """A compile of one group that is stopped between making its journals and the swap."""
+
+    def __init__(self, press: Press, topic: Topic, policy: Policy = ALL) -> None:
+        self.compiling = Compiling(press.log, topic, 0, policy)
+        assert self.compiling.holding.try_take()
+        plan = self.compiling.plan()
+        self.planned = self.compiling.prepare(plan, plan.groups[0])
+        self.made = make_journals(
+            press.store, press.ids, self.planned.work, self.compiling.pages(self.planned)
+        )
+        assert self.made.journals, "there is something to swap"
+
+    def swap(self) -> CompileReport | None:
+        return self.compiling.swap(self.planned, self.made)
 
 
 def amend_by_hand(

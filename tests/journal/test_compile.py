@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.journal.compiling import ALL, Press
+from tests.journal.compiling import ALL, Between, Press
 from tidelog.catalog.base import Change
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.codec.events import table_of
 from tidelog.codec.segment import encode_segment
 from tidelog.errors import CorruptError, FencedError, NotFoundError
 from tidelog.journal.compile import CompileReport, Compiling, compile_partition, compile_topic
-from tidelog.journal.make import Made, make_journals
 from tidelog.journal.policy import Policy
 from tidelog.journal.replay import list_journals
 from tidelog.log.base import Log
@@ -207,22 +206,6 @@ def test_trimmed_events_are_left_out(press: Press) -> None:
     assert press.rows(topic, "journal/") == []
     assert press.compile(topic) == CompileReport()
     assert press.append(topic, ["on"]) == 20
-
-
-class Between:
-    """A compile of one group that is stopped between making its journals and the swap."""
-
-    def __init__(self, press: Press, topic: Topic, policy: Policy = ALL) -> None:
-        self.compiling = Compiling(press.log, topic, 0, policy)
-        assert self.compiling.holding.try_take()
-        plan = self.compiling.plan()
-        self.planned = self.compiling.prepare(plan, plan.groups[0])
-        self.made: Made = make_journals(
-            press.store, press.ids, self.planned.work, self.compiling.pages(self.planned)
-        )
-
-    def swap(self) -> CompileReport | None:
-        return self.compiling.swap(self.planned, self.made)
 
 
 def test_an_append_before_the_swap_is_no_matter(press: Press) -> None:

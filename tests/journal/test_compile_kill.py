@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import random
-import signal
-import subprocess
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -15,38 +10,30 @@ from pathlib import Path
 import pytest
 
 import tidelog
-from tests.log.test_kill import Line
+from tests.log.crowd import Crowd, Line, drain
+from tests.nursery import Nursery
 from tidelog import Home
 from tidelog.home import create_home
 from tidelog.log.topics import read_head
 from tidelog.model import layout
 from tidelog.settings import Settings
 
-ROOT = Path(__file__).parents[2]
 PARTITIONS = 2
 STEPS = 18  # of a compile: before and after it takes its row, uploads, swaps, and removes rows
 NEVER = 1_000_000
 OTHERS = ("produce", "consume", "amend", "sweep")
 
 
-class Crowd:
-    """Workers of a home; compilers kill themselves, and some of the others are killed."""
+class Compiled(Crowd):
+    """Compilers, which kill themselves, beside others, some of which are killed."""
 
     def __init__(self, config: str, folder: Path, seed: int) -> None:
-        self._config = config
-        self._folder = folder
-        self._random = random.Random(seed)
-        self._nursery = subprocess.Popen(
-            [sys.executable, "-m", "tests.journal.workers"],
-            cwd=ROOT,
-            env={**os.environ, "TIDELOG_LEASE_TTL_MS": "1000"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        nursery = Nursery("tests.journal.workers", {"TIDELOG_LEASE_TTL_MS": "1000"})
+        super().__init__(nursery, config, folder, seed)
         self.compilers = 0  # that were started
         self.rounds = 0  # through all steps
-        self._others = [(role, self._start(role)) for role in (*OTHERS, "produce", "consume")]
+        for role in (*OTHERS, "produce", "consume"):
+            self._add(role, 0)
 
     def run_for(self, seconds: float) -> None:
         """Compilers two at a time, each of which gets a step further than the last."""
@@ -60,44 +47,14 @@ class Crowd:
             if number == STEPS:
                 self.rounds, number = self.rounds + 1, 0
             if self._random.random() < 0.1:
-                self._kill_another()
+                self._replace_one(0)
             assert time.monotonic() < end + 120, "compilers are too slow"
-
-    def stop(self) -> None:
-        for _, worker in self._others:
-            os.kill(worker, signal.SIGKILL)
-        self._nursery.communicate()
-
-    def lines(self) -> list[Line]:
-        found = []
-        for file in self._folder.glob("*.log"):
-            for text in file.read_text().splitlines():
-                at, verb, partition, offset, *value = text.split(" ")
-                where = (int(partition), int(offset), "".join(value))
-                found.append(Line(int(at), file.stem, verb, *where))
-        return sorted(found, key=lambda line: line.at)
-
-    def _compiled(self) -> int:
-        return sum(line.verb == "compiled" for line in self.lines())
 
     def _wait(self, workers: list[int]) -> None:
         end = time.monotonic() + 60
         while any(Path(f"/proc/{worker}").exists() for worker in workers):
             assert time.monotonic() < end, "a compiler hangs"
             time.sleep(0.01)
-
-    def _kill_another(self) -> None:
-        role, worker = self._others.pop(self._random.randrange(len(self._others)))
-        os.kill(worker, signal.SIGKILL)  # raises if it ended by itself
-        self._others.append((role, self._start(role)))
-
-    def _start(self, role: str, number: int = 0) -> int:
-        file = self._folder / f"{role}-{self._random.getrandbits(64):016x}.log"
-        assert self._nursery.stdin is not None
-        assert self._nursery.stdout is not None
-        self._nursery.stdin.write(f"{role} {self._config} t {file} {number}\n")
-        self._nursery.stdin.flush()
-        return int(self._nursery.stdout.readline())
 
 
 @pytest.fixture
@@ -108,8 +65,8 @@ def home(tmp_path: Path) -> Iterator[Home]:
         yield made
 
 
-def run(home: Home, folder: Path, seconds: float) -> Crowd:
-    crowd = Crowd(home.config, folder, seed=20261115)
+def run(home: Home, folder: Path, seconds: float) -> Compiled:
+    crowd = Compiled(home.config, folder, seed=20261115)
     try:
         crowd.run_for(seconds)
     finally:
@@ -120,7 +77,7 @@ def run(home: Home, folder: Path, seconds: float) -> Crowd:
         assert last.compile("t").busy == 0
         last.sweep(0)
         assert events(last) == before, "compile and sweep change nothing that is read"
-        drain(last, folder)
+        drain(last, folder, PARTITIONS)
         check(last, crowd.lines())
         heads = [read_head(last.log, last.topic("t"), partition)[0] for partition in range(2)]
         assert all(head.compiled > 2 for head in heads), "some compilers have swapped"
@@ -138,18 +95,6 @@ def events(home: Home) -> dict[tuple[int, int], tuple[str | None, str]]:
             place = (partition, event.offset or 0)
             found[place] = (event.id, (event.value or b"").decode())
     return found
-
-
-def drain(home: Home, folder: Path) -> None:
-    """The last consumer, which nobody kills, handles what is left."""
-    with home.consumer("t", "c") as consumer, (folder / "consume-last.log").open("w") as out:
-        end = time.monotonic() + 60
-        while len(consumer.partitions()) < PARTITIONS or not consumer.caught_up():
-            assert time.monotonic() < end, "leases of dead processes were not taken over"
-            for event in consumer.poll(1_000, timeout_s=0.2):
-                now, value = time.monotonic_ns(), (event.value or b"").decode()
-                out.write(f"{now} handled {event.partition} {event.offset} {value}\n")
-            consumer.commit()
 
 
 def check(home: Home, lines: list[Line]) -> None:

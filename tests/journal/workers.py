@@ -11,9 +11,7 @@ from __future__ import annotations
 import os
 import random
 import signal
-import sys
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
@@ -21,6 +19,7 @@ from typing import TypeVar
 import tidelog
 import tidelog.catalog.sqlite
 from tests.log.workers import consume, note, produce
+from tests.nursery import fork_workers
 from tidelog import Event
 from tidelog.errors import NotFoundError, UnavailableError
 from tidelog.journal.compile import compile_topic
@@ -122,20 +121,5 @@ def work(role: str, where: str, topic: str, path: str, number: str) -> None:
             {"produce": produce, "consume": consume}[role](opened, topic, descriptor)
 
 
-def main() -> None:
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those who were killed
-    for line in sys.stdin:
-        worker = os.fork()
-        if worker == 0:
-            os.close(0)
-            try:
-                work(*line.split())
-            except BaseException:  # noqa: BLE001 - shown, and the test finds the worker gone
-                traceback.print_exc()
-                os._exit(1)
-            os._exit(0)
-        print(worker, flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    fork_workers(work)

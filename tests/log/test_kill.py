@@ -2,62 +2,35 @@
 
 from __future__ import annotations
 
-import os
-import random
-import signal
-import subprocess
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 import tidelog
+from tests.log.crowd import Crowd, Line, drain
+from tests.nursery import Nursery
 from tests.servers.dynamodb import DynamoDb
 from tests.servers.s3 import S3
 from tidelog import Home
 from tidelog.home import create_home
 from tidelog.settings import Settings
 
-ROOT = Path(__file__).parents[2]
 PARTITIONS = 3
 
 
-@dataclass(frozen=True)
-class Line:
-    """One line that a worker wrote."""
-
-    at: int
-    worker: str
-    verb: str
-    partition: int
-    offset: int
-    value: str
-
-
-class Crowd:
-    """Workers of a home, some of which die all the time."""
+class Killed(Crowd):
+    """Producers and consumers, some of which die all the time."""
 
     def __init__(self, config: str, folder: Path, seed: int) -> None:
-        self._config = config
-        self._folder = folder
-        self._random = random.Random(seed)
-        self._nursery = subprocess.Popen(
-            [sys.executable, "-m", "tests.log.workers"],
-            cwd=ROOT,
-            env={**os.environ, "TIDELOG_LEASE_TTL_MS": "2000"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self._workers: list[tuple[str, int]] = []
+        nursery = Nursery("tests.log.workers", {"TIDELOG_LEASE_TTL_MS": "2000"})
+        super().__init__(nursery, config, folder, seed)
         self.kills = 0
         for role in ("produce", "consume"):
             for _ in range(4):
-                self._start(role)
+                self._add(role)
 
     def wait_for_life(self) -> None:
         """Until events flow from end to end, however busy the machine is."""
@@ -71,34 +44,8 @@ class Crowd:
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             time.sleep(self._random.uniform(0.2, 0.8))
-            index = self._random.randrange(len(self._workers))
-            role, worker = self._workers.pop(index)
-            os.kill(worker, signal.SIGKILL)  # raises if it ended by itself
+            self._replace_one()
             self.kills += 1
-            self._start(role)
-
-    def stop(self) -> None:
-        for _, worker in self._workers:
-            os.kill(worker, signal.SIGKILL)
-        self._nursery.communicate()
-
-    def lines(self) -> list[Line]:
-        found = []
-        for file in self._folder.glob("*.log"):
-            for text in file.read_text().splitlines():
-                at, verb, partition, offset, *value = text.split(" ")
-                found.append(
-                    Line(int(at), file.stem, verb, int(partition), int(offset), "".join(value))
-                )
-        return sorted(found, key=lambda line: line.at)
-
-    def _start(self, role: str) -> None:
-        file = self._folder / f"{role}-{self._random.getrandbits(64):016x}.log"
-        assert self._nursery.stdin is not None
-        assert self._nursery.stdout is not None
-        self._nursery.stdin.write(f"{role} {self._config} t {file}\n")
-        self._nursery.stdin.flush()
-        self._workers.append((role, int(self._nursery.stdout.readline())))
 
 
 @pytest.fixture(params=["local", pytest.param("remote", marks=pytest.mark.server)])
@@ -122,36 +69,16 @@ def home(
 
 
 def run(home: Home, folder: Path, seconds: float) -> int:
-    crowd = Crowd(home.config, folder, seed=20261115)
+    crowd = Killed(home.config, folder, seed=20261115)
     try:
         crowd.kill_for(seconds)
     finally:
         crowd.stop()
-    handled = drain(home, folder)
+    with tidelog.open(home.config) as opened:
+        handled = drain(opened, folder, PARTITIONS)
     check(home, crowd.lines())
     assert handled is not None
     return crowd.kills
-
-
-def drain(home: Home, folder: Path) -> int:
-    """The last consumer, which nobody kills, handles what is left."""
-    file = folder / "consume-last.log"
-    with (
-        tidelog.open(home.config) as opened,
-        opened.consumer("t", "c") as consumer,
-        file.open("w") as out,
-    ):
-        count = 0
-        end = time.monotonic() + 60
-        while len(consumer.partitions()) < PARTITIONS or not consumer.caught_up():
-            assert time.monotonic() < end, "leases of dead processes were not taken over"
-            for event in consumer.poll(1_000, timeout_s=0.2):
-                value = (event.value or b"").decode()
-                now = time.monotonic_ns()
-                out.write(f"{now} handled {event.partition} {event.offset} {value}\n")
-                count += 1
-            consumer.commit()
-        return count
 
 
 def check(home: Home, lines: list[Line]) -> None:

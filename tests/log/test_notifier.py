@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.log.recorder import Recorder
 from tests.opening import a_catalog, a_store
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.clock import RandomIds, SystemClock
@@ -32,24 +33,6 @@ from tidelog.store.memory import MemoryStore
 from tidelog.testing.clock import FakeClock
 
 ROOT = Path(__file__).parent.parent.parent
-
-
-class Recorder:
-    """A target that keeps what it was told; ``trouble`` may raise or hang first."""
-
-    def __init__(self, trouble: Callable[[int], None] = lambda _: None) -> None:
-        self.told: list[Notification] = []
-        self.tries = 0
-        self._trouble = trouble
-
-    def send(self, notification: Notification) -> None:
-        self.tries += 1
-        self._trouble(self.tries)
-        self.told.append(notification)
-
-    @property
-    def offsets(self) -> list[int]:
-        return [notification.offset for notification in self.told]
 
 
 def a_log() -> Log:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
+from tests.log.recorder import Recorder
 from tidelog.catalog.base import Catalog, Put
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.clock import Clock, RandomIds
@@ -35,24 +35,6 @@ from tidelog.testing.faults import Fault, Faults, FaultyCatalog
 from tidelog.testing.scheduler import Crash, Scheduler
 
 PROMISE_S = 31.0  # longer than any promise to look again, with the allowance
-
-
-class Recorder:
-    """A target that keeps what it was told; ``trouble`` may raise first."""
-
-    def __init__(self, trouble: Callable[[int], None] = lambda _: None) -> None:
-        self.told: list[Notification] = []
-        self.tries = 0
-        self._trouble = trouble
-
-    def send(self, notification: Notification) -> None:
-        self.tries += 1
-        self._trouble(self.tries)
-        self.told.append(notification)
-
-    @property
-    def offsets(self) -> list[int]:
-        return [notification.offset for notification in self.told]
 
 
 def a_log(clock: Clock, catalog: Catalog | None = None) -> Log:

@@ -8,13 +8,12 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from tests.journal.compiling import Press
+from tests.journal.compiling import Between, Press
 from tests.log.upkeep import DAY_S, HOUR_MS
 from tests.playback.test_journals import Hands
 from tidelog.errors import CorruptError, NotFoundError
 from tidelog.journal import swap as swap_module
 from tidelog.journal.compile import Compiling, compile_partition
-from tidelog.journal.make import make_journals
 from tidelog.journal.marks import Mark, Marker
 from tidelog.journal.policy import Policy
 from tidelog.log import sweep as sweep_module
@@ -93,19 +92,14 @@ def test_journals_that_were_compiled_again_go() -> None:
 def test_journals_that_never_took_their_place_go_and_the_compiler_goes_on() -> None:
     press = Press()
     topic, expected = filled(press)
-    compiling = Compiling(press.log, topic, 0, EIGHT)
-    plan = compiling.plan()
-    assert compiling.holding.take()
-    planned = compiling.prepare(plan, plan.groups[0])
-    made = make_journals(press.log.store, press.log.ids, planned.work, compiling.pages(planned))
-    assert made is not None
-    old = made.journals[0].object
+    between = Between(press, topic, EIGHT)
+    old = between.made.journals[0].object
     young = sweep_home(press.log, HOUR_MS)
     assert (young.objects_young, young.objects_deleted) == (1, 0)
     [row] = press.rows(topic, "compile")
     lease = decode_row(row.value, Held, "")
     assert (lease.owner, lease.epoch) == ("", 2)
-    assert compiling.swap(planned, made) is not None, "under an epoch of its own"
+    assert between.swap() is not None, "under an epoch of its own"
     assert press.journals(topic)[0].object != old
     assert sweep_home(press.log, 0).objects_deleted == 5, "the first one, and four segments"
     check(press, topic, expected)
@@ -114,16 +108,11 @@ def test_journals_that_never_took_their_place_go_and_the_compiler_goes_on() -> N
 def test_one_that_was_swept_under_its_hands_is_made_again() -> None:
     press = Press()
     topic, expected = filled(press)
-    compiling = Compiling(press.log, topic, 0, EIGHT)
-    plan = compiling.plan()
-    assert compiling.holding.take()
-    planned = compiling.prepare(plan, plan.groups[0])
-    made = make_journals(press.log.store, press.log.ids, planned.work, compiling.pages(planned))
-    assert made is not None
+    between = Between(press, topic, EIGHT)
     assert sweep_home(press.log, 0).objects_deleted == 1
-    assert compiling.swap(planned, made) is None
+    assert between.swap() is None
     check(press, topic, expected)
-    compiling.holding.release()
+    between.compiling.holding.release()
     press.compile(topic)
     check(press, topic, expected, orphans=6)
 
@@ -133,22 +122,18 @@ def test_a_beat_of_its_own_does_not_hide_that_a_sweep_was_there(
 ) -> None:
     press = Press()
     topic, expected = filled(press)
-    compiling = Compiling(press.log, topic, 0, EIGHT)
-    assert compiling.holding.take()
-    plan = compiling.plan()
-    planned = compiling.prepare(plan, plan.groups[0])
-    made = make_journals(press.log.store, press.log.ids, planned.work, compiling.pages(planned))
+    between = Between(press, topic, EIGHT)
     raised: list[int] = []
 
     def changes(*given: Any) -> Any:
         if not raised:  # a sweep raises the epoch, and a beat takes the row anew
             raised.append(sweep_module._raise_epoch(press.log, topic, 0))
-            compiling.holding.beat()
+            between.compiling.holding.beat()
         return swap_changes(*given)
 
     swap_changes = swap_module._changes
     monkeypatch.setattr(swap_module, "_changes", changes)
-    assert compiling.swap(planned, made) is not None
+    assert between.swap() is not None
     assert layout.journal_place(press.journals(topic)[0].object)[1] >= raised[0], "not garbage"
     check(press, topic, expected, orphans=1)
 
@@ -304,7 +289,7 @@ def test_it_dies_after_every_call_and_the_next_one_cleans_all() -> None:
     assert deaths > 20
 
 
-def between(call: int, act: Callable[[Press, Topic], object], expected: dict[int, str]) -> bool:
+def act_between(call: int, act: Callable[[Press, Topic], object], expected: dict[int, str]) -> bool:
     """Something is done between two calls of a sweep; whether the sweep made that call."""
     press = Press()
     topic, before = messy(press)
@@ -351,7 +336,7 @@ def test_anything_may_come_between_any_two_of_its_calls(
     act: Callable[[Press, Topic], object], expected: dict[int, str]
 ) -> None:
     for call in range(1, 100):
-        if not between(call, act, expected):
+        if not act_between(call, act, expected):
             assert call > 20
             return
     pytest.fail("it made more calls than were tried")
@@ -361,14 +346,9 @@ def stalled_swap(call: int) -> None:
     """A compiler that has made its journal long ago swaps between two calls of a sweep."""
     press = Press()
     topic, expected = filled(press)
-    compiling = Compiling(press.log, topic, 0, EIGHT)
-    plan = compiling.plan()
-    assert compiling.holding.take()
-    planned = compiling.prepare(plan, plan.groups[0])
-    made = make_journals(press.log.store, press.log.ids, planned.work, compiling.pages(planned))
-    assert made is not None
+    between = Between(press, topic, EIGHT)
     press.clock.advance(DAY_S)
-    hands = Hands(lambda: compiling.swap(planned, made) if hands.calls == call else None)
+    hands = Hands(lambda: between.swap() if hands.calls == call else None)
     sweep_home(press.faulty(Faults(scheduler=cast(Scheduler, hands))), HOUR_MS)
     check(press, topic, expected, orphans=verify_topic(press.log, topic).orphans)
 

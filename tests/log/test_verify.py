@@ -9,8 +9,8 @@ import crc32c
 import msgspec
 import pytest
 
-from tests.log.upkeep import DAY_S, House
-from tidelog.catalog.base import Delete, Row
+from tests.log.upkeep import DAY_S, DamagedHouse, House
+from tidelog.catalog.base import Row
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.errors import NotFoundError, UnavailableError
 from tidelog.log import findings as findings_module
@@ -18,14 +18,14 @@ from tidelog.log.base import Log
 from tidelog.log.sweep import sweep_home
 from tidelog.log.topics import delete_topic
 from tidelog.log.trim import ToOffsets, trim_topic
-from tidelog.log.verify import Finding, VerifyReport, verify_topic
+from tidelog.log.verify import Finding, verify_topic
 from tidelog.model import layout
 from tidelog.model.run import Head, Run
 from tidelog.model.slot import slots_of
 from tidelog.testing.faults import Fault, Faults
 
 
-class Damaged(House):
+class Damaged(DamagedHouse):
     """Partition 0 has offsets 0 to 5 and 5 to 10, partition 1 has 0 to 5."""
 
     def __init__(self) -> None:
@@ -35,25 +35,12 @@ class Damaged(House):
             self.append(self.orders, list("abcde"), partition)
             self.clock.advance(1.5)
 
-    def verify(self) -> VerifyReport:
-        return verify_topic(self.log, self.orders)
-
-    def only_error(self) -> Finding:
-        report = self.verify()
-        assert report.errors == 1, report.findings
-        return next(finding for finding in report.findings if finding.severity == "error")
-
-    def delete(self, row: str) -> None:
-        where = layout.topic_partition(self.orders.incarnation, 0)
-        self.catalog.write(where, Delete(row), write_id=self.ids.new())
-
     def change_run(self, base: int = 0, **fields: object) -> None:
         run = next(run for run in self.runs(self.orders) if run.base == base)
         self.put(self.orders, layout.run_row(base), msgspec.structs.replace(run, **fields))
 
     def change_object(self, data: bytes) -> None:
-        key = self.runs(self.orders)[0].object
-        self.store.replace(key, data, self.store.head(key).etag)
+        self.replace_object(self.runs(self.orders)[0], data)
 
     def add_run(self, run: Run) -> None:
         """With its slot rows."""

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pytest
 
 from tests.journal.compiling import Press
-from tidelog.catalog.base import Delete, Row
+from tests.log.upkeep import DamagedHouse
+from tidelog.catalog.base import Row
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.codec import journal as journal_module
 from tidelog.codec.events import table_of
@@ -22,7 +23,7 @@ from tidelog.journal.policy import Policy
 from tidelog.log.base import Log
 from tidelog.log.sweep import sweep_home
 from tidelog.log.trim import ToOffsets, trim_topic
-from tidelog.log.verify import Finding, VerifyReport, verify_topic
+from tidelog.log.verify import verify_topic
 from tidelog.model import layout
 from tidelog.model.event import Event
 from tidelog.model.run import Amendment, Held, Run, encode_row
@@ -32,7 +33,7 @@ T0 = 1_700_000_000_000
 SIX = Policy(min_events=1, min_amendments=1, max_events=6)
 
 
-class Damaged(Press):
+class Damaged(Press, DamagedHouse):
     """Journals of offsets 0 to 6 and 6 to 12, a run from 12 to 15; amendments at 1, 7 and 13."""
 
     def __init__(self) -> None:
@@ -53,18 +54,6 @@ class Damaged(Press):
         appender.commit(appender.upload(segment), segment.pieces[0])
         appender.close()
 
-    def verify(self) -> VerifyReport:
-        return verify_topic(self.log, self.orders)
-
-    def only_error(self) -> Finding:
-        report = self.verify()
-        assert report.errors == 1, report.findings
-        return next(finding for finding in report.findings if finding.severity == "error")
-
-    def delete(self, row: str) -> None:
-        where = layout.topic_partition(self.orders.incarnation, 0)
-        self.catalog.write(where, Delete(row), write_id=self.ids.new())
-
     def change(self, number: int = 0, **fields: object) -> None:
         run = self.journals(self.orders)[number]
         self.put(self.orders, layout.journal_row(run.base), msgspec.structs.replace(run, **fields))
@@ -74,8 +63,7 @@ class Damaged(Press):
         self.put(self.orders, "head", head)
 
     def change_object(self, data: bytes) -> None:
-        key = self.journals(self.orders)[0].object
-        self.store.replace(key, data, self.store.head(key).etag)
+        self.replace_object(self.journals(self.orders)[0], data)
 
     def replaced(self, offsets: list[int], ids: list[str | None]) -> Run:
         """The first journal with other contents, whose row fits them."""

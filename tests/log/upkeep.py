@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 
-from tidelog.catalog.base import Catalog, Put, Row
+from tidelog.catalog.base import Catalog, Delete, Put, Row
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.codec.events import table_of
 from tidelog.codec.segment import Segment, encode_segment
@@ -13,6 +13,7 @@ from tidelog.log.append import Appender, Stored
 from tidelog.log.base import Log
 from tidelog.log.read import Reader
 from tidelog.log.topics import create_topic, find_topic, read_head
+from tidelog.log.verify import Finding, VerifyReport, verify_topic
 from tidelog.model import layout
 from tidelog.model.event import Event
 from tidelog.model.run import Head, Run, decode_row, encode_row
@@ -120,3 +121,24 @@ class House:
 
     def objects(self) -> set[str]:
         return {info.key for info in self.store.list()}
+
+
+class DamagedHouse(House):
+    """A house with a topic ``orders`` that tests damage by hand, and verify."""
+
+    orders: Topic
+
+    def verify(self) -> VerifyReport:
+        return verify_topic(self.log, self.orders)
+
+    def only_error(self) -> Finding:
+        report = self.verify()
+        assert report.errors == 1, report.findings
+        return next(finding for finding in report.findings if finding.severity == "error")
+
+    def delete(self, row: str) -> None:
+        where = layout.topic_partition(self.orders.incarnation, 0)
+        self.catalog.write(where, Delete(row), write_id=self.ids.new())
+
+    def replace_object(self, run: Run, data: bytes) -> None:
+        self.store.replace(run.object, data, self.store.head(run.object).etag)

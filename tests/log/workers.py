@@ -1,23 +1,21 @@
 """``python -m tests.log.workers``: a nursery of producers and consumers that a test kills.
 
 It reads lines ``produce|consume HOME TOPIC FILE``, forks a worker for each, and prints its process
-id: a forked worker needs no second to load its modules. A producer writes a line into its file for
-each event that was acknowledged; a consumer one for each event before it is handled, and one for
-each commit after it returned. Each line carries the machine's monotonic time.
+id. A producer writes a line into its file for each event that was acknowledged; a consumer one for
+each event before it is handled, and one for each commit after it returned. Each line carries the
+machine's monotonic time.
 """
 
 from __future__ import annotations
 
 import os
-import signal
-import sys
 import time
-import traceback
 
 import tidelog
 import tidelog.catalog.dynamodb
 import tidelog.catalog.sqlite
 import tidelog.store.remote
+from tests.nursery import fork_workers
 from tidelog.errors import FencedError, UnavailableError
 
 
@@ -59,19 +57,5 @@ def work(role: str, where: str, topic: str, path: str) -> None:
         {"produce": produce, "consume": consume}[role](opened, topic, descriptor)
 
 
-def main() -> None:
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those who were killed
-    for line in sys.stdin:
-        worker = os.fork()
-        if worker == 0:
-            os.close(0)
-            try:
-                work(*line.split())
-            except BaseException:  # noqa: BLE001 - shown, and the test finds the worker gone
-                traceback.print_exc()
-            os._exit(1)
-        print(worker, flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    fork_workers(work)

@@ -10,8 +10,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter, defaultdict
@@ -21,19 +19,18 @@ from typing import Any
 
 import pytest
 
+from tests.nursery import Nursery, is_alive
 from tests.pipeline.test_kinesis import merge, split
+from tests.playback.stage import playback_state
 from tests.servers.moto import Moto
 from tests.sources.kinesis_server import running_kinesis
 from tests.sources.test_kinesis import KEYS, Stream
 from tidelog import Home
 from tidelog.home import World, create_home
-from tidelog.model import layout
 from tidelog.model.event import to_iso
 from tidelog.model.playback import PlaybackState
-from tidelog.model.run import decode_row
 from tidelog.settings import Settings
 
-ROOT = Path(__file__).parents[2]
 NAME = "again"  # of the playback
 KEYS_COUNT = 17
 STEPS: list[Callable[[Stream], None]] = [
@@ -61,46 +58,24 @@ class Commands:
     def __init__(self, home: Home, output: Path) -> None:
         self._home = home
         self._output = output
-        self._nursery = subprocess.Popen(
-            [sys.executable, "-m", "tests.playback.players"],
-            cwd=ROOT,
-            env={**os.environ, **KEYS},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        self._nursery = Nursery("tests.playback.players", KEYS)
 
     def __enter__(self) -> Commands:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with self._nursery as nursery:
-            assert nursery.stdin is not None
-            nursery.stdin.close()
+        self._nursery.close()
 
     def start(self, *words: str) -> int:
         """Begin one; its process id."""
-        assert self._nursery.stdin is not None
-        assert self._nursery.stdout is not None
-        line = " ".join([str(self._output), "--home", self._home.config, *words])
-        self._nursery.stdin.write(line + "\n")
-        self._nursery.stdin.flush()
-        return int(self._nursery.stdout.readline())
+        return self._nursery.start(self._output, "--home", self._home.config, *words)
 
     def wait(self, process: int) -> None:
         """Until it has ended, by whatever."""
         deadline = time.monotonic() + 120
-        while _is_alive(process):
+        while is_alive(process):
             assert time.monotonic() < deadline, Path(f"{self._output}.err").read_text()
             time.sleep(0.02)
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 class Feeder:
@@ -202,8 +177,7 @@ class Playing:
         self.in_flight: set[int] = set()  # numbers of events, when one died
 
     def state(self) -> PlaybackState:
-        row = self._home.catalog.get(layout.playback_partition(NAME), layout.PLAYBACK_STATE)
-        return decode_row(row.value, PlaybackState, "state") if row else PlaybackState()
+        return playback_state(self._home, NAME)
 
     def start(self) -> int:
         return self._commands.start(*self._words)

@@ -9,8 +9,9 @@ from collections import Counter
 import pytest
 
 from tests.pipeline.fakes import LinesSink, ListSource, listed
+from tests.pipeline.racing import race_two
 from tidelog.catalog.memory import MemoryCatalog
-from tidelog.errors import CorruptError, FencedError, TidelogError, UnavailableError
+from tidelog.errors import CorruptError, FencedError, UnavailableError
 from tidelog.log.archives import read_partitions, read_progress
 from tidelog.log.base import Log
 from tidelog.model import layout
@@ -24,17 +25,8 @@ from tidelog.sources.base import SourcePartition
 from tidelog.store.memory import MemoryStore
 from tidelog.store.retry import RetryingStore
 from tidelog.testing.clock import FakeClock, seeded_ids
-from tidelog.testing.faults import Fault, Faults, FaultyCatalog, FaultyStore
+from tidelog.testing.faults import Faults, FaultyCatalog, FaultyStore
 from tidelog.testing.scheduler import Crash, Scheduler
-
-RATES = {
-    Fault.LOSE_REQUEST: 0.02,
-    Fault.LOSE_REPLY: 0.06,
-    Fault.DUPLICATE: 0.04,
-    Fault.DELAY: 0.15,
-    Fault.CRASH_BEFORE: 0.01,
-    Fault.CRASH_AFTER: 0.01,
-}
 
 
 class Archive:
@@ -139,26 +131,16 @@ def test_a_driver_that_dies_after_any_call_is_finished_by_the_next(call: int) ->
 @pytest.mark.parametrize("block", range(5))
 def test_two_drivers_at_once_in_a_bad_world(block: int) -> None:
     for seed in range(block * 20, block * 20 + 20):
-        archive = Archive()
-        scheduler = Scheduler(seed)
-        faults = Faults(scheduler.random, RATES, scheduler)
+        race_drivers(Archive(), seed)
 
-        def drive(
-            archive: Archive = archive, faults: Faults = faults, s: Scheduler = scheduler
-        ) -> None:
-            for _ in range(4):
-                try:
-                    archive.drive(archive.log(faults, s))
-                except TidelogError as exc:
-                    if isinstance(exc, CorruptError):
-                        raise
-                s.clock.sleep(s.random.random())
 
-        scheduler.spawn("one", drive)
-        scheduler.spawn("two", drive)
-        scheduler.run(after_step=lambda archive=archive: _holds(archive))  # type: ignore[misc]
-        archive.drive(archive.log())
-        archive.check()
+def race_drivers(archive: Archive, seed: int) -> None:
+    def act(faults: Faults, scheduler: Scheduler) -> None:
+        archive.drive(archive.log(faults, scheduler))
+
+    race_two(seed, 4, act, lambda: _holds(archive))
+    archive.drive(archive.log())
+    archive.check()
 
 
 def _holds(archive: Archive) -> None:

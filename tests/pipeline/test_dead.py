@@ -19,6 +19,7 @@ import pytest
 
 from tests.pipeline.fakes import ListSource
 from tests.pipeline.looking import AT, AT_OR_WHEN, a_home, an_archive, drive, fill, value
+from tests.pipeline.racing import race_two
 from tidelog import Event, Home
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.codec.events import EVENT_SCHEMA, table_of, with_position
@@ -54,18 +55,10 @@ from tidelog.store.base import Store
 from tidelog.store.memory import MemoryStore
 from tidelog.store.retry import RetryingStore
 from tidelog.testing.clock import FakeClock, seeded_ids
-from tidelog.testing.faults import Fault, Faults, FaultyCatalog, FaultyStore
+from tidelog.testing.faults import Faults, FaultyCatalog, FaultyStore
 from tidelog.testing.scheduler import Crash, Scheduler
 
 CALLS = 80  # of a whole replay, or somewhat more
-RATES = {
-    Fault.LOSE_REQUEST: 0.02,
-    Fault.LOSE_REPLY: 0.06,
-    Fault.DUPLICATE: 0.04,
-    Fault.DELAY: 0.15,
-    Fault.CRASH_BEFORE: 0.01,
-    Fault.CRASH_AFTER: 0.01,
-}
 DIED = "ignore::pytest.PytestUnraisableExceptionWarning"  # a writer that dies closes no file
 RUN = """
 import sys
@@ -298,29 +291,19 @@ def test_a_replay_that_dies_after_any_call_is_finished_by_the_next(
 @pytest.mark.parametrize("block", range(4))
 def test_two_replays_at_once_in_a_bad_world(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
     for seed in range(block * 10, block * 10 + 10):
-        ground = Ground(monkeypatch)
-        scheduler = Scheduler(seed)
-        faults = Faults(scheduler.random, RATES, scheduler)
+        race_replays(Ground(monkeypatch), seed)
 
-        def drive(
-            ground: Ground = ground, faults: Faults = faults, s: Scheduler = scheduler
-        ) -> None:
-            for _ in range(3):
-                try:
-                    ground.replay(ground.log(faults, s))
-                except TidelogError as exc:
-                    if isinstance(exc, CorruptError):
-                        raise
-                s.clock.sleep(s.random.random())
 
-        def no_doubles(ground: Ground = ground) -> None:
-            assert max(ground.listed().values()) == 1
+def race_replays(ground: Ground, seed: int) -> None:
+    def act(faults: Faults, scheduler: Scheduler) -> None:
+        ground.replay(ground.log(faults, scheduler))
 
-        scheduler.spawn("one", drive)
-        scheduler.spawn("two", drive)
-        scheduler.run(after_step=no_doubles)
-        ground.replay(ground.log())
-        ground.check(is_done=True)
+    def no_doubles() -> None:
+        assert max(ground.listed().values()) == 1
+
+    race_two(seed, 3, act, no_doubles)
+    ground.replay(ground.log())
+    ground.check(is_done=True)
 
 
 def offsets_of(home: Home, archive: Archive) -> Counter[Key]:

@@ -7,12 +7,15 @@ from collections.abc import Iterable, Iterator, Sequence
 import pyarrow as pa
 
 from tests.log.upkeep import House
+from tidelog import Home
 from tidelog.catalog.base import Catalog, Change, Row
 from tidelog.codec.events import table_of
 from tidelog.codec.segment import encode_segment
 from tidelog.log.read import Reader
+from tidelog.model import layout
 from tidelog.model.event import Event
-from tidelog.model.playback import Cursor, Pin, TimeRange
+from tidelog.model.playback import Cursor, Pin, PlaybackState, TimeRange
+from tidelog.model.run import decode_row
 from tidelog.model.topic import Topic
 from tidelog.playback.pin import AsOf, pin_topic
 from tidelog.playback.play import play
@@ -74,6 +77,12 @@ class Stage(House):
             start = self.head(topic, partition).start
             for stretch in Reader(self.log, topic, partition).stretches(start):
                 yield from stretch.events()
+
+
+def playback_state(home: Home, name: str) -> PlaybackState:
+    """How far a named playback of a home is."""
+    row = home.catalog.get(layout.playback_partition(name), layout.PLAYBACK_STATE)
+    return decode_row(row.value, PlaybackState, "state") if row else PlaybackState()
 
 
 def places(batches: Iterable[pa.RecordBatch]) -> Iterator[Place]:

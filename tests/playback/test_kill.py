@@ -6,8 +6,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -15,15 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.playback.stage import T0
+from tests.nursery import Nursery, is_alive
+from tests.playback.stage import T0, playback_state
 from tidelog import Event, Home
 from tidelog.home import create_home
-from tidelog.model import layout
 from tidelog.model.playback import PlaybackState
-from tidelog.model.run import decode_row
 from tidelog.settings import load_settings
 
-ROOT = Path(__file__).parents[2]
 EVENTS = 1_500
 SPAN_MS = 60_000
 
@@ -55,21 +51,13 @@ class Players:
             *("--start", "2023-11-14T22:13:20Z", "--end", "2023-11-14T22:14:20Z"),
             *("--speed", "20"),
         ]
-        self._nursery = subprocess.Popen(
-            [sys.executable, "-m", "tests.playback.players"],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        self._nursery = Nursery("tests.playback.players")
 
     def __enter__(self) -> Players:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with self._nursery as nursery:
-            assert nursery.stdin is not None
-            nursery.stdin.close()
+        self._nursery.close()
 
     def kill(self, kills: int, at_once: int = 1) -> None:
         """Let players die, each after some events more, and the last ones finish."""
@@ -80,34 +68,21 @@ class Players:
             os.kill(living.pop(chance.randrange(len(living))), signal.SIGKILL)
             living.append(self._start())
         self._wait_for(EVENTS)
-        while any(map(_is_alive, living)):
+        while any(map(is_alive, living)):
             time.sleep(0.05)
         assert self._state().finished_ms
 
     def _start(self) -> int:
-        assert self._nursery.stdin is not None
-        assert self._nursery.stdout is not None
-        self._nursery.stdin.write(" ".join([str(self.output), *self._words]) + "\n")
-        self._nursery.stdin.flush()
-        return int(self._nursery.stdout.readline())
+        return self._nursery.start(self.output, *self._words)
 
     def _state(self) -> PlaybackState:
-        row = self._home.catalog.get(layout.playback_partition("p"), layout.PLAYBACK_STATE)
-        return decode_row(row.value, PlaybackState, "state") if row else PlaybackState()
+        return playback_state(self._home, "p")
 
     def _wait_for(self, number: int) -> None:
         deadline = time.monotonic() + 120
         while max(self._state().number, self._state().until_number) < number:
             assert time.monotonic() < deadline, Path(f"{self.output}.err").read_text()
             time.sleep(0.02)
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def wanted() -> Counter[str]:

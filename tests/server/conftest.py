@@ -8,10 +8,22 @@ from pathlib import Path
 import pytest
 
 from tests.server.serving import Served, serving
+from tests.server.visiting import Browser
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[Served]:
-    """An open server on loopback, with a topic ``t`` of one partition."""
-    with serving(tmp_path) as found:
+def served(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Served]:
+    """An open server on loopback, with a topic ``t`` of one partition.
+
+    What else is in its home is up to the module of the test: its ``fill_home``, if it has one.
+    """
+    first = getattr(request.module, "fill_home", lambda home: None)
+    with serving(tmp_path, first=first) as found:
+        yield found
+
+
+@pytest.fixture
+def browser(served: Served) -> Iterator[Browser]:
+    """A person's browser, in front of that server."""
+    with Browser(served) as found:
         yield found

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
-from tests.server.serving import Served, serving
+from tests.server.serving import Served
 from tests.server.test_console_pages import eventually
 from tests.server.visiting import Browser, text_of
 from tidelog import Event, Home
@@ -19,7 +16,7 @@ from tidelog.pipeline.pump import Pumping, open_pump
 from tidelog.pipeline.workers import LocalWorkers
 
 
-def fill(home: Home) -> None:
+def fill_home(home: Home) -> None:
     home.create_topic("copy")
     log = home.log
     wanted = Archive(
@@ -45,18 +42,6 @@ def fill(home: Home) -> None:
 def drive(home: Home) -> None:
     pipeline = open_pipeline(home, find_archive(home, "daily"), LocalWorkers())
     Driver(home.log, pipeline, Driving()).run()
-
-
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[Served]:
-    with serving(tmp_path, first=fill) as found:
-        yield found
-
-
-@pytest.fixture
-def browser(served: Served) -> Iterator[Browser]:
-    with Browser(served) as found:
-        yield found
 
 
 def test_archives_and_pumps_are_listed(served: Served, browser: Browser) -> None:

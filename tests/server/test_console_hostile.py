@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.server.serving import Served, serving
+from tests.server.serving import Served
 from tests.server.test_console_gate import check_own
 from tests.server.visiting import Browser, text_of
 from tidelog import Event, Home
@@ -40,7 +37,7 @@ HOSTILE = [
 NAME = "<img src=x onerror=alert(1)>\u202e.. &x=1#?%2e"
 
 
-def fill(home: Home) -> None:
+def fill_home(home: Home) -> None:
     home.append("t", [Event(value, timestamp=1_000) for value in HOSTILE])
     home.append("t", [Event(None, timestamp=1_000)])
     home.append(
@@ -51,18 +48,6 @@ def fill(home: Home) -> None:
         with home.consumer("t", name) as consumer:
             consumer.poll(1)
             consumer.commit()
-
-
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[Served]:
-    with serving(tmp_path, first=fill) as found:
-        yield found
-
-
-@pytest.fixture
-def browser(served: Served) -> Iterator[Browser]:
-    with Browser(served) as found:
-        yield found
 
 
 def check(page: str) -> None:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
-from tests.server.serving import Served, serving
+from tests.server.serving import Served
 from tests.server.visiting import Browser, forms_of, text_of
 from tidelog import Event, Home, UnavailableError
 
 START_MS = 1_763_200_000_000
 
 
-def fill(home: Home) -> None:
+def fill_home(home: Home) -> None:
     home.create_topic("orders", 3)
     events = [
         Event(
@@ -31,18 +30,6 @@ def fill(home: Home) -> None:
     with home.consumer("orders", "billing") as consumer:
         consumer.poll(50)
         consumer.commit()
-
-
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[Served]:
-    with serving(tmp_path, first=fill) as found:
-        yield found
-
-
-@pytest.fixture
-def browser(served: Served) -> Iterator[Browser]:
-    with Browser(served) as found:
-        yield found
 
 
 def eventually(page: Callable[[], str], *wanted: str) -> str:

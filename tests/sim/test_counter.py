@@ -10,7 +10,8 @@ from collections import Counter
 
 import pytest
 
-from tidelog.catalog.base import ABSENT, Catalog, Change, Put
+from tests.sim.planted import OwnAttemptIsConflict
+from tidelog.catalog.base import ABSENT, Catalog, Put
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.clock import RandomIds
 from tidelog.errors import ConflictError, UnavailableError, UnknownOutcomeError
@@ -80,25 +81,11 @@ def test_one_seed_runs_the_same_twice() -> None:
     assert first != Simulation(12).run()
 
 
-class TakesLostReplyForConflict(FaultyCatalog):
-    """The planted bug: a repeat that finds its own first attempt reports a conflict."""
-
-    def write(self, partition: str, *changes: Change, write_id: str) -> None:
-        try:
-            self.faults.call(
-                "write",
-                lambda: self.inner.write(partition, *changes, write_id=write_id),
-                TimeoutError,
-            )
-        except TimeoutError as exc:
-            raise ConflictError("wrong: it may have landed") from exc
-
-
 def test_the_simulation_catches_a_lost_reply_taken_for_a_conflict() -> None:
     caught = 0
     for seed in range(20):
         try:
-            Simulation(seed, TakesLostReplyForConflict).run()
+            Simulation(seed, OwnAttemptIsConflict).run()
         except AssertionError:
             caught += 1
     assert caught > 15

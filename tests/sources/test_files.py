@@ -402,28 +402,6 @@ def test_a_relative_path_stays_what_it_was(tmp_path: Path, monkeypatch: pytest.M
     assert values(source, "a.txt", "in") == [b"x"]
 
 
-@pytest.mark.parametrize(
-    ("address", "says"),
-    [
-        ("file:", "give file:PATH"),
-        ("file://elsewhere/x", "give file:PATH"),
-        ("file:/x?format=parkett", "did you mean `parquet`"),
-        ("file:/x?formt=parquet", "did you mean `format`"),
-        ("file:/x?generation=one", "is no generation"),
-        ("file:/x?format=jsonlines&mode=evnts", "did you mean `events`"),
-        ("file:/x?format=parquet&schema=n%20bigit", "bigint"),
-        ("file:/x?token=hush", "looks like a secret"),
-        ("fil:/x", "did you mean `file`"),
-    ],
-)
-def test_what_is_wrong_is_refused_in_one_line(address: str, says: str) -> None:
-    with pytest.raises(InvalidError) as caught:
-        open_source(address, environ={})
-    assert says in caught.value.message
-    assert "\n" not in caught.value.message
-    assert "hush" not in caught.value.message
-
-
 @pytest.mark.server
 def test_a_folder_of_a_bucket(
     tmp_path: Path, s3_server: S3, monkeypatch: pytest.MonkeyPatch

@@ -6,7 +6,6 @@ import logging
 import pickle
 import uuid
 from collections import defaultdict
-from collections.abc import Iterator
 from decimal import Decimal
 
 import cassandra
@@ -35,23 +34,13 @@ from tidelog.sources import scylla_read as reading
 from tidelog.sources.base import Range, SourcePartition
 from tidelog.sources.scylla_place import format_scylla, parse_scylla
 from tidelog.sources.scylla_position import Place, is_before
-from tidelog.sources.scylla_session import ScyllaSession, close_sessions
+from tidelog.sources.scylla_session import ScyllaSession
 from tidelog.sources.scylla_streams import group_of
 
 SHAPES: tuple[Shape, ...] = ("one table", "two tables", "tablets")
 SECOND = 1_000
 
-
-@pytest.fixture(autouse=True, scope="module")
-def _no_session_outlives_its_server() -> Iterator[None]:
-    yield
-    close_sessions()
-
-
-@pytest.fixture
-def play(cassandra_server: Cassandra) -> Iterator[Play]:
-    with a_play(cassandra_server) as made:
-        yield made
+pytestmark = pytest.mark.usefixtures("no_session_outlives_its_server")
 
 
 def fill(play: Play, count: int, start_ms: int = START_MS, step_ms: int = SECOND) -> None:

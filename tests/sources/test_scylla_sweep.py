@@ -39,23 +39,12 @@ from tidelog.pipeline.workers import LocalWorkers
 from tidelog.settings import Settings
 from tidelog.sources import scylla_sweep
 from tidelog.sources.scylla_rows import LATE
-from tidelog.sources.scylla_session import close_sessions
 from tidelog.testing.clock import FakeClock
 
 ROOT = Path(__file__).resolve().parents[2]
 LATEST_S = 40
 
-
-@pytest.fixture(autouse=True, scope="module")
-def _no_session_outlives_its_server() -> Iterator[None]:
-    yield
-    close_sessions()
-
-
-@pytest.fixture
-def play(cassandra_server: Cassandra) -> Iterator[Play]:
-    with a_play(cassandra_server) as made:
-        yield made
+pytestmark = pytest.mark.usefixtures("no_session_outlives_its_server")
 
 
 @pytest.fixture

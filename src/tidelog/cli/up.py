@@ -45,6 +45,11 @@ _DEMO_SCRIBE = ("--every", "15s", "--discard-older", "1m", "--older-than", "1m")
     metavar="D",
     help="What is under way may take so long to finish when told to stop.",
 )
+@click.option(
+    "--metrics-file",
+    type=click.Path(dir_okay=False, resolve_path=True),
+    help="Keep the scribe's Prometheus text in this file.",
+)
 @json_option
 @click.pass_context
 def up(context: click.Context, output: Output, /, **given: Any) -> None:
@@ -94,7 +99,9 @@ def _programs(given: dict[str, Any], port: int) -> list[tuple[str, list[str]]]:
         ("serve", ["serve", "--host", given["host"], "--port", str(port)]),
         ("follow", ["follow", *master]),
     ]
-    programs.append(("scribe", ["scribe", *(_DEMO_SCRIBE if given["demo"] else ())]))
+    figures = ["--metrics-file", given["metrics_file"]] if given["metrics_file"] else []
+    rate = _DEMO_SCRIBE if given["demo"] else ()
+    programs.append(("scribe", ["scribe", *rate, *figures]))
     if given["demo"]:
         programs.append(("sample traffic", ["sample-traffic"]))
     return programs

@@ -1,0 +1,80 @@
+"""A crowd of workers around topic ``t``, some of which a test kills, and what they wrote."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.nursery import Nursery
+from tidelog import Home
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line that a worker wrote."""
+
+    at: int
+    worker: str
+    verb: str
+    partition: int
+    offset: int
+    value: str
+
+
+class Crowd:
+    """Workers of a home that write what they do into files of a folder."""
+
+    def __init__(self, nursery: Nursery, config: str, folder: Path, seed: int) -> None:
+        self._nursery = nursery
+        self._config = config
+        self._folder = folder
+        self._random = random.Random(seed)
+        self._workers: list[tuple[str, int]] = []  # that live until they are killed
+
+    def stop(self) -> None:
+        for _, worker in self._workers:
+            os.kill(worker, signal.SIGKILL)
+        self._nursery.close()
+
+    def lines(self) -> list[Line]:
+        """All that was written so far, in its order."""
+        found = []
+        for file in self._folder.glob("*.log"):
+            for text in file.read_text().splitlines():
+                at, verb, partition, offset, *value = text.split(" ")
+                where = (int(partition), int(offset), "".join(value))
+                found.append(Line(int(at), file.stem, verb, *where))
+        return sorted(found, key=lambda line: line.at)
+
+    def _start(self, role: str, *more: object) -> int:
+        """Begin a worker that is not killed by the crowd; its process id."""
+        file = self._folder / f"{role}-{self._random.getrandbits(64):016x}.log"
+        return self._nursery.start(role, self._config, "t", file, *more)
+
+    def _add(self, role: str, *more: object) -> None:
+        self._workers.append((role, self._start(role, *more)))
+
+    def _replace_one(self, *more: object) -> None:
+        """Kill one of those who live, and begin another of its role."""
+        role, worker = self._workers.pop(self._random.randrange(len(self._workers)))
+        os.kill(worker, signal.SIGKILL)  # raises if it ended by itself
+        self._add(role, *more)
+
+
+def drain(home: Home, folder: Path, partitions: int) -> int:
+    """The last consumer, which nobody kills, handles what is left; how many events."""
+    count = 0
+    with home.consumer("t", "c") as consumer, (folder / "consume-last.log").open("w") as out:
+        end = time.monotonic() + 60
+        while len(consumer.partitions()) < partitions or not consumer.caught_up():
+            assert time.monotonic() < end, "leases of dead processes were not taken over"
+            for event in consumer.poll(1_000, timeout_s=0.2):
+                now, value = time.monotonic_ns(), (event.value or b"").decode()
+                out.write(f"{now} handled {event.partition} {event.offset} {value}\n")
+                count += 1
+            consumer.commit()
+    return count
