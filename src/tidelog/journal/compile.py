@@ -155,8 +155,12 @@ class Compiling:
             ) from lost
 
     def pages(self, planned: Planned) -> Pages:
-        """The amendments of a group, page by page."""
-        end = planned.work.group.end
+        """The amendments of a group, page by page; not read again where the plan has them all."""
+        group, marks = planned.work.group, self._marks
+        if marks and marks.known is not None and marks.amendments == planned.head.amendments:
+            known = marks.known.between(group.base, group.end)
+            return lambda _: known
+        end = group.end
 
         def page(at: int) -> Amendments:
             return pending(self._log, self._topic, self._partition, planned.head, at, end)

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from tidelog.errors import CorruptError, NotFoundError
 from tidelog.journal.policy import RUNS_AT_ONCE, Candidate, Group, Policy, choose_groups
+from tidelog.log.amended import Amendments, pending
 from tidelog.log.base import Log
 from tidelog.log.topics import read_head
 from tidelog.model import layout
@@ -48,6 +49,8 @@ class Marks:
     """
 
     next: int
+    amendments: int  # the sequence of the newest
+    known: Amendments | None  # all of them, where they are few
     offsets: _Numbers
     sequences: _Numbers
     times_ms: _Numbers
@@ -88,17 +91,19 @@ def make_plan(log: Log, place: tuple[Topic, int], head: Head, policy: Policy, ma
 
 def read_marks(log: Log, topic: Topic, partition: int, head: Head) -> Marks:
     """What is there as of a head."""
-    found: list[tuple[int, int, int]] = []
-    if head.amended is not None:
+    page = pending(log, topic, partition, head, 0)
+    rows = page.offsets.tolist(), page.rows
+    found = [(at, row.sequence, row.at_ms) for at, row in zip(*rows, strict=True)]
+    if page.end is not None and head.amended is not None:
         where = layout.topic_partition(topic.incarnation, partition)
-        first, last = head.amended
-        for row in log.catalog.scan(where, layout.amend_row(first), layout.amend_row(last + 1)):
-            what = f"row `{row.row}` of `{topic.name}/{partition}`"
-            mark = decode_row(row.value, _Mark, what)
-            if mark.sequence <= head.amendments:
-                found.append((layout.amend_offset(row.row), mark.sequence, mark.at_ms))
+        bounds = layout.amend_row(page.end), layout.amend_row(head.amended[1] + 1)
+        for row in log.catalog.scan(where, *bounds):
+            mark = decode_row(row.value, _Mark, f"row `{row.row}` of `{topic.name}/{partition}`")
+            found.append((layout.amend_offset(row.row), mark.sequence, mark.at_ms))
     columns = np.array(found, np.int64).reshape(-1, 3)
-    return Marks(head.next, columns[:, 0], columns[:, 1], columns[:, 2])
+    columns = columns[columns[:, 1] <= head.amendments]
+    known = page if page.end is None else None
+    return Marks(head.next, head.amendments, known, columns[:, 0], columns[:, 1], columns[:, 2])
 
 
 def _read_rows(log: Log, topic: Topic, partition: int, head: Head) -> list[Run]:
