@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import crc32c
 import msgspec
@@ -27,6 +28,8 @@ from tidelog.log.topics import find_topic, read_head
 from tidelog.log.verify import verify_topic
 from tidelog.model import layout
 from tidelog.model.run import Head, Run
+from tidelog.store.base import Store
+from tidelog.testing.scheduler import Scheduler
 
 __all__ = ["CompiledWorld", "State"]
 
@@ -38,6 +41,23 @@ class State:
     """What an event may be, from some moment on; None: deleted."""
 
     value: bytes | None
+
+
+class Stalling:
+    """A store that takes long to answer, now and then, when something has been put."""
+
+    def __init__(self, store: Store, scheduler: Scheduler) -> None:
+        self._store = store
+        self._scheduler = scheduler
+
+    def put(self, key: str, data: bytes) -> str:
+        etag = self._store.put(key, data)
+        if self._scheduler.random.random() < 0.3:
+            self._scheduler.sleep(self._scheduler.random.uniform(0, 20))
+        return etag
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
 
 
 class CompiledWorld(World):
@@ -57,6 +77,7 @@ class CompiledWorld(World):
 
     def compile(self) -> None:
         log = self._log()
+        log = replace(log, store=cast("Store", Stalling(log.store, self.scheduler)))
         topic = find_topic(log, "t")
         for _ in range(6):
             log.clock.sleep(self.scheduler.random.uniform(0.1, 3))
