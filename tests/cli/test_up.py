@@ -30,7 +30,8 @@ def values(home: Home, topic: str, partitions: int = 1) -> list[bytes]:
 def test_one_command_serves_follows_what_is_made_meanwhile_and_stops_without_a_loss(
     home: Home, place: Path
 ) -> None:
-    with upped(place) as up:
+    figures = place.parent / "scribe.prom"
+    with upped(place, "--metrics-file", str(figures)) as up:
         url = up.url
         home.create_topic("orders")
         home.create_topic("copy")
@@ -44,6 +45,7 @@ def test_one_command_serves_follows_what_is_made_meanwhile_and_stops_without_a_l
         up.part("pump copier")
         eventually("the archive follows", lambda: archived(home, "raw") == 5)
         eventually("the pump follows", lambda: len(values(home, "copy")) == 5)
+        eventually("the scribe has had a turn", figures.exists)
         [keeper] = list_keepers(home.log)
         assert keeper.url == url
         assert {"serve", "follow"} <= {part.name for part in keeper.parts}
@@ -62,6 +64,7 @@ def test_one_command_serves_follows_what_is_made_meanwhile_and_stops_without_a_l
         posting.join()
         assert all(is_gone(pid) for pid in up.pids())
         assert list_keepers(home.log) == []
+    assert "tidelog_scribe_last_turn_timestamp_seconds" in figures.read_text()
     kept = [value.decode() for value in values(home, "orders")][5:]
     assert set(answered) <= set(kept)
     assert len(kept) == len(set(kept))
