@@ -11,9 +11,10 @@ import pyarrow as pa
 
 from tidelog.cli.exit_codes import FailedError
 from tidelog.cli.lines import Lines
-from tidelog.errors import InvalidError, NotFoundError, PartialAppendError, TidelogError
+from tidelog.errors import InvalidError, PartialAppendError, TidelogError
 from tidelog.home import Home
 from tidelog.log.flush import SendFuture
+from tidelog.log.topics import find_target
 from tidelog.model.event import Event, check_event
 
 __all__ = ["Parse", "Storing", "Tally", "storing"]
@@ -63,23 +64,12 @@ def storing(
 
     With ``if_absent``, which goes without a name, events are refused whose ids are there.
     """
-    _find_or_hint(home, topic)  # told before any input is read
+    find_target(home.log, topic)  # told before any input is read
     if name is None:
         yield _Appended(home, topic, parse, if_absent)
     else:
         with contextlib.closing(_Sent(home, topic, name, parse or Event)) as sent:
             yield sent
-
-
-def _find_or_hint(home: Home, topic: str) -> None:
-    """``NotFoundError`` that says how to make a topic which is not there."""
-    try:
-        home.topic(topic)
-    except NotFoundError as exc:
-        if "topic" not in exc.context:  # it is there, half made or half deleted
-            raise
-        hint = f"or create it with `tidelog topic create {topic}`"
-        raise NotFoundError(f"{exc.message}, {hint}", topic=topic) from exc
 
 
 class _Appended:

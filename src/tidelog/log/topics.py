@@ -43,7 +43,14 @@ from tidelog.model.address import nearest
 from tidelog.model.run import Head, decode_row, encode_row
 from tidelog.model.topic import Topic, check_topic_name
 
-__all__ = ["create_topic", "delete_topic", "find_topic", "list_topics", "read_head"]
+__all__ = [
+    "create_topic",
+    "delete_topic",
+    "find_target",
+    "find_topic",
+    "list_topics",
+    "read_head",
+]
 
 _NAMES = 1_000  # of topics that are compared with one that is not found
 _CREATORS = 8  # heads written at once; each is a round trip on a remote catalog
@@ -93,6 +100,17 @@ def find_topic(log: Log, name: str) -> Topic:
     if topic.state == "deleting":
         raise NotFoundError(f"topic `{name}`: is being deleted: delete it again to finish")
     return topic
+
+
+def find_target(log: Log, name: str) -> Topic:
+    """The topic of a name, to write to it. ``NotFoundError`` that says how to make it."""
+    try:
+        return find_topic(log, name)
+    except NotFoundError as exc:
+        if "topic" not in exc.context:  # it is there, half made or half deleted
+            raise
+        hint = f"or create it with `tidelog topic create {name}`"
+        raise NotFoundError(f"{exc.message}, {hint}", topic=name) from exc
 
 
 def list_topics(log: Log) -> Iterator[Topic]:

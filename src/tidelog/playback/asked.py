@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tidelog.errors import InvalidError
 from tidelog.log.base import Log
-from tidelog.log.topics import find_topic
+from tidelog.log.topics import find_target, find_topic
 from tidelog.model.event import to_iso
 from tidelog.model.playback import Pin, Pinned, time_range
 from tidelog.model.times import moment_ms
@@ -68,7 +68,7 @@ def pinned_playback(
     plays into, was deleted and made again.
     """
     address = check_outlet(asked.sink, named=True)
-    target = find_topic(log, address.path).incarnation if address.scheme == "topic" else ""
+    target = find_target(log, address.path).incarnation if address.scheme == "topic" else ""
     found = find_playback(log, name)
     if found is None:
         topic, pin = pin_asked(log, asked, pool)

@@ -23,7 +23,7 @@ from tidelog.errors import AlreadyExistsError, InternalError, InvalidError
 from tidelog.log.append import Appender, Stored
 from tidelog.log.base import Log
 from tidelog.log.partitioner import partitions_for, split
-from tidelog.log.topics import find_topic
+from tidelog.log.topics import find_target
 from tidelog.model.address import Address
 from tidelog.model.limits import BATCH_EVENTS_MAX
 from tidelog.model.topic import Topic
@@ -39,7 +39,7 @@ def target_of(log: Log, address: Address) -> Topic:
     keeps_partition(address)
     if address.host:
         raise InvalidError(f"sink `{address.text}`: give topic:NAME, without slashes")
-    return find_topic(log, address.path)
+    return find_target(log, address.path)
 
 
 def open_topic(address: Address, setting: Setting) -> TopicOutlet:

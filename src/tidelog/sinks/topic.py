@@ -31,7 +31,7 @@ from tidelog.log.base import Log, OpenLog
 from tidelog.log.ledger import NOTHING_ERASED, read_erased
 from tidelog.log.partitioner import partitions_for
 from tidelog.log.staged import append_staged, is_appended
-from tidelog.log.topics import find_topic
+from tidelog.log.topics import find_target
 from tidelog.model.address import Address
 from tidelog.model.pipeline import Manifest
 from tidelog.model.topic import Topic
@@ -69,7 +69,7 @@ def open_topic(address: Address, open_log: OpenLog) -> TopicSink:
     if address.host:
         raise InvalidError(f"sink `{address.text}`: give topic:NAME, without slashes")
     with open_log() as log:
-        topic = find_topic(log, address.path)
+        topic = find_target(log, address.path)
         event_bytes_max = log.settings.event_bytes_max
         settings = TopicSettings(topic, log.store.url, keep_partition, event_bytes_max)
     return TopicSink(open_log, settings)
@@ -146,7 +146,7 @@ class TopicSink:
         discard_files(self._open_store(self._settings.store), manifest.files)
 
     def _producer(self, log: Log, manifest: Manifest) -> Appender:
-        topic = find_topic(log, self._settings.topic.name)
+        topic = find_target(log, self._settings.topic.name)
         if topic.incarnation != self.incarnation:
             raise NotFoundError(
                 f"{self._what}: was deleted and made again since this pipeline began: "
