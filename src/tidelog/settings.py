@@ -9,6 +9,7 @@ know of a home. It never holds a secret: addresses with one are refused.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -135,12 +136,14 @@ def _from_text(text: str, folder: Path, said_by: str) -> dict[str, Any]:
         return {"store": text, "catalog": text, "found_in": said_by}
     if not text:
         raise InvalidError(f"{said_by}: is empty: give a folder or a config string")
+    shape = f"give a folder, a {FILE_NAME}, or a config string tidelog:?store=…&catalog=…"
     if "://" in text:
-        raise InvalidError(
-            f"{said_by} `{text}`: a home is two addresses: give a folder, or a config string "
-            "tidelog:?store=…&catalog=…"
-        )
+        raise InvalidError(f"{said_by} `{text}`: a home is two addresses: {shape}")
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:", text):
+        raise InvalidError(f"{said_by} `{text}`: looks like a URL, and is none: {shape}")
     path = (folder / text).absolute()
+    if path.suffix != ".toml" and path.is_file():
+        raise InvalidError(f"{said_by} `{text}`: is a file: {shape}")
     if path.suffix == ".toml" or (path / FILE_NAME).exists():
         file = path if path.suffix == ".toml" else path / FILE_NAME
         return _from_file(file)

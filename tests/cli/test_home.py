@@ -75,6 +75,12 @@ BAD = {
         "run `tidelog init`",
     ),
     "half a URL as home": (["--home", "s3:/b", "init"], {}, 2, "looks like a URL"),
+    "half a URL in the environment": (
+        ["topic", "list"],
+        {"TIDELOG_HOME": "s3:/b"},
+        2,
+        "TIDELOG_HOME `s3:/b`: looks like a URL",
+    ),
     "a file as home": (["--home", sys.executable, "topic", "list"], {}, 2, "is a file"),
     "a URL as home": (["--home", "s3://b", "home"], {}, 2, "two addresses"),
     "a malformed config string": (["--home", "tidelog:?x", "home"], {}, 2, "tidelog:?store=URL"),

@@ -6,12 +6,10 @@ import atexit
 import contextlib
 import errno
 import os
-import re
 import shlex
 import sys
 import traceback
 from importlib import import_module
-from pathlib import Path
 from typing import Any, NoReturn
 
 import click
@@ -119,19 +117,7 @@ def cli(context: click.Context, home_text: str | None) -> None:
       tidelog --home ./elsewhere init         make a home in another folder
       tidelog demo                            see it work, in a folder of its own
     """
-    if home_text is not None:
-        _check_home(home_text)
     context.obj = home_text
-
-
-def _check_home(text: str) -> None:
-    """Refuse what can be no home, before somebody makes a folder of such a name."""
-    shape = "give a folder, a tidelog.toml, or a config string tidelog:?store=…&catalog=…"
-    if re.match(r"(?!tidelog:|memory:)[A-Za-z][A-Za-z0-9+.-]+:(?!//)", text):
-        raise InvalidError(f"--home `{text}`: looks like a URL, and is none: {shape}")
-    path = Path(text)
-    if path.suffix != ".toml" and path.is_file():
-        raise InvalidError(f"--home `{text}`: is a file: {shape}")
 
 
 def main() -> None:
