@@ -391,6 +391,10 @@ def test_tables_of_an_archive_on_s3(
         for _ in range(2):
             for name in ("delta", iceberg):
                 register_table(home, archive, name)
+        files = [each for each in home.store.list() if "_iceberg" in each.key]
+        ours = [each for each in files if each.key.endswith(".avro")]
+        assert ours
+        assert not [each for each in ours if "-" in each.etag], "one request each, and no parts"
         place = f"s3://{bucket}/deep/{archive.folder()}"
         options = {
             **keys,

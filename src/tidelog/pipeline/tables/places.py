@@ -18,6 +18,7 @@ _KEYS = {
     "AWS_SECRET_ACCESS_KEY": "s3.secret-access-key",
     "AWS_SESSION_TOKEN": "s3.session-token",
 }
+_FILE_IO = "tidelog.pipeline.tables.iceberg_io.SmallFileIO"
 
 
 def object_url(store: str, key: str) -> str:
@@ -56,6 +57,7 @@ def iceberg_properties(store: str, environ: Mapping[str, str]) -> dict[str, str]
     endpoint, region, path_style = _s3(address, environ)
     found = {theirs: environ[name] for name, theirs in _KEYS.items() if name in environ}
     found |= {"s3.region": region, "s3.force-virtual-addressing": str(not path_style).lower()}
+    found["py-io-impl"] = _FILE_IO
     if endpoint:
         found["s3.endpoint"] = endpoint
     return found
