@@ -187,7 +187,10 @@ def _client(service: str, server: DynamoDb | Moto | S3) -> Any:
 
 def _listening(pid: int) -> set[str]:
     """The addresses on which the process accepts connections, as the kernel lists them."""
-    links = [str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir()]
+    links = []
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed since it was listed
+            links.append(str(link.readlink()))
     sockets = {link[len("socket:[") : -1] for link in links if link.startswith("socket:[")}
     rows = [
         line.split()
