@@ -1,5 +1,6 @@
 """Each server is used once, as a test would use it: what it is there for must work."""
 
+import contextlib
 import json
 import subprocess
 import sys
