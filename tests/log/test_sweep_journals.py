@@ -22,7 +22,7 @@ from tidelog.log.sweep import sweep_home
 from tidelog.log.topics import delete_topic, find_topic, read_head
 from tidelog.log.verify import verify_topic
 from tidelog.model import layout
-from tidelog.model.run import Held, decode_row
+from tidelog.model.run import HeldRow, decode_row
 from tidelog.model.topic import Topic
 from tidelog.testing.faults import Faults
 from tidelog.testing.scheduler import Crash, Scheduler
@@ -97,7 +97,7 @@ def test_journals_that_never_took_their_place_go_and_the_compiler_goes_on() -> N
     young = sweep_home(press.log, HOUR_MS)
     assert (young.objects_young, young.objects_deleted) == (1, 0)
     [row] = press.rows(topic, "compile")
-    lease = decode_row(row.value, Held, "")
+    lease = decode_row(row.value, HeldRow, "")
     assert (lease.owner, lease.epoch) == ("", 2)
     assert between.swap() is not None, "under an epoch of its own"
     assert press.journals(topic)[0].object != old
@@ -362,7 +362,7 @@ def test_a_sweep_that_does_not_raise_the_epoch_is_caught(monkeypatch: pytest.Mon
     def look_only(log: Log, topic: Topic, partition: int) -> int:
         where = layout.topic_partition(topic.incarnation, partition)
         row = log.catalog.get(where, layout.COMPILE_ROW)
-        return 0 if row is None else decode_row(row.value, Held, "").epoch + 1
+        return 0 if row is None else decode_row(row.value, HeldRow, "").epoch + 1
 
     monkeypatch.setattr(sweep_module, "_raise_epoch", look_only)
     caught = 0

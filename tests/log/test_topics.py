@@ -38,7 +38,7 @@ def test_a_topic_is_made_found_and_listed(home: Home) -> None:
         home.create_topic("orders", 3)
     with pytest.raises(NotFoundError, match=r"did you mean `orders`\?"):
         home.topic("order")
-    with pytest.raises(NotFoundError, match="not found"):
+    with pytest.raises(NotFoundError, match="tidelog topic list"):
         home.topic("clicks")
 
 

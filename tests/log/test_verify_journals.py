@@ -26,7 +26,7 @@ from tidelog.log.trim import ToOffsets, trim_topic
 from tidelog.log.verify import verify_topic
 from tidelog.model import layout
 from tidelog.model.event import Event
-from tidelog.model.run import Amendment, Held, Run, encode_row
+from tidelog.model.run import Amendment, HeldRow, Run, encode_row
 from tidelog.model.slot import journal_slots
 
 T0 = 1_700_000_000_000
@@ -268,7 +268,7 @@ def test_a_journal_that_has_amendments_nobody_made(house: Damaged) -> None:
 
 
 def test_a_compile_row_is_known(house: Damaged) -> None:
-    house.put(house.orders, "compile", encode_row(Held("me", 3)))
+    house.put(house.orders, "compile", encode_row(HeldRow("me", 3)))
     assert house.verify().findings == ()
 
 

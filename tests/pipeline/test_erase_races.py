@@ -102,13 +102,21 @@ class Paused:
         assert there.wait(30)
 
 
-def test_no_proof_is_given_while_a_range_is_under_way(
+def deleted_while_it_is_archived(
     home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
+) -> tuple[Archive, Paused]:
+    """An event that was read for the archive, and deleted before it got there."""
     people(home, "a", "gone", "c")
     archive = an_archive(home)
     paused = Paused(home, archive, monkeypatch)
     home.delete("t", ["gone"])
+    return archive, paused
+
+
+def test_no_proof_is_given_while_a_range_is_under_way(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive, paused = deleted_while_it_is_archived(home, monkeypatch)
     topic = home.topic("t")
     assert [each.waiting for each in carry_out(home, topic, 0, wait_ms=0).archives] == [1]
     proof = prove_erased(home, topic, ["gone"])
@@ -124,10 +132,7 @@ def test_no_proof_is_given_while_a_range_is_under_way(
 def test_an_erasure_waits_for_a_range_under_way(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    people(home, "a", "gone", "c")
-    archive = an_archive(home)
-    paused = Paused(home, archive, monkeypatch)
-    home.delete("t", ["gone"])
+    archive, paused = deleted_while_it_is_archived(home, monkeypatch)
     threading.Timer(0.3, paused.go.set).start()
     (report,) = carry_out(home, home.topic("t"), 0).archives
     paused.thread.join()

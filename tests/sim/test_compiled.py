@@ -9,7 +9,7 @@ from tidelog.errors import TidelogError
 from tidelog.log import references, sweep
 from tidelog.log.base import Log
 from tidelog.model import layout
-from tidelog.model.run import Held, decode_row
+from tidelog.model.run import HeldRow, decode_row
 from tidelog.model.topic import Topic
 
 BUG_SEEDS = 60
@@ -49,7 +49,7 @@ def test_a_sweep_that_does_not_raise_epochs_is_caught(monkeypatch: pytest.Monkey
     def look_only(log: Log, topic: Topic, partition: int) -> int:
         where = layout.topic_partition(topic.incarnation, partition)
         row = log.catalog.get(where, layout.COMPILE_ROW)
-        return 0 if row is None else decode_row(row.value, Held, "").epoch + 1
+        return 0 if row is None else decode_row(row.value, HeldRow, "").epoch + 1
 
     monkeypatch.setattr(sweep, "_raise_epoch", look_only)
     assert _caught()

@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from tidelog.catalog.base import Check
 from tidelog.errors import CorruptError, FencedError, NotFoundError, UnavailableError
@@ -93,6 +93,7 @@ class Planned:
     work: Work
     head: Head
     compiled: int  # what the swap expects
+    amendments: Amendments | None = None  # all of the partition, where the plan has read them
 
 
 class Compiling:
@@ -114,12 +115,14 @@ class Compiling:
     def plan(self) -> Plan:
         """Step 2. What comes after the first plan is left to the next compile."""
         head, _ = read_head(self._log, self._topic, self._partition)
+        amendments = None
         if self._marks is None:
-            self._marks = read_marks(self._log, self._topic, self._partition, head)
+            self._marks, amendments = read_marks(self._log, self._topic, self._partition, head)
         self._swapped = 0
         self._journaled = max(self._journaled, head.journaled)
         place = self._topic, self._partition
-        return make_plan(self._log, place, head, self._policy, self._marks)
+        plan = make_plan(self._log, place, head, self._policy, self._marks)
+        return replace(plan, amendments=amendments, sequence=head.amendments)
 
     def prepare(self, plan: Plan, group: Group) -> Planned:
         """The work of a group, as of now; those before it in the plan may be swapped already."""
@@ -133,7 +136,8 @@ class Compiling:
             applied=head.amendments,
             max_raw_bytes=self._policy.max_raw_bytes,
         )
-        return Planned(work, head, plan.compiled)
+        known = plan.amendments if plan.sequence == head.amendments else None
+        return Planned(work, head, plan.compiled, known)
 
     def is_stale(self, planned: Planned) -> bool:
         """Whether somebody else has swapped since the plan was made."""
@@ -156,11 +160,10 @@ class Compiling:
 
     def pages(self, planned: Planned) -> Pages:
         """The amendments of a group, page by page; not read again where the plan has them all."""
-        group, marks = planned.work.group, self._marks
-        if marks and marks.known is not None and marks.amendments == planned.head.amendments:
-            known = marks.known.between(group.base, group.end)
+        end = planned.work.group.end
+        if planned.amendments is not None:
+            known = planned.amendments.between(planned.work.group.base, end)
             return lambda _: known
-        end = group.end
 
         def page(at: int) -> Amendments:
             return pending(self._log, self._topic, self._partition, planned.head, at, end)

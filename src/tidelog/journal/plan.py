@@ -32,6 +32,8 @@ class Plan:
     compiled: int
     groups: tuple[Group, ...]
     is_whole: bool = False  # one group holds all rows: when it is done, nothing is left to do
+    amendments: Amendments | None = None  # all of them, where they were few and were just read
+    sequence: int = 0  # of the newest of these
 
 
 class _Mark(msgspec.Struct, frozen=True):
@@ -49,8 +51,6 @@ class Marks:
     """
 
     next: int
-    amendments: int  # the sequence of the newest
-    known: Amendments | None  # all of them, where they are few
     offsets: _Numbers
     sequences: _Numbers
     times_ms: _Numbers
@@ -89,8 +89,10 @@ def make_plan(log: Log, place: tuple[Topic, int], head: Head, policy: Policy, ma
     )
 
 
-def read_marks(log: Log, topic: Topic, partition: int, head: Head) -> Marks:
-    """What is there as of a head."""
+def read_marks(
+    log: Log, topic: Topic, partition: int, head: Head
+) -> tuple[Marks, Amendments | None]:
+    """What is there as of a head; the amendments too, where they are few."""
     page = pending(log, topic, partition, head, 0)
     rows = page.offsets.tolist(), page.rows
     found = [(at, row.sequence, row.at_ms) for at, row in zip(*rows, strict=True)]
@@ -102,8 +104,8 @@ def read_marks(log: Log, topic: Topic, partition: int, head: Head) -> Marks:
             found.append((layout.amend_offset(row.row), mark.sequence, mark.at_ms))
     columns = np.array(found, np.int64).reshape(-1, 3)
     columns = columns[columns[:, 1] <= head.amendments]
-    known = page if page.end is None else None
-    return Marks(head.next, head.amendments, known, columns[:, 0], columns[:, 1], columns[:, 2])
+    marks = Marks(head.next, columns[:, 0], columns[:, 1], columns[:, 2])
+    return marks, page if page.end is None else None
 
 
 def _read_rows(log: Log, topic: Topic, partition: int, head: Head) -> list[Run]:

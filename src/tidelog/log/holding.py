@@ -19,7 +19,7 @@ from tidelog.catalog.base import ABSENT, Check, Put
 from tidelog.errors import ConflictError, FencedError, UnavailableError, UnknownOutcomeError
 from tidelog.log.base import Log
 from tidelog.log.hold import Silence, beating, write_held
-from tidelog.model.run import Held, decode_row, encode_row
+from tidelog.model.run import HeldRow, decode_row, encode_row
 
 __all__ = ["Guard", "Holding"]
 
@@ -56,7 +56,7 @@ class Holding:
             row = self._log.catalog.get(self._where, self._row)
             if row is None:
                 return self._put(self._lease(1), None)
-            lease = decode_row(row.value, Held, self._what)
+            lease = decode_row(row.value, HeldRow, self._what)
             if lease.owner and not force and not self._is_over(lease, row.version):
                 return False
             return self._put(self._lease(lease.epoch + 1), row.version)
@@ -88,7 +88,7 @@ class Holding:
             row = self._log.catalog.get(self._where, self._row)
             if row is None:
                 return False
-            lease = decode_row(row.value, Held, self._what)
+            lease = decode_row(row.value, HeldRow, self._what)
             if (lease.owner, lease.epoch) != (self._id, self.epoch):
                 return False
             self._version = row.version
@@ -116,16 +116,16 @@ class Holding:
 
     def release(self) -> None:
         """Step 3; one that was lost needs none."""
-        free = Held("", self.epoch, self._beat)
+        free = HeldRow("", self.epoch, self._beat)
         change = Put(self._row, encode_row(free), expect=self._version)
         with contextlib.suppress(ConflictError, UnknownOutcomeError, UnavailableError):
             self._log.catalog.write(self._where, change, write_id=self._log.ids.new())
 
-    def _lease(self, epoch: int) -> Held:
+    def _lease(self, epoch: int) -> HeldRow:
         mark, now_ms = self._log.processes.mark(), self._log.clock.now_ms()
-        return Held(self._id, epoch, self._beat, mark, now_ms)
+        return HeldRow(self._id, epoch, self._beat, mark, now_ms)
 
-    def _put(self, lease: Held, version: str | None) -> bool:
+    def _put(self, lease: HeldRow, version: str | None) -> bool:
         """Write our lease by the version that we know; False when somebody else was first."""
         wanted = Put(self._row, encode_row(lease), version or ABSENT)
         guards = () if version else self._guard()
@@ -134,5 +134,5 @@ class Holding:
             self.epoch, self._version = lease.epoch, mine
         return mine is not None
 
-    def _is_over(self, lease: Held, version: str) -> bool:
+    def _is_over(self, lease: HeldRow, version: str) -> bool:
         return lease.owner == self._id or self._silence.is_over(lease.mark, version)

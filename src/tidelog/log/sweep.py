@@ -74,7 +74,7 @@ from tidelog.log.leftovers import (
 from tidelog.log.references import References, UnknownRowError, read_references
 from tidelog.log.topics import list_topics
 from tidelog.model import layout
-from tidelog.model.run import Head, Held, decode_row, encode_row
+from tidelog.model.run import Head, HeldRow, decode_row, encode_row
 from tidelog.model.topic import Topic
 from tidelog.store.base import ObjectInfo
 
@@ -237,18 +237,18 @@ def _raise_epoch(log: Log, topic: Topic, partition: int) -> int:
     Where nobody compiles, nothing is written: the next one takes a higher epoch.
     """
     where = layout.topic_partition(topic.incarnation, partition)
-    before: Held | None = None
+    before: HeldRow | None = None
     for delay_s in RACE.delays_s(log.random):
         row = log.catalog.get(where, layout.COMPILE_ROW)
         if row is None:
             return 0
-        lease = decode_row(row.value, Held, f"compile row of `{topic.name}/{partition}`")
+        lease = decode_row(row.value, HeldRow, f"compile row of `{topic.name}/{partition}`")
         if not lease.owner:
             return lease.epoch + 1
         if before is not None and lease.epoch > before.epoch:
             return lease.epoch
         before = lease
-        free = Put(row.row, encode_row(Held("", lease.epoch + 1)), expect=row.version)
+        free = Put(row.row, encode_row(HeldRow("", lease.epoch + 1)), expect=row.version)
         try:
             log.catalog.write(where, free, write_id=log.ids.new())
         except (ConflictError, UnknownOutcomeError):

@@ -20,7 +20,7 @@ from tidelog.log.verify_amendments import AmendmentCheck
 from tidelog.log.verify_object import problem_of_object
 from tidelog.log.verify_slots import SlotCheck
 from tidelog.model import layout, limits
-from tidelog.model.run import Head, Held, ProducerState, Run, decode_row
+from tidelog.model.run import Head, HeldRow, ProducerState, Run, decode_row
 
 __all__ = ["PartitionCheck"]
 
@@ -90,7 +90,7 @@ class PartitionCheck:
         elif kind == "producer":
             self._decode(row, ProducerState)
         elif kind == "compile":
-            self._decode(row, Held)
+            self._decode(row, HeldRow)
         elif kind not in layout.TOPIC_ROW_KINDS:
             what = "is of an unknown kind: a newer version wrote it; sweeps leave this topic"
             self._tally.add("note", self._row(row.row), what)

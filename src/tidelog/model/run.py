@@ -12,7 +12,7 @@ from tidelog.errors import CorruptError
 __all__ = [
     "Amendment",
     "Head",
-    "Held",
+    "HeldRow",
     "Journal",
     "Piece",
     "ProducerState",
@@ -101,7 +101,7 @@ class Amendment(msgspec.Struct, frozen=True):
     audit: str = ""  # the record that says who and why
 
 
-class Held(msgspec.Struct, frozen=True):
+class HeldRow(msgspec.Struct, frozen=True):
     """A row that one process holds at a time: a partition's compiler, a shard, the scribe."""
 
     owner: str  # empty: nobody

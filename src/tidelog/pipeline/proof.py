@@ -16,7 +16,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidelog.codec.segment import read_piece
 from tidelog.errors import CorruptError, InvalidError, NotFoundError
 from tidelog.home import Home
 from tidelog.journal.lookup import check_id
@@ -132,7 +131,7 @@ class _Search:
             elif kind == "segments":
                 self._segment(store, info.key, data, live.get(info.key, []))
             elif kind == "journals" and info.key in live:
-                self._live_rows(store, live[info.key])
+                self._live_rows(store, live[info.key], data)
             else:
                 self._loose(info.key, data, "no row names it")
 
@@ -158,23 +157,24 @@ class _Search:
     def _segment(self, store: Store, key: str, data: bytes, runs: list[tuple[int, Run]]) -> None:
         """A segment may hold pieces that no row counts any more beside others that are needed."""
         total = sum(len(self._sought.rows(batch)) for batch in rows_of(data))
-        counted = 0
-        for partition, run in runs:
-            what = describe_run(self._topic.name, partition, run)
-            piece = data[run.byte_start : run.byte_end]
-            for batch in read_piece(piece, run.crc, run.count, what):
-                counted += len(self._sought.rows(batch))
-        self._live_rows(store, runs)
+        counted = self._live_rows(store, runs, data)
         if total > counted:
             what = "other runs share this object, and keep it" if runs else "no row names it"
             self._add(key, f"holds {total - counted} of them: {what}", _COMPILE if runs else _SWEEP)
 
-    def _live_rows(self, store: Store, runs: list[tuple[int, Run]]) -> None:
-        """What stands at places that count: erased ones are to be compiled, others are there."""
+    def _live_rows(self, store: Store, runs: list[tuple[int, Run]], data: bytes) -> int:
+        """What stands at places that count: erased ones are to be compiled, others are there.
+
+        How many rows of the object have one of the ids or keys.
+        """
+        counted = 0
         for partition, run in runs:
             what = describe_run(self._topic.name, partition, run)
-            for rows in read_run(store, run, what):
-                for row, places in self._sought.rows(rows.batch).items():
+            piece = data[run.byte_start : run.byte_end]
+            for rows in read_run(store, run, what, data=piece):
+                found = self._sought.rows(rows.batch)
+                counted += len(found)
+                for row, places in found.items():
                     offset = int(rows.offsets[row])
                     state = self._sought.state(partition, offset, places)
                     said = f"holds offset {offset} of partition {partition}: "
@@ -183,6 +183,7 @@ class _Search:
                     elif state == "alive":
                         do = f"run `tidelog delete {self._topic.name} ID`"
                         self._add(run.object, f"{said}was not deleted", do)
+        return counted
 
     # Staging.
 

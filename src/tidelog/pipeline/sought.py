@@ -7,12 +7,14 @@ import io
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidelog.codec.formats.jsonlines import is_text
 from tidelog.codec.formats.rows import read_rows
 from tidelog.codec.formats.schema import PREFIX
 from tidelog.errors import InvalidError
@@ -25,7 +27,7 @@ _KINDS = {b"PAR1": "parquet", b"ORC": "orc", b"Obj\x01": "avro"}
 _OF_EVENT = {"topic", "partition", "offset", "id", "key", "value"}  # in a line that is one
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Sought:
     """Ids and keys, and the places where events that had them were deleted."""
 
@@ -66,13 +68,17 @@ class Sought:
 
     def in_text(self, data: bytes) -> bool:
         """Whether text, perhaps compressed, holds one of them as JSON writes it."""
-        keys = self.deletions.by_key
-        texts = [*self.deletions.by_id, *(key.decode() for key in keys if _is_text(key))]
-        texts += [base64.b64encode(key).decode() for key in keys if not _is_text(key)]
-        forms = {json.dumps(text, ensure_ascii=plain) for text in texts for plain in (True, False)}
         content = _plain(data)
-        written = {form.encode() for form in forms} | {msgspec.json.encode(text) for text in texts}
-        return any(form in content for form in written)
+        return any(form in content for form in self._written)
+
+    @cached_property
+    def _written(self) -> frozenset[bytes]:
+        """All ways in which JSON may write one of them."""
+        keys = self.deletions.by_key
+        texts = [*self.deletions.by_id, *(key.decode() for key in keys if is_text(key))]
+        texts += [base64.b64encode(key).decode() for key in keys if not is_text(key)]
+        forms = {json.dumps(text, ensure_ascii=plain) for text in texts for plain in (True, False)}
+        return frozenset(map(str.encode, forms)) | frozenset(map(msgspec.json.encode, texts))
 
 
 def own_column(batch: pa.RecordBatch, name: str) -> pa.Array | None:
@@ -127,11 +133,3 @@ def _plain(data: bytes) -> bytes:
         return bytes(pa.CompressedInputStream(pa.BufferReader(data), codec).read())
     except OSError:
         return data
-
-
-def _is_text(data: bytes) -> bool:
-    try:
-        data.decode()
-    except UnicodeDecodeError:
-        return False
-    return True

@@ -23,7 +23,7 @@ from tidelog.log.replays import replay_effect
 from tidelog.model import layout
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import Intent, Progress, Totals
-from tidelog.model.run import Held, decode_row
+from tidelog.model.run import HeldRow, decode_row
 from tidelog.pipeline.places import source_at
 from tidelog.sources.base import Bounds, Range, Source, SourcePartition, waits
 
@@ -213,8 +213,8 @@ def _drivers(home: Home, pipeline: str, now_ms: int) -> tuple[int, int]:
     """How many drivers are alive, and how many are silent."""
     limit_ms = home.log.settings.lease_ttl_ms + _BEATS_MISSED_MS
     is_dead: Callable[[str], bool] = home.log.processes.is_dead
-    leases: Sequence[Held] = [
-        decode_row(row.value, Held, f"shard `{row.row}`")
+    leases: Sequence[HeldRow] = [
+        decode_row(row.value, HeldRow, f"shard `{row.row}`")
         for row in home.log.catalog.scan(layout.pipeline_shards(pipeline), "shard/", "shard0")
     ]
     owned = [lease for lease in leases if lease.owner]

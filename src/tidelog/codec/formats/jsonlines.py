@@ -38,7 +38,7 @@ from tidelog.codec.formats.event_lines import EventLineWriter, read_event_lines
 from tidelog.codec.formats.lines import EXTENSIONS, LineWriter, Shaped, read_lines
 from tidelog.codec.formats.sidecar import check_sidecar, sidecar_name
 
-__all__ = ["JsonLinesFormat", "json_records", "open_jsonlines"]
+__all__ = ["JsonLinesFormat", "is_text", "json_records", "open_jsonlines"]
 
 _BREAKS = (0x0A, 0x0D)  # Hadoop's line reader takes a carriage return for the end of a line
 _decode = msgspec.json.Decoder(msgspec.Raw).decode  # checks, and builds nothing
@@ -97,7 +97,7 @@ def json_records(values: pa.Array) -> Shaped:
         wrong += [
             index
             for index, text in enumerate(texts)
-            if b"\n" in text or b"\r" in text or not _is_text(text)
+            if b"\n" in text or b"\r" in text or not is_text(text)
         ]
     if not wrong:
         return Shaped(filled)
@@ -112,7 +112,7 @@ def json_records(values: pa.Array) -> Shaped:
 def _as_line(value: bytes | None) -> bytes:
     if value is None:
         return b"null"
-    if not _is_text(value):
+    if not is_text(value):
         return msgspec.json.encode({"base64": value})
     if _not_json([value]):
         return msgspec.json.encode(value.decode())
@@ -142,7 +142,8 @@ def _is_utf8(values: pa.Array) -> bool:
     return True
 
 
-def _is_text(value: bytes) -> bool:
+def is_text(value: bytes) -> bool:
+    """Whether bytes are UTF-8, so that JSON can hold them as they are."""
     try:
         value.decode()
     except UnicodeDecodeError:
