@@ -260,6 +260,36 @@ def test_racing_creators_all_succeed(cassandra_server: Cassandra) -> None:
     race_creators(lambda: open_table(url, create=True))
 
 
+@pytest.mark.parametrize("create", [True, False])
+@pytest.mark.parametrize(
+    "refusal", ["table tidelog does not exist", "Keyspace 'logs' doesn't exist"]
+)
+def test_a_table_that_is_listed_before_the_server_knows_it_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, refusal: str, create: bool
+) -> None:
+    refusals = [cassandra.InvalidRequest(refusal)]
+    listed = [
+        (name, kind, 0, scalar, "none") for name, (kind, scalar) in cql_table._COLUMNS.items()
+    ]
+    shut: list[bool] = []
+
+    def prepare(text: str) -> str:
+        if refusals:
+            raise refusals.pop()
+        return text
+
+    session = SimpleNamespace(execute=lambda *_: listed, prepare=prepare)
+    cluster = SimpleNamespace(connect=lambda: session, shutdown=lambda: shut.append(True))
+    monkeypatch.setattr(cql_session, "_cluster", lambda _: cluster)
+    catalog = open_table("cql://one/logs", create=create)
+    assert not refusals
+    assert len(shut) == 1  # the first connection is not left open
+    catalog.close()
+    refusals.append(cassandra.InvalidRequest(refusal))
+    with pytest.raises(UnavailableError, match=r"made, but not yet known .*: try again"):
+        open_table("cql://one/logs", create=create, attempts=1)
+
+
 @pytest.mark.server
 @pytest.mark.parametrize("create", [True, False])
 @pytest.mark.parametrize(

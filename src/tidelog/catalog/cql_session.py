@@ -13,7 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tidelog.catalog.cql_table import CqlPlace, ensure_table, missing_error, statements_of
+from tidelog.catalog.cql_table import (
+    CqlPlace,
+    ensure_table,
+    missing_error,
+    statements_of,
+    unready_error,
+)
 from tidelog.catalog.settle import LostReplyError
 from tidelog.errors import InvalidError, TidelogError, UnavailableError
 
@@ -54,6 +60,7 @@ _RECONNECT_BASE_S = 0.1  # a lost connection is made again while ``settle`` stil
 _RECONNECT_MAX_S = 10.0
 _TOO_MANY_TOMBSTONES = 0x0001  # a replica's reason for a failed read
 _SERIAL = "serial"  # the execution profile of serial reads
+_MISSING = re.compile(r"does not exist|doesn't exist|unconfigured table")
 
 DRIVER_ERRORS = (cassandra.DriverException, ConnectionException, ErrorMessage, NoHostAvailable)
 
@@ -137,6 +144,8 @@ def open_session(place: CqlPlace, create: bool) -> CqlSession:
         statements = {name: session.prepare(text) for name, text in statements_of(place).items()}
         ready = True
     except DRIVER_ERRORS as exc:
+        if _says_missing(exc):  # the server lists what somebody is making before it knows it
+            raise unready_error(place) from exc
         raise _datacenter_error(place, cluster) or _read_error(place, exc) from exc
     finally:
         if not ready:
@@ -226,15 +235,22 @@ def _lasting_error(place: CqlPlace, exc: Exception) -> TidelogError | None:
             "grant it SELECT and MODIFY on the table, and CREATE to make it",
             table=place.label,
         )
-    refused = isinstance(exc, cassandra.RequestValidationException | RefusedMessage)
-    if not refused or isinstance(exc, cassandra.RateLimitReached):
-        return None
-    if re.search(r"does not exist|unconfigured table", str(exc)):
+    if _says_missing(exc):
         return missing_error(place)
+    if not _refused(exc) or isinstance(exc, cassandra.RateLimitReached):
+        return None
     return InvalidError(
         f"catalog table `{place.label}`: the server refuses the request: {reason_of(exc)}",
         table=place.label,
     )
+
+
+def _says_missing(exc: Exception) -> bool:
+    return _refused(exc) and _MISSING.search(str(exc)) is not None
+
+
+def _refused(exc: Exception) -> bool:
+    return isinstance(exc, cassandra.RequestValidationException | RefusedMessage)
 
 
 def _may_be_tombstones(exc: Any) -> bool:

@@ -14,7 +14,14 @@ from typing import Any
 from tidelog.errors import InvalidError, NotFoundError, UnavailableError
 from tidelog.model.address import Address
 
-__all__ = ["CqlPlace", "ensure_table", "missing_error", "place_of", "statements_of"]
+__all__ = [
+    "CqlPlace",
+    "ensure_table",
+    "missing_error",
+    "place_of",
+    "statements_of",
+    "unready_error",
+]
 
 _SCHEMA_TIMEOUT_S = 30.0  # a table is made on all nodes before the reply
 
@@ -97,10 +104,7 @@ def ensure_table(place: CqlPlace, cluster: Any, session: Any, create: bool) -> N
         )
         columns = _read_columns(place, session)
     if not columns:
-        raise UnavailableError(
-            f"catalog table `{place.label}`: made, but not yet known to every node: try again",
-            table=place.label,
-        )
+        raise unready_error(place)
     if columns != _COLUMNS:
         raise InvalidError(
             f"catalog table `{place.label}`: its columns are {_spell(columns)}, "
@@ -114,6 +118,14 @@ def missing_error(place: CqlPlace) -> NotFoundError:
     return NotFoundError(
         f"catalog table `{place.label}`: not found: "
         "run `tidelog init --create-catalog` or fix the URL",
+        table=place.label,
+    )
+
+
+def unready_error(place: CqlPlace) -> UnavailableError:
+    """The table has just been made."""
+    return UnavailableError(
+        f"catalog table `{place.label}`: made, but not yet known to every node: try again",
         table=place.label,
     )
 
