@@ -10,7 +10,13 @@ from typing import Any
 import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 
 from tests.journal.compiling import Death
 from tests.log.upkeep import House
@@ -71,13 +77,14 @@ class Actor:
 class JournalMachine(RuleBasedStateMachine):
     """Events by partition and offset, as they should be."""
 
+    steps = 0  # after which all was compared, over all runs
+
     @initialize(seed=st.integers(0, 1_000))
     def start(self, seed: int) -> None:
         self.house = House(seed)
         self.topic = self.house.topic("t", PARTITIONS)
         self.model: dict[tuple[int, int], Event] = {}
         self.ends = [0] * PARTITIONS
-        self.steps = 0
         self.actors = [self._actor(random.Random(seed + number)) for number in range(2)]
 
     # What actors do.
@@ -207,9 +214,7 @@ class JournalMachine(RuleBasedStateMachine):
     def all_is_as_it_should_be(self) -> None:
         if not hasattr(self, "model"):
             return
-        self.steps += 1
-        if self.steps % 5:
-            return
+        JournalMachine.steps += 1
         for partition in range(PARTITIONS):
             start = self.house.head(self.topic, partition).start
             stretches = Reader(self.house.log, self.topic, partition).stretches(start)
@@ -293,10 +298,15 @@ def _with_value(event: Event, value: bytes | None) -> Event:
     return Event(value, event.key, event.id, event.timestamp, event.type)
 
 
-TestJournal = JournalMachine.TestCase
-TestJournal.settings = settings(
-    max_examples=100,
-    stateful_step_count=50,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
+def test_a_journal_is_equal_to_a_dictionary_after_each_of_5000_steps() -> None:
+    JournalMachine.steps = 0
+    run_state_machine_as_test(
+        JournalMachine,
+        settings=settings(
+            max_examples=140,
+            stateful_step_count=50,
+            deadline=None,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+        ),
+    )
+    assert JournalMachine.steps >= 5_000
