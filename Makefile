@@ -25,7 +25,8 @@ demo: $(READY)
 
 test: $(READY)
 	@$(BIN)/python -m tests.servers check
-	$(BIN)/python -m pytest -m "not long" -n $(WORKERS) --dist loadgroup --durations=30
+	$(BIN)/python -m pytest -m "not long" -n $(WORKERS) --dist loadgroup --no-loadscope-reorder \
+	  --durations=30
 
 test-long: $(READY)
 	@$(BIN)/python -m tests.servers check

@@ -37,7 +37,7 @@ def test_a_flag_wins_over_the_environment_and_that_over_the_file(tmp_path: Path)
     assert (from_environ.cache_bytes, from_environ.retry_attempts) == (3, 2)
     from_home = load(tmp_path, TIDELOG_HOME="elsewhere", TIDELOG_CACHE_BYTES="3")
     assert from_home.store == str(tmp_path / "elsewhere" / "objects")
-    assert (from_home.cache_bytes, from_home.retry_attempts) == (3, 6)
+    assert (from_home.cache_bytes, from_home.retry_attempts) == (3, 8)
     from_flag = load(tmp_path, "here", TIDELOG_STORE="s3://b", TIDELOG_CATALOG="dynamodb://t")
     assert from_flag.store == str(tmp_path / "here" / "objects")
     assert not from_flag.is_default

@@ -30,6 +30,7 @@ from tidelog.errors import (
     NotFoundError,
 )
 from tidelog.model import layout
+from tidelog.model.decoding import decode_json
 from tidelog.store import Store
 
 __all__ = [
@@ -155,7 +156,7 @@ def read_catalog(catalog: Catalog) -> tuple[Identity, str] | None:
 
 def _decode(what: str, data: bytes) -> Identity:
     try:
-        return msgspec.json.decode(data, type=Identity)
+        return decode_json(data, Identity)
     except msgspec.MsgspecError as exc:
         raise CorruptError(f"{what}: {exc}: keep it, and restore it from a copy") from exc
 

@@ -48,7 +48,7 @@ class Settings:
     catalog: str  # URL or path of the catalog
     found_in: str = "arguments"  # for people: what said where the home is
     is_default: bool = False  # the default home is made on first use, any other by `init`
-    retry_attempts: int = 6  # tries of one request, the first included
+    retry_attempts: int = 8  # tries of one request, the first included
     retry_base_ms: int = 50  # the first wait between tries
     retry_max_ms: int = 5_000  # the longest wait between tries
     cache_bytes: int = 64 << 20  # what readers of one process share; a few segments of 8 MiB

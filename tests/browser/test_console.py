@@ -204,7 +204,6 @@ def test_the_tail_is_followed_while_events_arrive(served: Served, person: Person
     person.types("#tail-filter", "wanted")
     person.clicks("#tail-switch")
     person.finds("#tail-says", "since you follow")
-    time.sleep(0.5)
     served.home.append("orders", [Event(b"not this"), Event(b"this is WANTED")])
     person.finds("#tail-rows tr", "this is WANTED")
     assert "not this" not in person.finds("#tail-rows").text

@@ -73,5 +73,5 @@ def start(*args: str, **more: Any) -> subprocess.Popen[bytes]:
 
 def finish(process: subprocess.Popen[bytes]) -> Done:
     """Wait for its end."""
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=120)
     return Done(process.returncode, out, err.decode())

@@ -45,7 +45,7 @@ class Up:
         assert self.process.stdout is not None
         with self.process.stdout as lines:
             for line in lines:
-                self.records.append({**json.loads(line), "heard": time.monotonic()})
+                self.records.append(json.loads(line))
 
     def _hear(self) -> None:
         assert self.process.stderr is not None

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import multiprocessing
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import pytest
 
 from tidelog.catalog.base import ABSENT, Catalog, Check, Delete, Put
 from tidelog.clock import RandomIds
-from tidelog.errors import ConflictError
+from tidelog.errors import ConflictError, UnavailableError
 from tidelog.testing.catalog_contract import CatalogContract
+
+T = TypeVar("T")
 
 
 class RemoteCatalogContract(CatalogContract):
@@ -50,6 +54,17 @@ def _write_in_child(catalog: Catalog, partition: str, closes: bool) -> None:
     catalog.write(partition, Put("child", b"1"), write_id="w2")
     if closes:
         catalog.close()
+
+
+def opened(open_: Callable[[], T]) -> T:
+    """What is opened in the end, where a client waits less long than a busy server may take."""
+    end = time.monotonic() + 60
+    while True:
+        try:
+            return open_()
+        except UnavailableError:
+            if time.monotonic() > end:
+                raise
 
 
 def race_creators(create: Callable[[], Catalog]) -> None:

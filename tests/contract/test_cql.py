@@ -22,7 +22,7 @@ from cassandra.protocol import IsBootstrappingErrorMessage, OverloadedErrorMessa
 from cassandra.query import BatchStatement, BatchType
 
 from tests.contract.lossy_proxy import LossyProxy, cut, lossy_proxy
-from tests.contract.remote_catalog import RemoteCatalogContract, race_creators
+from tests.contract.remote_catalog import RemoteCatalogContract, opened, race_creators
 from tests.servers.base import HOST, free_port
 from tests.servers.cassandra import Cassandra
 from tidelog.catalog import cql, cql_session, cql_table
@@ -123,7 +123,8 @@ def proxied(
     """The same table through a proxy that knows writes by the ids of their prepared statements."""
     with lossy_proxy(server.host, server.port, ()) as proxy:
         place = parse_address(catalog.url)
-        lossy = open_table(f"cql://{HOST}:{proxy.port}{place.path}", attempts=attempts)
+        url = f"cql://{HOST}:{proxy.port}{place.path}"
+        lossy = opened(lambda: open_table(url, attempts=attempts))
         assert lossy._session is not None
         proxy.marks |= {
             statement.query_id
@@ -381,7 +382,7 @@ def test_a_server_that_is_down_is_unavailable_said_soon_and_without_noise() -> N
     )
     began = time.monotonic()
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 60
     assert told.stdout.startswith("UnavailableError catalog table `keyspace.tidelog`: 127.0.0.1")
     assert "Connection refused" in told.stdout
     assert told.stderr == ""
@@ -409,7 +410,7 @@ def test_a_server_that_falls_silent_or_dies_is_waited_for_so_long_only(
             list(catalog.scan("p"))
         with pytest.raises((UnavailableError, UnknownOutcomeError)):
             catalog.write(ids.new(), Put("r", b""), write_id="w1")
-        assert time.monotonic() - began < 15
+        assert time.monotonic() - began < 60
 
 
 def test_a_login_that_the_server_refuses_is_invalid() -> None:

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 import tidelog
-from tests.log.crowd import Crowd, Line, drain
-from tests.nursery import Nursery
+from tests.log.crowd import LEASE_TTL_MS, Crowd, Line, drain
 from tidelog import Home
 from tidelog.home import create_home
 from tidelog.log.topics import read_head
@@ -28,30 +27,35 @@ class Compiled(Crowd):
     """Compilers, which kill themselves, beside others, some of which are killed."""
 
     def __init__(self, config: str, folder: Path, seed: int) -> None:
-        nursery = Nursery("tests.journal.workers", {"TIDELOG_LEASE_TTL_MS": "1000"})
-        super().__init__(nursery, config, folder, seed)
+        super().__init__("tests.journal.workers", config, folder, seed)
         self.compilers = 0  # that were started
         self.rounds = 0  # through all steps
         for role in (*OTHERS, "produce", "consume"):
             self._add(role, 0)
 
-    def run_for(self, seconds: float) -> None:
-        """Compilers two at a time, each of which gets a step further than the last."""
+    def run_for(self, seconds: float, home: Home) -> None:
+        """Compilers two at a time, each of which gets a step further than the last.
+
+        For so long, and until all steps were reached and the others have done enough.
+        """
         end, number = time.monotonic() + seconds, 0
-        while time.monotonic() < end or self.rounds == 0:
+        while time.monotonic() < end or not (self.rounds and self._has_enough(home)):
             number += 1
             other = NEVER if number % 6 == 0 else number + 9
-            pair = [self._start("compile", each) for each in (number, other)]
+            pair = [self._start("compile", each)[1] for each in (number, other)]
             self.compilers += len(pair)
             self._wait(pair)
             if number == STEPS:
                 self.rounds, number = self.rounds + 1, 0
             if self._random.random() < 0.1:
                 self._replace_one(0)
-            assert time.monotonic() < end + 120, "compilers are too slow"
+            assert time.monotonic() < end + 200, "compilers are too slow"
+
+    def _has_enough(self, home: Home) -> bool:
+        return have_swapped(home) and has_enough(self.lines())
 
     def _wait(self, workers: list[int]) -> None:
-        end = time.monotonic() + 60
+        end = time.monotonic() + 120
         while any(Path(f"/proc/{worker}").exists() for worker in workers):
             assert time.monotonic() < end, "a compiler hangs"
             time.sleep(0.01)
@@ -59,7 +63,7 @@ class Compiled(Crowd):
 
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Home]:
-    settings = Settings(str(tmp_path / "o"), str(tmp_path / "c.sqlite"), lease_ttl_ms=1_000)
+    settings = Settings(str(tmp_path / "o"), str(tmp_path / "c.sqlite"), lease_ttl_ms=LEASE_TTL_MS)
     with create_home(settings)[0] as made:
         made.create_topic("t", PARTITIONS)
         yield made
@@ -68,10 +72,9 @@ def home(tmp_path: Path) -> Iterator[Home]:
 def run(home: Home, folder: Path, seconds: float) -> Compiled:
     crowd = Compiled(home.config, folder, seed=20261115)
     try:
-        crowd.run_for(seconds)
+        crowd.run_for(seconds, home)
     finally:
         crowd.stop()
-    time.sleep(1.5)  # leases of the dead
     with tidelog.open(home.config) as last:
         before = events(last)
         assert last.compile("t").busy == 0
@@ -79,8 +82,7 @@ def run(home: Home, folder: Path, seconds: float) -> Compiled:
         assert events(last) == before, "compile and sweep change nothing that is read"
         drain(last, folder, PARTITIONS)
         check(last, crowd.lines())
-        heads = [read_head(last.log, last.topic("t"), partition)[0] for partition in range(2)]
-        assert all(head.compiled > 2 for head in heads), "some compilers have swapped"
+        assert have_swapped(last), "some compilers have swapped"
         assert last.verify("t").errors == 0
         for partition in range(PARTITIONS):
             where = layout.topic_partition(last.topic("t").incarnation, partition)
@@ -97,12 +99,25 @@ def events(home: Home) -> dict[tuple[int, int], tuple[str | None, str]]:
     return found
 
 
+def have_swapped(home: Home) -> bool:
+    topic = home.topic("t")
+    heads = [read_head(home.log, topic, partition)[0] for partition in range(PARTITIONS)]
+    return all(head.compiled > 2 for head in heads)
+
+
+def has_enough(lines: list[Line]) -> bool:
+    """Whether there is something to check: events, amendments, and a delete among them."""
+    acknowledged = sum(line.verb == "acknowledged" for line in lines)
+    allowed = allowed_values(lines)
+    return acknowledged > 50 and len(allowed) > 5 and ["-"] in allowed.values()
+
+
 def check(home: Home, lines: list[Line]) -> None:
     """P1 to P3 for what producers sent, and P5 for what amenders did."""
     assert [line for line in lines if line.verb == "wrong"] == []
+    assert has_enough(lines)
     stored = events(home)
     acknowledged = [line for line in lines if line.verb == "acknowledged"]
-    assert len(acknowledged) > 50
     for line in acknowledged:
         assert stored.get((line.partition, line.offset)) == (None, line.value), f"lost: {line}"
     sent = {place: value for place, (each, value) in stored.items() if each is None}
@@ -130,8 +145,8 @@ def check_order(lines: list[Line]) -> None:
         last[place] = line.offset
 
 
-def check_amended(stored: dict[tuple[int, int], tuple[str | None, str]], lines: list[Line]) -> None:
-    """Each event has the value of its last amendment, or of the one that was under way then."""
+def allowed_values(lines: list[Line]) -> dict[str, list[str]]:
+    """For each event the value of its last amendment, and of the one that was under way then."""
     allowed: dict[str, list[str]] = defaultdict(list)
     for line in lines:
         each, _, value = line.value.partition("=")
@@ -139,11 +154,14 @@ def check_amended(stored: dict[tuple[int, int], tuple[str | None, str]], lines: 
             allowed[each] = [value]
         elif line.verb == "wants":
             allowed[each].append(value)
+    return allowed
+
+
+def check_amended(stored: dict[tuple[int, int], tuple[str | None, str]], lines: list[Line]) -> None:
+    """Each event has one of the values that it may have."""
     found = {each: value for each, value in stored.values() if each is not None}
-    assert len(allowed) > 5
-    for each, values in allowed.items():
+    for each, values in allowed_values(lines).items():
         assert found.get(each, "-") in values, f"{each} is {found.get(each)}, not of {values}"
-    assert any(values == ["-"] for values in allowed.values()), "nothing was deleted"
 
 
 def test_nothing_is_lost_when_compilers_are_killed(home: Home, tmp_path: Path) -> None:

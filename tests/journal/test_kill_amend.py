@@ -82,7 +82,9 @@ def _killed(home: Home, seed: int, after_s: float) -> list[str]:
     said = process.stdout.readline()
     assert said == "ready\n"
     while not said.endswith("\n") or not said.splitlines()[-1].startswith("deleted"):
-        said += process.stdout.readline()
+        line = process.stdout.readline()
+        assert line, "the amender died by itself"
+        said += line
     time.sleep(after_s)
     process.kill()
     said += process.stdout.read()

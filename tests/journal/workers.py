@@ -28,6 +28,7 @@ from tidelog.testing.faults import Faults, FaultyCatalog, FaultyStore
 
 T = TypeVar("T")
 
+COMPILER_TTL_MS = 1_000  # by which a compiler waits for another, and takes over from a slow one
 POLICIES = (
     Policy(min_events=1, min_amendments=1),
     Policy(min_events=1, min_amendments=1, max_events=400),
@@ -61,6 +62,7 @@ def compile_(home: tidelog.Home, topic: str, file: int, number: int) -> None:
         home.log,
         store=FaultyStore(home.log.store, faults),
         catalog=FaultyCatalog(home.log.catalog, faults, home.log.clock),
+        settings=replace(home.log.settings, lease_ttl_ms=COMPILER_TTL_MS),
     )
     compile_topic(log, home.topic(topic), POLICIES[number % len(POLICIES)])
     note(file, "compiled", 0, number)

@@ -51,7 +51,7 @@ def test_what_was_sent_is_read_with_all_its_fields(home: Home) -> None:
             type="created",
             headers=(("a", b"1"), ("a", b"")),
         )
-        position = future.result(10)
+        position = future.result(60)
         assert future.done()
     partition = home.partition_for("t", b"k")
     assert position == Position("t", partition, 0)
@@ -186,13 +186,13 @@ def test_bad_tables_are_refused(home: Home, table: pa.Table, message: str) -> No
 
 def test_a_sequence_is_stored_once_and_answers_with_its_first_position(home: Home) -> None:
     with home.producer("t", name="importer") as first:
-        positions = [first.send(b"%d" % n, sequence=n).result(10) for n in range(10)]
+        positions = [first.send(b"%d" % n, sequence=n).result(60) for n in range(10)]
     assert [position.partition for position in positions] == [n % 4 for n in range(10)]
     with home.producer("t", name="importer") as again:
         assert again.last_sequence == 9
-        repeated = [again.send(b"other", sequence=n).result(10) for n in range(12)]
+        repeated = [again.send(b"other", sequence=n).result(60) for n in range(12)]
         assert repeated[:10] == positions
-        again.send(b"auto").result(10)
+        again.send(b"auto").result(60)
         with pytest.raises(InvalidError, match="must grow"):
             again.send(b"x", sequence=11)
     assert len(all_events(home)) == 13
@@ -200,14 +200,14 @@ def test_a_sequence_is_stored_once_and_answers_with_its_first_position(home: Hom
 
 def test_a_named_producer_fences_the_older_process(home: Home) -> None:
     old = home.producer("t", name="n")
-    old.send(b"1", sequence=0).result(10)
+    old.send(b"1", sequence=0).result(60)
     new = home.producer("t", name="n")
     future = old.send(b"2", sequence=4)
     with pytest.raises(FencedError, match="opened elsewhere"):
-        future.result(10)
+        future.result(60)
     with pytest.raises((FencedError, UnavailableError)):
-        old.send(b"3", sequence=8).result(10)
-    new.send(b"2", sequence=4).result(10)
+        old.send(b"3", sequence=8).result(60)
+    new.send(b"2", sequence=4).result(60)
     new.close()
     old.close()  # its failures were told by the futures
     assert sorted(event.value or b"" for event in all_events(home)) == [b"1", b"2"]
@@ -216,11 +216,11 @@ def test_a_named_producer_fences_the_older_process(home: Home) -> None:
 def test_a_sequence_too_old_to_know_is_told(home: Home) -> None:
     with home.producer("t", name="n") as producer:
         for number in range(20):
-            producer.send(b"x", key=b"one", sequence=number).result(10)
+            producer.send(b"x", key=b"one", sequence=number).result(60)
     with home.producer("t", name="n") as producer:
         with pytest.raises(AlreadyExistsError, match="was stored before"):
-            producer.send(b"x", key=b"one", sequence=0).result(10)
-        assert producer.send(b"x", key=b"one", sequence=19).result(10).offset == 19
+            producer.send(b"x", key=b"one", sequence=0).result(60)
+        assert producer.send(b"x", key=b"one", sequence=19).result(60).offset == 19
 
 
 def test_names_and_sequences_that_make_no_sense(home: Home) -> None:
@@ -252,7 +252,7 @@ class FailingStore:
         return getattr(self._inner, name)
 
     def put(self, key: str, data: bytes) -> str:
-        self.gate.wait(20)
+        self.gate.wait(60)
         if self.refuse:
             raise UnavailableError("the store is down")
         return self._inner.put(key, data)
@@ -271,10 +271,10 @@ def test_a_failed_flush_fails_those_behind_it_and_then_goes_on(home: Home) -> No
     store.refuse = True
     future = producer.send(b"lost")
     with pytest.raises(UnavailableError):
-        future.result(10)
+        future.result(60)
     producer.flush()  # what was told is not raised again
     store.refuse = False
-    assert producer.send(b"kept").result(10).offset == 0
+    assert producer.send(b"kept").result(60).offset == 0
     producer.close()
     assert [event.value for event in all_events(home)] == [b"kept"]
 
@@ -309,7 +309,7 @@ def test_a_full_buffer_blocks_until_there_is_room(home: Home) -> None:
     blocked_at = len(sent)
     assert blocked_at < 12
     store.gate.set()
-    sender.join(10)
+    sender.join(60)
     producer.close()
     assert len(sent) == 20
     assert len(all_events(home)) == 20

@@ -8,7 +8,7 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -21,7 +21,7 @@ from tidelog.clock import RandomIds, SystemClock
 from tidelog.errors import InvalidError, UnavailableError
 from tidelog.log.base import Log
 from tidelog.log.notifier import Notifier
-from tidelog.log.notify import Notification
+from tidelog.log.notify import Notification, Target
 from tidelog.log.producer import Producer
 from tidelog.log.targets import WebhookTarget, check_target, open_target
 from tidelog.log.topics import create_topic
@@ -58,7 +58,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.requests.append((self.path, self.headers["Content-Type"], body))
         status = self.server.statuses.pop(0) if self.server.statuses else 200
         if status == 0:
-            self.server.released.wait(20)
+            self.server.released.wait(600)
             return
         self.send_response(status)
         if 300 <= status < 400:
@@ -84,16 +84,25 @@ def answering(*statuses: int) -> Iterator[Webhook]:
 
 
 @contextmanager
-def a_notified_producer(url: str) -> Iterator[tuple[Notifier, Producer]]:
+def a_notified_producer(
+    url: str, open_: Callable[[str], Target] = lambda url: open_target(url, {})
+) -> Iterator[tuple[Notifier, Producer]]:
     clock = SystemClock()
     log = Log(MemoryStore(clock), MemoryCatalog(), clock, RandomIds(), random.Random(7))
     wanted = Topic("orders", log.ids.new(), 1, 0, notify=(url,), max_latency_ms=50)
     topic = create_topic(log, wanted)
-    notifier = Notifier(log, lambda each: open_target(each, {}))
+    notifier = Notifier(log, open_)
     notifier.watch(topic)
     with Producer(log, topic) as producer:
         yield notifier, producer
     notifier.close(0)
+
+
+def wait_for(fact: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + 60
+    while not fact():
+        assert time.monotonic() < end_s, "waited in vain"
+        time.sleep(0.005)
 
 
 def test_a_webhook_gets_the_notification_as_json() -> None:
@@ -109,7 +118,7 @@ def test_a_webhook_that_does_not_answer_times_out() -> None:
         started_s = time.monotonic()
         with pytest.raises(UnavailableError, match="timed out"):
             target.send(TOLD)
-        assert time.monotonic() - started_s < 5
+        assert time.monotonic() - started_s < 60
 
 
 @pytest.mark.parametrize("status", [500, 502, 503, 429, 408])
@@ -138,7 +147,7 @@ def test_nobody_at_the_address_is_unavailable() -> None:
 def test_a_500_is_retried_until_it_succeeds() -> None:
     with answering(500, 503) as server, a_notified_producer(server.url) as (notifier, producer):
         producer.append([Event(b"a"), Event(b"b")])
-        assert notifier.close(10)
+        assert notifier.close(60)
         assert [body["offset"] for _, _, body in server.requests] == [1, 1, 1]
         assert notifier.errors == []
 
@@ -146,20 +155,22 @@ def test_a_500_is_retried_until_it_succeeds() -> None:
 def test_a_400_is_not_retried() -> None:
     with answering(400) as server, a_notified_producer(server.url) as (notifier, producer):
         producer.append([Event(b"a")])
-        assert not notifier.close(1)
+        wait_for(lambda: notifier.error_count == 1)
+        assert not notifier.close(60)
         assert len(server.requests) == 1
         assert [type(error) for error in notifier.errors] == [InvalidError]
 
 
 def test_a_hanging_webhook_does_not_slow_a_producer() -> None:
-    with answering(0, 0, 0) as server, a_notified_producer(server.url) as (_, producer):
+    def patient(url: str) -> Target:
+        return WebhookTarget(parse_address(url), timeout_s=600)
+
+    with answering(0, 0, 0) as server, a_notified_producer(server.url, patient) as (_, producer):
         producer.append([Event(b"first")])
-        while not server.requests:
-            time.sleep(0.005)
-        started_s = time.monotonic()
+        wait_for(lambda: len(server.requests) == 1)
         for _ in range(50):
             producer.append([Event(b"x")])
-        assert time.monotonic() - started_s < 4  # one request alone would take its 5 s
+        assert len(server.requests) == 1  # which hangs still
 
 
 @pytest.mark.parametrize(
@@ -240,7 +251,7 @@ def test_sns_delivers_to_a_queue(moto_server: Moto) -> None:
     try:
         for prefix in ("sns:", "sns://"):
             open_target(f"{prefix}{arn}?endpoint={moto_server.endpoint}", KEYS).send(TOLD)
-            received = sqs.receive_message(QueueUrl=queue, WaitTimeSeconds=5)["Messages"]
+            received = sqs.receive_message(QueueUrl=queue, WaitTimeSeconds=20)["Messages"]
             assert [json.loads(message["Body"]) for message in received] == [
                 {"topic": "orders", "partition": 3, "offset": 41}
             ]

@@ -6,7 +6,7 @@ import gc
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,8 +19,10 @@ from tidelog.errors import InvalidError, PartialAppendError, UnavailableError
 from tidelog.log import consumer as consumer_module
 from tidelog.log.append import Appender
 from tidelog.log.base import LogSettings
+from tidelog.log.consumer import Consumer
 from tidelog.log.lease import Membership
 from tidelog.model.run import SentBatch
+from tidelog.testing.clock import FakeClock
 
 
 @pytest.fixture
@@ -175,7 +177,7 @@ def test_sequences_far_apart_fit_into_a_row(home: Home) -> None:
             producer.send(b"x", key=b"one", sequence=number * 10**12)
         producer.flush()
     with home.producer("t", name="n") as producer:
-        last = producer.send(b"x", key=b"one", sequence=4_999 * 10**12).result(10)
+        last = producer.send(b"x", key=b"one", sequence=4_999 * 10**12).result(60)
         assert last.offset == 4_999
     huge = SentBatch(0, 0, 100_000, (10**12,) * 99_999)
     from tidelog.log.sent import recent_batches
@@ -190,7 +192,7 @@ def test_headers_that_change_after_send_are_stored_as_they_were(home: Home) -> N
     with home.producer("t") as producer:
         future = producer.send(b"x", headers=headers)  # type: ignore[arg-type]
         headers.append(("b", "not bytes"))  # type: ignore[arg-type]
-        position = future.result(10)
+        position = future.result(60)
     (event,) = home.read("t", position.partition)
     assert event.headers == (("a", b"1"),)
 
@@ -240,8 +242,9 @@ def test_what_was_read_under_an_older_epoch_cannot_be_committed(home: Home) -> N
     with home.consumer("t", "c") as consumer:
         assert len(consumer.poll(5)) == 5
         held = consumer._membership.held[0]
-        consumer._membership.release(0)
-        assert consumer._membership.take(0, [consumer._membership.id])
+        with consumer._lock:  # else its keeper may be the one who takes it again
+            consumer._membership.release(0)
+            assert consumer._membership.take(0, [consumer._membership.id])
         assert consumer._membership.held[0].lease.epoch == held.lease.epoch + 1
         with pytest.raises(tidelog.FencedError):
             consumer.commit()
@@ -300,22 +303,62 @@ def test_a_stop_during_retries_skips_nothing(home: Home) -> None:
 
 
 def test_a_long_batch_keeps_its_lease_while_the_handler_lives(home: Home) -> None:
+    """Longer than the time to live and the poll interval, in steps for which both keepers wait."""
     settings = LogSettings(lease_ttl_ms=150, max_poll_interval_ms=300)
     object.__setattr__(home.log, "settings", settings)
-    home.append("t", [Event(b"%d" % n) for n in range(10)], partition=0)
+    clock, stop = FakeClock(), threading.Event()
+    object.__setattr__(home.log, "clock", clock)
     handled: list[int | None] = []
+    taken: list[Event] = []
 
     def slowly(event: Event) -> None:
-        time.sleep(0.1)
+        beats = [each._membership._beats for each in (one, two)]
+        clock.advance(0.06)
+        for each, before in zip((one, two), beats, strict=True):
+            wait_until(lambda each=each, before=before: each._membership._beats > before)
         handled.append(event.offset)
+        if len(handled) == 10:
+            stop.set()
+
+    def poll_beside() -> None:
+        while not stop.wait(0.01):
+            taken.extend(two.poll(timeout_s=0))
 
     with home.consumer("t", "c") as one, home.consumer("t", "c") as two:
-        other = threading.Thread(target=lambda: [two.poll(timeout_s=0.05) for _ in range(30)])
+        start_keeper(one)  # the first, which has partition 0
+        start_keeper(two)
+        home.append("t", [Event(b"%d" % n) for n in range(10)], partition=0)
+        other = threading.Thread(target=poll_beside)
         other.start()
-        one.run(slowly, until_caught_up=True)
-        other.join()
-        two.poll(timeout_s=0.01)
+        try:
+            assert one.run(slowly, retries=0, stop=stop) == 10
+        finally:
+            stop.set()
+            other.join()
+        assert one.lag()[0].cursor == 10
     assert handled == list(range(10))
+    assert taken == []
+
+
+def start_keeper(consumer: Consumer) -> None:
+    """Join, and wait until the keeper is at work, while a fake time stands."""
+    looks = []
+    look = consumer._look_around
+
+    def counted() -> bool:
+        looks.append(1)
+        return look()
+
+    consumer._look_around = counted  # type: ignore[method-assign]
+    consumer.poll(timeout_s=0)
+    wait_until(lambda: len(looks) > 1)  # the first look is the joiner's own
+
+
+def wait_until(fact: Callable[[], bool], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not fact():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.005)
 
 
 def test_caught_up_means_the_whole_topic(home: Home) -> None:
@@ -336,7 +379,7 @@ def test_a_keeper_that_met_an_error_goes_on(home: Home) -> None:
         consumer.poll(timeout_s=0.01)
         consumer._membership.beat = _boom  # type: ignore[method-assign]
         with pytest.raises(RuntimeError):
-            consumer.poll(timeout_s=20)
+            consumer.poll(timeout_s=60)
         assert consumer._keeper is not None
         assert consumer._keeper.is_alive()
 
@@ -386,7 +429,7 @@ def test_topics_that_come_and_go_leave_no_threads(home: Home) -> None:
         home.create_topic("brief")
         home.append("brief", [Event(b"x")])
         home.delete_topic("brief")
-    assert threading.active_count() <= before + 1
+    wait_until(lambda: threading.active_count() <= before + 1)  # timers end when next scheduled
 
 
 def test_a_forked_child_is_told_to_open_its_own(home: Home) -> None:

@@ -18,6 +18,8 @@ import tidelog.store.remote
 from tests.nursery import fork_workers
 from tidelog.errors import FencedError, UnavailableError
 
+_PAUSE_S = 0.02  # between a producer's batches: the others shall have their share of the machine
+
 
 def note(file: int, *words: object) -> None:
     line = " ".join(map(str, (time.monotonic_ns(), *words)))
@@ -30,8 +32,9 @@ def produce(home: tidelog.Home, topic: str, file: int) -> None:
             names = [f"{os.getpid()}-{time.monotonic_ns()}-{number}-{n}" for n in range(20)]
             futures = [(name, producer.send(name.encode(), key=name.encode())) for name in names]
             for name, future in futures:
-                position = future.result(30)
+                position = future.result(120)
                 note(file, "acknowledged", position.partition, position.offset, name)
+            time.sleep(_PAUSE_S)
 
 
 def consume(home: tidelog.Home, topic: str, file: int) -> None:

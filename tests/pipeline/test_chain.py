@@ -22,9 +22,9 @@ import pytest
 from tests.nursery import Nursery, is_alive
 from tests.pipeline.test_kinesis import merge, split
 from tests.playback.stage import playback_state
-from tests.servers.moto import Moto
+from tests.servers.moto import KEYS, Moto
 from tests.sources.kinesis_server import running_kinesis
-from tests.sources.test_kinesis import KEYS, Stream
+from tests.sources.test_kinesis import Stream
 from tidelog import Home
 from tidelog.home import World, create_home
 from tidelog.model.event import to_iso
@@ -221,13 +221,14 @@ def chain_over_kills(home: Home, folder: Path, pumps: int, players: int) -> int:
             nonlocal puts
             puts -= 1
             if puts == 0:
+                assert victim > 0, "0 would be ourselves and all who belong to us"
                 os.kill(victim, signal.SIGKILL)
             return False
 
         fake.put_fault = trap
         for number in range(players):
-            puts = 1 + chance.randrange(total // players)
             victim = playing.start()
+            puts = 1 + chance.randrange(total // players)  # set last: from here on it may die
             playing.died(victim)
             if number < len(STEPS):
                 STEPS[number](target)

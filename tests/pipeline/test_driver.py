@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.beating import beaten_between_takes
 from tests.pipeline.fakes import LinesSink, ListSource, listed
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.clock import RandomIds, SystemClock
@@ -75,7 +76,7 @@ def test_it_follows_by_policy_and_stops_when_told(home: Home) -> None:
     driver = home.driver(follow=True, stop=stop, policy=Policy(max_age_ms=50))
     thread = threading.Thread(target=driver.run)
     thread.start()
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while len(listed(home.store)) < sum(map(len, home.source.events.values())):
         assert time.monotonic() < end
         time.sleep(0.02)
@@ -84,7 +85,7 @@ def test_it_follows_by_policy_and_stops_when_told(home: Home) -> None:
         assert time.monotonic() < end
         time.sleep(0.02)
     stop.set()
-    thread.join(5)
+    thread.join(60)
     assert not thread.is_alive()
     home.check()
 
@@ -97,12 +98,13 @@ def test_new_partitions_are_picked_up_while_it_runs(home: Home) -> None:
     fresh = SourcePartition("t", "9")
     home.source.firsts[fresh], home.source.ends[fresh] = 0, 5
     home.source.events[fresh] = {n: f"9:{n}" for n in range(5)}
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while "9:4" not in listed(home.store):
         assert time.monotonic() < end
         time.sleep(0.02)
     stop.set()
-    thread.join(5)
+    thread.join(60)
+    assert not thread.is_alive()
     home.check()
 
 
@@ -114,7 +116,7 @@ class StuckWorkers:
 
     def run(self, tasks: list[Task]) -> Iterator[Outcome]:
         self.began.set()
-        self.go.wait(20)
+        assert self.go.wait(60)
         return LocalWorkers().run(tasks)
 
 
@@ -123,15 +125,20 @@ def test_a_standby_waits_while_a_long_job_beats_and_goes_on_after_it(home: Home)
     slow = Pipeline("a", "inc", home.source, LinesSink(home.store), stuck)  # type: ignore[arg-type]
     first = threading.Thread(target=Driver(home.log, slow, Driving()).run)
     first.start()
-    stuck.began.wait(5)
+    assert stuck.began.wait(60)
     done: list[int] = []
     second = threading.Thread(target=lambda: done.append(home.driver().run()))
-    second.start()
-    time.sleep(1.0)  # three times the time to live
-    assert done == []
-    stuck.go.set()
-    first.join(5)
-    second.join(5)
+    with beaten_between_takes() as refused:
+        second.start()
+        began_s = time.monotonic()
+        while time.monotonic() - began_s < 1.0 or refused.count < 4:  # over thrice the time to live
+            assert time.monotonic() - began_s < 60
+            assert second.is_alive()
+            time.sleep(0.02)
+        assert done == []
+        stuck.go.set()
+        first.join(60)
+        second.join(60)
     assert done == [0]
     home.check()
 
@@ -159,11 +166,11 @@ def test_a_silent_driver_is_taken_over_and_stops_at_its_next_write(home: Home) -
 
     first = threading.Thread(target=drive)
     first.start()
-    stuck.began.wait(5)
+    assert stuck.began.wait(60)
     home.driver().run()
     home.check()
     stuck.go.set()
-    first.join(5)
+    first.join(60)
     assert len(told) == 1
     home.check()
 

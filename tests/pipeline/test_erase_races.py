@@ -93,13 +93,13 @@ class Paused:
         def add(uploads: Uploads, *given: Any) -> None:
             if threading.current_thread() is not own:
                 there.set()
-                assert self.go.wait(30)
+                assert self.go.wait(60)
             real(uploads, *given)
 
         monkeypatch.setattr(Uploads, "add", add)
         self.thread = threading.Thread(target=drive, args=(home, archive))
         self.thread.start()
-        assert there.wait(30)
+        assert there.wait(60)
 
 
 def deleted_while_it_is_archived(
@@ -134,7 +134,7 @@ def test_an_erasure_waits_for_a_range_under_way(
 ) -> None:
     archive, paused = deleted_while_it_is_archived(home, monkeypatch)
     threading.Timer(0.3, paused.go.set).start()
-    (report,) = carry_out(home, home.topic("t"), 0).archives
+    (report,) = carry_out(home, home.topic("t"), 0, wait_ms=60_000).archives
     paused.thread.join()
     assert (report.events, report.waiting) == (1, 0)
     assert values(home, archive) == ["a", "c"]

@@ -122,7 +122,7 @@ def test_a_driver_of_the_old_generation_is_fenced(home: Home) -> None:
 
     thread = threading.Thread(target=follow)
     thread.start()
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while sum(1 for _ in committed_files(home, live)) < 3:
         assert time.monotonic() < end
         time.sleep(0.05)
@@ -130,7 +130,7 @@ def test_a_driver_of_the_old_generation_is_fenced(home: Home) -> None:
     drive(home, built, generation)
     promote(home, "daily", force=True)
     fill(home, 30, first=300)
-    thread.join(20)
+    thread.join(60)
     stop.set()
     assert failures, "it must not go on where nobody reads"
     assert keys(home, "archives/daily/g1/") == []

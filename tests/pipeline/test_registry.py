@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.beating import beaten_between_takes
 from tidelog import Event, Home
 from tidelog.errors import AlreadyExistsError, FencedError, InvalidError, NotFoundError
 from tidelog.home import World, create_home
@@ -27,6 +28,7 @@ from tidelog.pipeline.registry import (
 from tidelog.pipeline.shard import Shard
 from tidelog.pipeline.workers import LocalWorkers
 from tidelog.settings import Settings
+from tidelog.testing.clock import FakeClock
 from tidelog.testing.faults import Faults, FaultyCatalog, FaultyStore
 from tidelog.testing.scheduler import Crash
 
@@ -167,17 +169,21 @@ def test_a_pipeline_that_is_driven_is_not_removed(home: Home) -> None:
     driver = threading.Thread(target=beat)
     driver.start()
     try:
-        with pytest.raises(InvalidError, match="a driver runs it: stop that one"):
+        with (
+            beaten_between_takes(),
+            pytest.raises(InvalidError, match="a driver runs it: stop that one"),
+        ):
             delete_pipeline(home, "copy")
     finally:
         stop.set()
         driver.join()
     assert find_pipeline(home, "copy") == made
+    home.log = replace(home.log, clock=FakeClock())  # a stall would use up its patience
     delete_pipeline(home, "copy")  # one that fell silent is waited for
 
 
 def test_a_removal_that_dies_after_any_call_is_finished_by_the_next(home: Home) -> None:
-    real = home.log
+    real = home.log = replace(home.log, clock=FakeClock())  # who died in this process is waited for
     append(home, 0, 3)
     for call in range(1, 200):
         create_pipeline(home, "copy", "topic:from", "topic:to")

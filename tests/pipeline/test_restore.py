@@ -13,6 +13,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -55,14 +56,17 @@ sys.argv = ["tidelog", "--home", sys.argv[1], "archive", "restore", sys.argv[2],
 main()
 """
 IN_SMALL_RANGES = """
-import sys
+import os, sys
 from tidelog.home import open_home
 from tidelog.pipeline.driver import Driving
 from tidelog.pipeline.policy import Policy
 from tidelog.pipeline.restore import Restoring, restore
 from tidelog.pipeline.workers import LocalWorkers
+def go_on_if_told(_):
+    print("cycle", flush=True)
+    os.read(0, 1)
 with open_home(sys.argv[1]) as home:
-    how = Driving(policy=Policy(max_bytes=1), on_cycle=lambda _: print("cycle", flush=True))
+    how = Driving(policy=Policy(max_bytes=1), on_cycle=go_on_if_told)
     restore(home, Restoring(sys.argv[2], sys.argv[3]), LocalWorkers(2), how)
 """
 
@@ -283,22 +287,25 @@ def _fall() -> None:
 def kill_restores(home: Home, archive: str, to: str, seconds: float) -> None:
     """Two at once, killed again and again while they work; then one that finishes.
 
-    They are killed some cycles, and up to so many seconds, after one of them has begun.
+    They are killed some cycles, and up to so many seconds, after one of them has begun. However
+    late that is, they have not finished: they wait after some more cycles.
     """
     chance = random.Random(20261115)
     progress: list[int] = []
     for _ in range(KILLS // 2):
         command = [sys.executable, "-c", IN_SMALL_RANGES, home.config, archive, to]
-        reading, writing = os.pipe()
-        runs = [subprocess.Popen(command, stdout=writing) for _ in range(2)]
-        for _ in range(chance.randrange(1, 3)):
+        (reading, writing), (allowed, allowing) = os.pipe(), os.pipe()
+        runs = [subprocess.Popen(command, stdin=allowed, stdout=writing) for _ in range(2)]
+        cycles = chance.randrange(1, 3)
+        os.write(allowing, b"." * cycles)
+        for _ in range(cycles):
             os.read(reading, len(b"cycle\n"))  # of the one that works; the other stands by
         time.sleep(chance.random() * seconds)
         for run in runs:
             run.send_signal(signal.SIGKILL)
             run.wait()
-        os.close(reading)
-        os.close(writing)
+        for end in (reading, writing, allowed, allowing):
+            os.close(end)
         home.sweep(0)
         sweep_archives(home, 0)
         progress.append(done_by_restores(home))
@@ -329,6 +336,8 @@ def test_restores_that_are_killed_bring_each_event_once(home: Home) -> None:
 
 
 def test_two_restores_at_once_in_one_process(home: Home) -> None:
+    # Nobody dies here: who stalls for less than the time to live must not be taken for dead.
+    home.log = replace(home.log, settings=replace(home.log.settings, lease_ttl_ms=60_000))
     fill(home, 5_000)
     drive(home, an_archive(home, "raw"))
     brought: list[int] = []

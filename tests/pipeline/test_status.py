@@ -36,6 +36,7 @@ from tidelog.pipeline.shard import Shard
 from tidelog.pipeline.status import ArchiveStatus, Waiting, read_status
 from tidelog.pipeline.workers import LocalWorkers
 from tidelog.settings import Settings
+from tidelog.sources.kafka import KafkaSource
 from tidelog.testing.clock import FakeClock
 
 ALERTS = Path(__file__).parents[2] / "docs" / "alerts.yml"
@@ -298,7 +299,11 @@ def test_every_alert_is_made_of_metrics_that_exist(home: Home) -> None:
 
 
 @pytest.mark.server
-def test_the_lag_of_kafka_is_read_from_kafka(home: Home, kafka_server: Kafka) -> None:
+def test_the_lag_of_kafka_is_read_from_kafka(
+    home: Home, kafka_server: Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What the empty partition must not wait for: long, so that a stall is not taken for it.
+    monkeypatch.setitem(KafkaSource.__init__.__kwdefaults__, "timeout_s", 120.0)
     topic = f"status-{uuid.uuid4().hex}"
     admin = AdminClient({"bootstrap.servers": kafka_server.bootstrap})
     for future in admin.create_topics([NewTopic(topic, 2, 1)]).values():
@@ -317,4 +322,4 @@ def test_the_lag_of_kafka_is_read_from_kafka(home: Home, kafka_server: Kafka) ->
     assert of(status, f"{topic}/0").lag == 3
     assert 35_990 < of(status, f"{topic}/0").lag_s < 36_100
     assert of(status, f"{topic}/1").lag_s == 0
-    assert time.monotonic() - began_s < 15
+    assert time.monotonic() - began_s < 60

@@ -14,7 +14,6 @@ from pyspark.sql import SparkSession
 
 from tests.playback.stage import T0, Stage
 from tests.playback.test_outlets import serving
-from tests.servers.java import LEAN
 from tidelog import Event, Home
 from tidelog.errors import AlreadyExistsError, InvalidError, NotFoundError
 from tidelog.home import create_home
@@ -22,7 +21,6 @@ from tidelog.model.playback import Pin, TimeRange
 from tidelog.pipeline import playback as parallel
 from tidelog.pipeline.playback import plan_windows, play_parallel
 from tidelog.pipeline.playback_task import WindowTask, run_window
-from tidelog.pipeline.spark import open_spark
 from tidelog.playback.pace import SlotCount
 from tidelog.playback.pin import pin_topic
 from tidelog.playback.run import How
@@ -34,15 +32,6 @@ SLOTS, EACH = 60, 20
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parallel, "_TASK_BYTES_MIN", 1_000)
-
-
-@pytest.fixture(scope="module")
-def session() -> Iterator[SparkSession]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JDK_JAVA_OPTIONS", " ".join(LEAN))
-        opened = open_spark("local[2]", "test")
-        yield opened
-        opened.stop()
 
 
 @pytest.fixture
@@ -122,10 +111,10 @@ def test_a_task_needs_nothing_but_the_store(home: Home, tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
-def test_into_a_topic_in_order_and_once_each(home: Home, session: SparkSession) -> None:
+def test_into_a_topic_in_order_and_once_each(home: Home, local_spark: SparkSession) -> None:
     slots: list[SlotCount] = []
     how = How(on_slot=slots.append)
-    played = play_parallel(home, session, home.topic("t"), pinned(home), "topic:u", how)
+    played = play_parallel(home, local_spark, home.topic("t"), pinned(home), "topic:u", how)
     events = [event for p in range(2) for event in home.read("u", p)]
     assert Counter((event.value or b"").decode() for event in events) == wanted()
     assert (played.events, played.finished) == (sum(wanted().values()), True)
@@ -138,31 +127,31 @@ def test_into_a_topic_in_order_and_once_each(home: Home, session: SparkSession) 
 
 
 @pytest.mark.spark
-def test_into_files_and_by_http(home: Home, session: SparkSession, tmp_path: Path) -> None:
+def test_into_files_and_by_http(home: Home, local_spark: SparkSession, tmp_path: Path) -> None:
     topic, pin = home.topic("t"), pinned(home)
     folder = tmp_path / "out.parquet"
-    play_parallel(home, session, topic, pin, f"file:{folder}", How())
+    play_parallel(home, local_spark, topic, pin, f"file:{folder}", How())
     parts = sorted(folder.iterdir())
     assert len(parts) > 3
     assert all(part.name.startswith("part-00") and part.suffix == ".parquet" for part in parts)
     values = [v.decode() for p in parts for v in pq.read_table(p).column("value").to_pylist()]
     assert Counter(values) == wanted()
     with pytest.raises(AlreadyExistsError, match="not empty"):
-        play_parallel(home, session, topic, pin, f"file:{folder}", How())
+        play_parallel(home, local_spark, topic, pin, f"file:{folder}", How())
     with serving() as server:
-        play_parallel(home, session, topic, pin, server.url, How())
+        play_parallel(home, local_spark, topic, pin, server.url, How())
         lines = [line for body in server.bodies.values() for line in body.splitlines()]
     assert Counter(json.loads(line)["value"] for line in lines) == wanted()
 
 
 @pytest.mark.spark
-def test_what_tasks_cannot_do_is_told(home: Home, session: SparkSession) -> None:
+def test_what_tasks_cannot_do_is_told(home: Home, local_spark: SparkSession) -> None:
     topic, pin = home.topic("t"), pinned(home)
     with pytest.raises(InvalidError, match="no standard output"):
-        play_parallel(home, session, topic, pin, "stdout:", How())
+        play_parallel(home, local_spark, topic, pin, "stdout:", How())
     with serving() as server:
         server.statuses = [404] * 100
         with pytest.raises(InvalidError, match="answered 404"):
-            play_parallel(home, session, topic, pin, server.url, How())
-    stopped = play_parallel(home, session, topic, pin, "null:", How(stopped=lambda: True))
+            play_parallel(home, local_spark, topic, pin, server.url, How())
+    stopped = play_parallel(home, local_spark, topic, pin, "null:", How(stopped=lambda: True))
     assert (stopped.events, stopped.finished) == (0, False)

@@ -19,11 +19,10 @@ from pyspark.sql import SparkSession
 
 from tests.playback.stage import T0
 from tests.playback.test_streams import records
-from tests.servers.java import LEAN
 from tests.servers.kafka import Kafka
-from tests.servers.moto import Moto
+from tests.servers.moto import KEYS, Moto
 from tests.sinks.test_kafka import Target
-from tests.sources.test_kinesis import KEYS, Stream
+from tests.sources.test_kinesis import Stream
 from tidelog import Event, Home
 from tidelog.errors import NotFoundError
 from tidelog.home import create_home
@@ -31,7 +30,6 @@ from tidelog.model.playback import Pin, TimeRange
 from tidelog.pipeline import playback as parallel
 from tidelog.pipeline.playback import plan_windows, play_parallel
 from tidelog.pipeline.playback_task import WindowTask, run_window
-from tidelog.pipeline.spark import open_spark
 from tidelog.playback.pin import pin_topic
 from tidelog.playback.run import How
 from tidelog.settings import load_settings
@@ -65,17 +63,6 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parallel, "_TASK_BYTES_MIN", 1_000)
     for name, value in KEYS.items():
         monkeypatch.setenv(name, value)
-
-
-@pytest.fixture(scope="module")
-def session() -> Iterator[SparkSession]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JDK_JAVA_OPTIONS", " ".join(LEAN))
-        # By its settings: the environment is that of the process that started Spark's Java.
-        keys = {f"spark.executorEnv.{name}": value for name, value in KEYS.items()}
-        opened = open_spark("local[2]", "test", keys)
-        yield opened
-        opened.stop()
 
 
 @pytest.fixture
@@ -126,10 +113,12 @@ def die(task: WindowTask, kind: str, outlet: str) -> None:
     assert done.returncode == -signal.SIGKILL
 
 
-def test_into_kafka_each_event_once(home: Home, session: SparkSession, kafka_server: Kafka) -> None:
+def test_into_kafka_each_event_once(
+    home: Home, local_spark: SparkSession, kafka_server: Kafka
+) -> None:
     target = Target(kafka_server.bootstrap)
     pin = pinned(home)
-    played = play_parallel(home, session, home.topic("t"), pin, target.url(), How())
+    played = play_parallel(home, local_spark, home.topic("t"), pin, target.url(), How())
     assert (played.events, played.finished) == (EVENTS, True)
     windows = [times for times, _ in plan_windows(home.log, home.topic("t"), pin, cores=2)]
     assert len(windows) > 3
@@ -155,11 +144,11 @@ def test_into_kafka_a_task_that_dies_and_is_run_again_repeats_nothing(
 
 
 def test_into_kinesis_in_order_within_windows(
-    home: Home, session: SparkSession, moto_server: Moto
+    home: Home, local_spark: SparkSession, moto_server: Moto
 ) -> None:
     stream = Stream(moto_server.endpoint, shards=2)
     pin = pinned(home)
-    play_parallel(home, session, home.topic("t"), pin, stream.url(), How())
+    play_parallel(home, local_spark, home.topic("t"), pin, stream.url(), How())
     windows = [times for times, _ in plan_windows(home.log, home.topic("t"), pin, cores=2)]
     by_key = defaultdict(list)
     for key, value in records(stream):
@@ -186,11 +175,11 @@ def test_into_kinesis_a_task_that_dies_gets_there_whole_and_repeats_its_own(
 
 
 def test_a_target_that_is_not_there_is_told(
-    home: Home, session: SparkSession, kafka_server: Kafka, moto_server: Moto
+    home: Home, local_spark: SparkSession, kafka_server: Kafka, moto_server: Moto
 ) -> None:
     for sink in (
         f"kafka://{kafka_server.bootstrap}/no-such-topic",
         f"kinesis://no-such?region=us-east-1&endpoint_url={moto_server.endpoint}",
     ):
         with pytest.raises(NotFoundError):
-            play_parallel(home, session, home.topic("t"), pinned(home), sink, How())
+            play_parallel(home, local_spark, home.topic("t"), pinned(home), sink, How())

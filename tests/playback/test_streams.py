@@ -16,10 +16,10 @@ from tests.playback.stage import T0
 from tests.playback.test_kill import EVENTS, Players, wanted
 from tests.servers.dynamodb import DynamoDb
 from tests.servers.kafka import Kafka
-from tests.servers.moto import Moto
+from tests.servers.moto import KEYS, Moto
 from tests.servers.s3 import S3
 from tests.sinks.test_kafka import Target
-from tests.sources.test_kinesis import KEYS, Stream
+from tests.sources.test_kinesis import Stream
 from tidelog import Event, Home
 from tidelog.errors import NotFoundError
 from tidelog.home import create_home

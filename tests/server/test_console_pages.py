@@ -32,9 +32,16 @@ def fill_home(home: Home) -> None:
         consumer.commit()
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search of this little ends by itself, also on a machine that stalls."""
+    monkeypatch.setattr("tidelog.server.console.events._SEARCH_S", 60.0)
+    monkeypatch.setattr("tidelog.server.console.journals._LOOK_S", 60.0)
+
+
 def eventually(page: Callable[[], str], *wanted: str) -> str:
     """A page once it says all of that; figures take a moment."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while True:
         found = page()
         if all(each in text_of(found) for each in wanted):

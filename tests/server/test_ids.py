@@ -77,7 +77,7 @@ def test_each_needs_its_right_and_the_audit_names_the_token(tmp_path: Path) -> N
         assert served.client.get("/topics/t/journals").status_code == 403
         assert served.client.put(path("1"), content=b"x").status_code == 200
         assert [each.who for each in served.home.audit("t")] == [f"token {writer[0].id}"]
-        with httpx.Client(base_url=served.url) as nobody:
+        with httpx.Client(base_url=served.url, timeout=60) as nobody:
             assert nobody.delete(path("1")).status_code == 401
 
 

@@ -173,5 +173,5 @@ def test_ab_and_wrk_send_requests_like_these(shared: Served) -> None:
     """HTTP/1.0 with keep-alive, as ``ab -k`` does; and several at once on one connection."""
     old = b"GET /track.gif HTTP/1.0\r\nConnection: Keep-Alive\r\nHost: 127.0.0.1\r\n\r\n"
     assert status(ask(shared.address, old)) == 200
-    with httpx.Client(base_url=shared.url) as client:
+    with httpx.Client(base_url=shared.url, timeout=60) as client:
         assert [client.get("/track.gif").status_code for _ in range(5)] == [200] * 5

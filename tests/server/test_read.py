@@ -18,6 +18,7 @@ from tests.log.compiling import Bench
 from tests.server.serving import Served, error, serving
 from tidelog import Event
 from tidelog.log.trim import ToOffsets
+from tidelog.server import limits, watch
 
 
 def fill(served: Served, count: int, topic: str = "t") -> None:
@@ -25,7 +26,7 @@ def fill(served: Served, count: int, topic: str = "t") -> None:
 
 
 def wait_until(served: Served, metric: str) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while metric not in served.client.get("/metrics").text:
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -132,37 +133,46 @@ def test_large_events_make_short_pages(served: Served) -> None:
     assert pages >= 2
 
 
-def test_a_long_poll_ends_at_once_when_something_comes(served: Served) -> None:
+def test_a_long_poll_ends_at_once_when_something_comes(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for pause in ("_FIRST_S", "_LONGEST_S"):  # by themselves they look again in an hour
+        monkeypatch.setattr(watch, pause, 3_600.0)
+    monkeypatch.setattr(limits, "WAIT_S_MAX", 3_600.0)
+    real, looked, came = watch.Waiter.wait, list[watch.Waiter](), list[Any]()
+
+    async def wait(waiter: watch.Waiter, most_s: float) -> bool:
+        looked.append(waiter)
+        return await real(waiter, most_s)
+
+    monkeypatch.setattr(watch.Waiter, "wait", wait)
     assert served.events(wait=0)["events"] == []
-    came: list[tuple[float, Any]] = []
 
     def poll() -> None:
-        with httpx.Client(base_url=served.url, timeout=60) as client:
-            page = client.get("/topics/t/partitions/0/events?offset=latest&wait=30").json()
-            came.append((time.monotonic(), page))
+        with httpx.Client(base_url=served.url, timeout=120) as client:
+            came.append(client.get("/topics/t/partitions/0/events?offset=latest&wait=3600").json())
 
     polls = [threading.Thread(target=poll) for _ in range(10)]
     for each in polls:
         each.start()
     wait_until(served, "tidelog_waiting 10.0")
-    time.sleep(2)  # by then they look again by themselves once a second only
+    deadline = time.monotonic() + 60
+    while len(looked) < 10:  # all have found nothing before it comes
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
     served.post({"value": "news"})
-    posted = time.monotonic()
     for each in polls:
-        each.join(30)
+        each.join(120)
     assert len(came) == 10
-    for at, page in came:
-        assert [event["value"] for event in page["events"]] == ["news"]
-        assert at - posted < 5
-    times = sorted(at - posted for at, _ in came)
-    assert times[5] < 0.4, "most of them were woken"
+    for page in came:
+        assert [event["value"] for event in page["events"]] == ["news"], "they were woken"
 
 
 def test_a_long_poll_sees_what_other_processes_commit_and_ends_in_time(served: Served) -> None:
     began = time.monotonic()
     page = served.events(offset=0, wait=0.3)
     assert page["events"] == []
-    assert 0.3 <= time.monotonic() - began < 10
+    assert 0.3 <= time.monotonic() - began < 60
     with tidelog.open(served.home.config) as elsewhere:
         timer = threading.Timer(0.3, elsewhere.append, ("t", [Event(b"far")]))
         timer.start()
@@ -204,6 +214,18 @@ def test_a_tail_gives_what_comes_and_goes_on_after_the_last_id(tmp_path: Path) -
             assert offsets == sorted(offsets), "in order, and none twice"
 
 
+def test_a_tail_that_breaks_before_its_first_event_goes_on_where_it_began(tmp_path: Path) -> None:
+    with serving(tmp_path, partitions=2) as served:
+        served.home.append("t", [Event(b"old", b"k%d" % n) for n in range(6)])
+        with served.client.stream("GET", "/topics/t/tail") as answer:
+            began = next(line for line in answer.iter_lines() if line.startswith("id: "))
+        served.home.append("t", [Event(b"missed", b"k%d" % n) for n in range(6)])
+        last = {"last-event-id": began.removeprefix("id: ")}
+        with served.client.stream("GET", "/topics/t/tail", headers=last) as more:
+            coming = frames(more)
+            assert [next(coming)[1]["value"] for _ in range(6)] == ["missed"] * 6
+
+
 def test_a_tail_from_the_beginning_of_one_partition(served: Served) -> None:
     fill(served, 1_200)
     with served.client.stream("GET", "/topics/t/tail?partition=0&from=earliest") as answer:
@@ -240,7 +262,7 @@ def test_a_long_poll_and_a_tail_pass_over_what_was_erased(served: Served) -> Non
     bench = Bench(served.home.log, served.home.topic("t"))
     bench.delete(*range(5, 10))
     threading.Timer(0.5, served.home.append, ("t", [Event(b"new")])).start()
-    page = served.client.get("/topics/t/partitions/0/events?offset=5&wait=10").json()
+    page = served.client.get("/topics/t/partitions/0/events?offset=5&wait=30").json()
     assert [event["offset"] for event in page["events"]] == [10]
     with served.client.stream("GET", "/topics/t/tail?partition=0&from=earliest") as answer:
         coming = frames(answer)

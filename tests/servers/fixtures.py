@@ -5,14 +5,21 @@ shared server as it found it: use names of its own in it, and `running()` of the
 have one that may be paused or killed.
 """
 
+from __future__ import annotations
+
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
 from tests.servers import cassandra, dynamodb, kafka, moto, s3, spark
 from tests.servers.base import ServerError
+from tests.servers.java import LEAN
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 T = TypeVar("T")
 
@@ -51,6 +58,38 @@ def moto_server() -> Iterator[moto.Moto]:
 def spark_cluster() -> Iterator[spark.SparkCluster]:
     """A Spark standalone cluster of two workers."""
     yield from _shared(spark.running)
+
+
+@pytest.fixture(scope="session")
+def local_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """The one Spark session of this process: two cores; a task may fail twice."""
+    from pyspark.sql import SparkSession
+
+    from tidelog.spark import register
+
+    folder = tmp_path_factory.mktemp("spark")
+    settings = {
+        "spark.master": "local[2,3]",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.extraJavaOptions": " ".join(LEAN),
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "OFF",  # tests see what is raised
+        # A task's environment is that of the process that started Spark's Java.
+        **{f"spark.executorEnv.{name}": value for name, value in moto.KEYS.items()},
+    }
+    builder = SparkSession.builder.appName("tidelog-tests")
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYSPARK_PYTHON", sys.executable)  # else workers take the first `python3`
+        session = builder.getOrCreate()
+        register(session)
+        yield session
+        session.stop()
 
 
 def _shared(running: Callable[[], AbstractContextManager[T]]) -> Iterator[T]:

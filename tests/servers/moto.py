@@ -15,6 +15,7 @@ TOOLS: tuple[Tool, ...] = ()
 PACKAGE = None  # a development dependency of the project itself
 
 REGION = "us-east-1"
+KEYS = {"AWS_ACCESS_KEY_ID": "tester", "AWS_SECRET_ACCESS_KEY": "secret"}  # for who must have some
 
 
 @dataclass(frozen=True)

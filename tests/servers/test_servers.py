@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import uuid
@@ -25,6 +26,11 @@ from tests.servers.spark import SparkCluster
 
 FIXTURES = ("kafka_server", "dynamodb_server", "cassandra_server", "s3_server", "moto_server")
 ANSWER_SECONDS_MAX = 30
+
+
+def test_tests_that_share_a_server_run_in_one_process(request: pytest.FixtureRequest) -> None:
+    is_spread = "PYTEST_XDIST_WORKER" in os.environ
+    assert request.node.nodeid.endswith("@tests/servers/test_servers.py") == is_spread
 
 
 @pytest.mark.server
@@ -151,7 +157,9 @@ print(spark.range(10).count())
 
 
 @pytest.mark.server
-@pytest.mark.parametrize("fixture", FIXTURES)
+@pytest.mark.parametrize(
+    "fixture", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in FIXTURES]
+)
 def test_server_listens_on_the_loopback_only(fixture: str, request: pytest.FixtureRequest) -> None:
     process: Process = request.getfixturevalue(fixture).process
     listening = _listening(process.pid)

@@ -214,22 +214,28 @@ def test_a_range_without_any_event_has_no_files(tmp_path: Path) -> None:
 
 
 class SlowStore(MemoryStore):
-    """Notes how much is on its way at once; fails for the keys that it is told."""
+    """Notes how much is on its way at once; fails for the keys that it is told.
 
-    def __init__(self, failing: str = "never") -> None:
+    Nothing gets through before so many are on their way as are to come at once.
+    """
+
+    def __init__(self, failing: str = "never", at_once: int = 1) -> None:
         super().__init__(FakeClock())
         self.failing = failing
+        self.at_once = at_once
         self.on_the_way: dict[int, int] = {}
         self.most = self.most_bytes = 0
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
 
     def put(self, key: str, data: bytes) -> str:
-        with self._lock:
+        with self._changed:
             self.on_the_way[threading.get_ident()] = len(data)
             self.most = max(self.most, len(self.on_the_way))
             self.most_bytes = max(self.most_bytes, sum(self.on_the_way.values()))
+            self._changed.notify_all()
+            assert self._changed.wait_for(lambda: self.most >= self.at_once, 60)
         time.sleep(0.01)
-        with self._lock:
+        with self._changed:
             del self.on_the_way[threading.get_ident()]
         if key.endswith(self.failing):
             raise UnavailableError("the store is gone")
@@ -242,7 +248,7 @@ def entry(staged: str, size: int, crc: int) -> Any:
 
 def test_uploads_go_side_by_side_in_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uploads, "_BYTES_MAX", 1_000)
-    store = SlowStore()
+    store = SlowStore(at_once=4)
     on_the_way = uploads.Uploads(store, "s")
     for size in [10] * 20 + [400] * 10 + [5_000] * 2 + [10] * 5:
         on_the_way.add(bytes(size), entry)

@@ -112,7 +112,7 @@ class Target:
         consumer.assign([TopicPartition(self.name, partition, 0)])
         found: list[Message] = []
         while True:
-            message = consumer.poll(10)
+            message = consumer.poll(60)
             assert message is not None, "no end of the partition"
             if message.error() is None:
                 found.append(message)
@@ -430,7 +430,7 @@ def test_it_pickles_without_secrets(home: Home, target: Target) -> None:
     assert in_order(target.values(), 3)
 
 
-def until(condition: Callable[[], bool], seconds: float = 30) -> None:
+def until(condition: Callable[[], bool], seconds: float = 120) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline

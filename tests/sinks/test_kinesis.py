@@ -15,9 +15,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.servers.moto import Moto
+from tests.servers.moto import KEYS, Moto
 from tests.sources.kinesis_server import FakeKinesis, RefusedError, running_kinesis
-from tests.sources.test_kinesis import KEYS, Stream, rows, values
+from tests.sources.test_kinesis import Stream, rows, values
 from tidelog import Event, Home
 from tidelog.clients.kinesis import HASH_KEY, Kinesis, parse_place
 from tidelog.codec.events import table_of

@@ -14,7 +14,7 @@ import boto3
 import pytest
 
 from tests.servers.base import free_port
-from tests.servers.moto import Moto
+from tests.servers.moto import KEYS, Moto
 from tests.sources.kinesis_aggregator import MAGIC, aggregated
 from tests.sources.kinesis_server import FakeKinesis, running_kinesis
 from tidelog.clients.kinesis import Kinesis, parse_place
@@ -28,7 +28,6 @@ from tidelog.sources.base import parents_of, waits
 from tidelog.sources.kinesis import KinesisSource, open_kinesis
 from tidelog.testing.clock import FakeClock
 
-KEYS = {"AWS_ACCESS_KEY_ID": "tester", "AWS_SECRET_ACCESS_KEY": "secret"}
 HOUR_S = 3600
 
 

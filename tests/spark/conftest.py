@@ -1,8 +1,7 @@
-"""One local Spark session for all tests of this folder, and a home in a folder for each test."""
+"""A home in a folder for each test, and what Spark does with its topics."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,43 +10,15 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
-from tests.servers.java import LEAN
 from tidelog import Home
 from tidelog.home import create_home
 from tidelog.settings import load_settings
-from tidelog.spark import register
 
 Read = Callable[..., DataFrame]
 Save = Callable[..., None]
 Stream = Callable[..., StreamingQuery]
 
 STREAM_SECONDS_MAX = 120
-
-
-@pytest.fixture(scope="session")
-def local_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """Two cores; a task may fail twice."""
-    folder = tmp_path_factory.mktemp("spark")
-    settings = {
-        "spark.master": "local[2,3]",
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.extraJavaOptions": " ".join(LEAN),
-        "spark.sql.shuffle.partitions": "2",
-        "spark.sql.warehouse.dir": str(folder / "warehouse"),
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.log.level": "OFF",  # tests see what is raised
-    }
-    builder = SparkSession.builder.appName("tidelog-tests")
-    for name, value in settings.items():
-        builder = builder.config(name, value)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYSPARK_PYTHON", sys.executable)  # else workers take the first `python3`
-        session = builder.getOrCreate()
-        register(session)
-        yield session
-        session.stop()
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import threading
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.beating import beaten_between_takes
 from tidelog import Event, Home
 from tidelog.errors import UnavailableError
 from tidelog.journal.compile import CompileReport, Compiling
@@ -105,7 +106,8 @@ def test_a_partition_that_another_process_compiles_is_left_to_it(
     thread = threading.Thread(target=beat)
     thread.start()
     try:
-        report = compile_by_spark(home, local_spark, [home.topic("a")], ALL)
+        with beaten_between_takes():
+            report = compile_by_spark(home, local_spark, [home.topic("a")], ALL)
     finally:
         ended.set()
         thread.join()

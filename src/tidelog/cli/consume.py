@@ -149,6 +149,7 @@ class _Reading:
     def _drain(self, consumer: Consumer) -> None:
         joined_s = self._home.log.clock.monotonic_s()
         wait_s = _WAIT_S if self._options.follow else 0.0
+        is_last_look = False  # one more after all patience, as this process may have stalled
         while not self._stop.is_set() and self.events != self._options.most:
             events = consumer.poll(self._room(), wait_s)
             if events:
@@ -157,25 +158,19 @@ class _Reading:
                 with contextlib.suppress(FencedError):
                     consumer.commit()
                 self.events += len(events)
+                is_last_look = False
             elif not self._options.follow:
-                if self._is_over(consumer, joined_s):
+                behind = {each.partition for each in consumer.lag() if each.events}
+                if not behind or (is_last_look and behind.isdisjoint(consumer.partitions())):
                     return
+                waited_s = self._home.log.clock.monotonic_s() - joined_s
+                is_last_look = waited_s > _PATIENCE * self._home.log.settings.lease_ttl_ms / 1000
                 wait_s = _WAIT_S
 
     def _room(self) -> int:
         if self._options.most is None:
             return self._options.max_batch
         return min(self._options.max_batch, self._options.most - self.events)
-
-    def _is_over(self, consumer: Consumer, joined_s: float) -> bool:
-        """Whether all is read, also by other members, or theirs were alive long enough."""
-        ours = set(consumer.partitions())
-        behind = [each for each in consumer.lag() if each.events]
-        if any(each.partition in ours for each in behind):
-            return False
-        left = [each for each in behind if each.partition not in ours]
-        waited_s = self._home.log.clock.monotonic_s() - joined_s
-        return not left or waited_s > _PATIENCE * self._home.log.settings.lease_ttl_ms / 1000
 
 
 def _tell_cursors(consumer: Consumer) -> None:

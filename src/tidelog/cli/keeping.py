@@ -21,6 +21,7 @@ from tidelog.cli.up_view import View
 from tidelog.errors import TidelogError
 from tidelog.home import Home
 from tidelog.log.keepers import BEAT_MS, Keeper, Part, put_keeper, remove_keeper
+from tidelog.model.decoding import decode_json
 from tidelog.pipeline.supervisor import Program, Running, Supervisor
 
 __all__ = ["Keeping"]
@@ -126,7 +127,8 @@ class Keeping:
             self._view.say(f"{name}: {text}")
         elif said.text("part"):
             with contextlib.suppress(msgspec.ValidationError):
-                self._put(msgspec.convert({**said.fields, "name": said.text("part")}, Part))
+                part = {**said.fields, "name": said.text("part")}
+                self._put(decode_json(msgspec.json.encode(part), Part))
         elif name == _SERVE and said.text("url"):
             self._listening(said)
         elif "error" in said.fields:
@@ -172,15 +174,15 @@ class Keeping:
             )
             with contextlib.suppress(TidelogError):  # the next beat may come through
                 put_keeper(log, now)
-            self._ended.wait(_ANNOUNCE_S)
-            self._changed.wait(BEAT_MS / 1000)
+            if not self._ended.wait(_ANNOUNCE_S):
+                self._changed.wait(BEAT_MS / 1000)
         with contextlib.suppress(TidelogError):
             remove_keeper(log, self._id)
 
 
 def _said(text: str) -> _Said | None:
     try:
-        return _Said(msgspec.json.decode(text, type=dict[str, object]))
+        return _Said(decode_json(text, dict[str, object]))
     except msgspec.MsgspecError:
         return None
 

@@ -146,7 +146,7 @@ class Scribe:
 
     def _turn(self, ticket: int | None) -> Turn:
         clock = self._log.clock
-        began_s, began_ms = clock.monotonic_s(), clock.now_ms()
+        began_ms, began_s = clock.now_ms(), clock.monotonic_s()
         queue, _ = self._tickets.read()
         with self._holding.beating() as lost:
             work = _Work(self._log, self._how, self._pool, lambda: lost.is_set() or self._stopped())

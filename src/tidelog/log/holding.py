@@ -63,13 +63,15 @@ class Holding:
 
     def take(self) -> bool:
         """Wait as long as it takes to see that an owner is dead; False: it is alive."""
-        began_s = self._log.clock.monotonic_s()
-        patience_s = 1.5 * self._log.settings.lease_ttl_ms / 1000
-        while not self.try_take():
-            if self._log.clock.monotonic_s() - began_s > patience_s:
+        clock = self._log.clock
+        until_s = clock.monotonic_s() + 1.5 * self._log.settings.lease_ttl_ms / 1000
+        while True:
+            is_last = clock.monotonic_s() > until_s  # before the look: then a stall costs no look
+            if self.try_take():
+                return True
+            if is_last:
                 return False
-            self._log.clock.sleep(_LOOK_S)
-        return True
+            clock.sleep(_LOOK_S)
 
     def check(self) -> Check:
         """For a write that counts: the row is as we last wrote it."""

@@ -93,15 +93,17 @@ class Membership:
 
     def alive(self) -> list[str]:
         """The ids of all living members, in order; rows of those long dead are removed."""
-        now_s = self._log.clock.monotonic_s()
+        clock = self._log.clock
+        began_s = clock.monotonic_s()  # and rows are seen after it: a slow scan is no silence
         ttl_s = self._log.settings.lease_ttl_ms / 1000
         living: list[str] = []
         seen: dict[str, tuple[str, float]] = {}
         for row in self._log.catalog.scan(self._members, "member/", "member0"):
             member_id = row.row.removeprefix("member/")
-            version, since_s = self._seen.get(row.row, ("", now_s))
-            seen[row.row] = (row.version, since_s if version == row.version else now_s)
-            silent = now_s - seen[row.row][1] > ttl_s
+            version, since_s = self._seen.get(row.row, ("", 0.0))
+            is_new = version != row.version
+            seen[row.row] = (row.version, clock.monotonic_s() if is_new else since_s)
+            silent = began_s - seen[row.row][1] > ttl_s
             member = decode_row(row.value, Member, f"member `{member_id}`")
             if member_id == self.id or not (silent or self._log.processes.is_dead(member.mark)):
                 living.append(member_id)

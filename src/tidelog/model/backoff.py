@@ -18,7 +18,7 @@ __all__ = ["Backoff"]
 class Backoff:
     """A schedule of waits. ``attempts`` counts the first try, so 1 means: never repeat."""
 
-    attempts: int = 6  # about 6 s in all with the values below: outlasts a server's restart
+    attempts: int = 8  # 3 to 6 s in all with the values below: outlasts a change of leaders
     base_ms: int = 50  # the first wait is up to this
     max_ms: int = 5_000  # no single wait is longer
 

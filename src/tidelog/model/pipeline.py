@@ -9,6 +9,7 @@ import msgspec
 
 from tidelog.errors import CorruptError, InvalidError
 from tidelog.model import limits
+from tidelog.model.decoding import decode_json
 from tidelog.model.run import Piece
 
 __all__ = [
@@ -155,7 +156,7 @@ class Committed(msgspec.Struct, frozen=True):
 def read_manifest(data: bytes, key: str) -> Manifest:
     """A manifest from its bytes."""
     try:
-        return msgspec.json.decode(data, type=Manifest)
+        return decode_json(data, Manifest)
     except msgspec.MsgspecError as exc:
         raise CorruptError(f"manifest `{key}`: {exc}: keep it, and restore it from a copy") from exc
 

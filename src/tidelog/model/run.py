@@ -8,6 +8,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 from tidelog.errors import CorruptError
+from tidelog.model.decoding import decode_msgpack
 
 __all__ = [
     "Amendment",
@@ -165,6 +166,6 @@ def encode_row(value: msgspec.Struct) -> bytes:
 def decode_row(data: bytes, kind: type[S], what: str) -> S:
     """A row's value; fields that a newer version added are ignored."""
     try:
-        return msgspec.msgpack.decode(data, type=kind)
+        return decode_msgpack(data, kind)
     except msgspec.MsgspecError as exc:
         raise CorruptError(f"{what}: {exc}: keep it, and restore the catalog from a copy") from exc

@@ -101,10 +101,11 @@ def _take(log: Log, waiting: Sequence[Compiling]) -> list[Compiling]:
     left = list(waiting)
     until_s = log.clock.monotonic_s() + 1.5 * log.settings.lease_ttl_ms / 1000
     while left:
+        is_last = log.clock.monotonic_s() > until_s  # before the look: then a stall costs no look
         taken = [compiling for compiling in left if compiling.holding.try_take()]
         held += taken
         left = [compiling for compiling in left if compiling not in taken]
-        if log.clock.monotonic_s() > until_s:
+        if is_last:
             break
         if left:
             log.clock.sleep(_LOOK_S)

@@ -54,7 +54,6 @@ __all__ = [
 ]
 
 _SHARD = "shard/"
-_LOOK_S = 0.2  # between looks at a shard whose driver may be dead
 
 
 def create_pipeline(home: Home, name: str, source: str, sink: str) -> NamedPipeline:
@@ -168,13 +167,10 @@ def _take_shards(log: Log, pipeline: NamedPipeline) -> None:
     rows = [row.row for row in log.catalog.scan(where, _SHARD, "shard0")]
     for row in rows:
         shard = Shard(log, pipeline.incarnation, int(row.removeprefix(_SHARD)))
-        deadline_s = log.clock.monotonic_s() + 1.5 * log.settings.lease_ttl_ms / 1000
-        while not shard.try_take():
-            if log.clock.monotonic_s() > deadline_s:
-                raise InvalidError(
-                    f"pipeline `{pipeline.name}`: a driver runs it: stop that one, and delete again"
-                )
-            log.clock.sleep(_LOOK_S)
+        if not shard.take():
+            raise InvalidError(
+                f"pipeline `{pipeline.name}`: a driver runs it: stop that one, and delete again"
+            )
 
 
 def _decode(row: Row) -> NamedPipeline:

@@ -25,6 +25,7 @@ __all__ = ["Sought", "is_event_lines", "own_column", "rows_of"]
 _CODECS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bz2"}
 _KINDS = {b"PAR1": "parquet", b"ORC": "orc", b"Obj\x01": "avro"}
 _OF_EVENT = {"topic", "partition", "offset", "id", "key", "value"}  # in a line that is one
+_parse_json = msgspec.json.Decoder().decode
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ def is_event_lines(data: bytes) -> bool:
     """Whether each line is a whole event, so that its id and its key are in the text."""
     lines = _plain(data).splitlines()
     try:
-        return all(msgspec.json.decode(line).keys() >= _OF_EVENT for line in lines if line)
+        return all(_parse_json(line).keys() >= _OF_EVENT for line in lines if line)
     except (msgspec.MsgspecError, AttributeError, UnicodeDecodeError):
         return False
 

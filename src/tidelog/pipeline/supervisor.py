@@ -29,7 +29,7 @@ __all__ = ["Program", "Running", "Supervisor"]
 
 _BACKOFF = Backoff(attempts=1_000, base_ms=500, max_ms=30_000)
 _SETTLED_S = 30.0  # a program that ran this long is not failing
-_PIPES_S = 1.0  # that the last lines of a dead program may take
+_PIPES_S = 10.0  # that the last lines of a dead program may take
 _POLL_S = 0.1  # between looks at the processes
 
 
@@ -188,11 +188,11 @@ class Supervisor:
                 line = self._lines.get_nowait()
 
     def _ended(self, child: _Child, process: subprocess.Popen[bytes]) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # what it left behind
         for reader in child.readers:
             reader.join(_PIPES_S)
         self._hear(0)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # what it left behind
         code = process.returncode
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         child.complaint = child.complaint or f"ended with {how}"

@@ -23,6 +23,7 @@ from tidelog.errors import InvalidError, NotFoundError
 from tidelog.home import Home
 from tidelog.log.base import Log
 from tidelog.log.topics import read_head
+from tidelog.model.decoding import decode_msgpack
 from tidelog.model.event import check_timestamp, to_iso
 from tidelog.model.playback import Cursor, Floors, Pin, TimeRange, time_range
 from tidelog.model.run import Head
@@ -71,7 +72,7 @@ class RangeCursor(msgspec.Struct, frozen=True, array_like=True):
         """``InvalidError`` for what no page has given."""
         try:
             packed = base64.b64decode(text + "=" * (-len(text) % 4), b"-_", validate=True)
-            found = msgspec.msgpack.decode(packed, type=cls)
+            found = decode_msgpack(packed, cls)
         except (binascii.Error, ValueError, msgspec.MsgspecError) as exc:
             raise _forged() from exc
         check_timestamp(found.start_ms)

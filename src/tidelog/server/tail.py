@@ -1,9 +1,10 @@
 """``GET /topics/{topic}/tail``: events as they come, as server-sent events.
 
-Each event's id names the offsets to go on from, partition by partition (``0:41,1:7``), so a client
-that connects again with ``Last-Event-ID``, as browsers do by themselves, misses nothing and gets
-nothing twice. Order holds within a partition. A stream ends when the topic is deleted or trimmed
-beneath it, with an event named ``error``; and when the server stops.
+Each event's id names the offsets to go on from, partition by partition (``0:41,1:7``), and so does
+the id that the stream begins with. So a client that connects again with ``Last-Event-ID``, as
+browsers do by themselves, misses nothing and gets nothing twice. Order holds within a partition. A
+stream ends when the topic is deleted or trimmed beneath it, with an event named ``error``; and when
+the server stops.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Tails:
         """The stream; what goes wrong on the way is its last event."""
         try:
             with self._watch.waiting(topic.incarnation, cursors) as waiter:
-                yield b"retry: 1000\n\n"
+                yield b"retry: 1000\nid: %s\n\n" % _spell(cursors).encode()
                 async for frame in self._news(topic, cursors, waiter):
                     yield frame
         except TidelogError as exc:
@@ -139,10 +140,13 @@ def _changed(log: Log, topic: Topic, cursors: dict[int, int]) -> list[int]:
 
 def _frames_of(cursors: dict[int, int], partition: int, page: Page) -> bytes:
     """The events of a page, each with the id from which to go on after it."""
-    before = "".join(f"{p}:{offset}," for p, offset in cursors.items() if p < partition)
-    after = "".join(f",{p}:{offset}" for p, offset in cursors.items() if p > partition)
+    before, _, after = _spell(cursors | {partition: -1}).encode().partition(b"-1")
     frames = [
-        b"id: %s%d:%d%s\ndata: %s\n\n" % (before.encode(), partition, at + 1, after.encode(), line)
+        b"id: %s%d%s\ndata: %s\n\n" % (before, at + 1, after, line)
         for at, line in zip(page.offsets, page.lines.splitlines(), strict=True)
     ]
     return b"".join(frames)
+
+
+def _spell(cursors: dict[int, int]) -> str:
+    return ",".join(f"{partition}:{cursors[partition]}" for partition in sorted(cursors))

@@ -45,6 +45,7 @@ from tidelog.log.base import Log
 from tidelog.log.staged import Staged, append_staged
 from tidelog.log.topics import read_head
 from tidelog.model import layout, limits
+from tidelog.model.decoding import decode_json
 from tidelog.model.run import decode_row, encode_row
 from tidelog.model.topic import Topic
 
@@ -150,7 +151,7 @@ class Sink:
     def _manifest(self, state: SinkState) -> Manifest:
         data = self._log.store.get(state.manifest)
         try:
-            return msgspec.json.decode(data, type=Manifest)
+            return decode_json(data, Manifest)
         except msgspec.MsgspecError as exc:
             raise CorruptError(f"object `{state.manifest}`: {exc}: keep it") from exc
 

@@ -16,8 +16,8 @@ Backends over a network also override :meth:`losing_replies`, so that real repli
 from __future__ import annotations
 
 import contextlib
+import json
 import multiprocessing
-import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -162,15 +162,15 @@ class CatalogContract:
             catalog.write(name, Put("e", b"last"), Put("a", b"first"), write_id=ids.new())
         self.leave_deleted_rows(catalog, partition, self.deleted_rows)
 
-        def typical_s(name: str) -> float:
-            times = []
-            for _ in range(15):
-                began = time.perf_counter()
-                assert [row.row for row in catalog.scan(name, "e")] == ["e"]
-                times.append(time.perf_counter() - began)
-            return statistics.median(times)
+        def once_s(name: str) -> float:
+            began = time.perf_counter()
+            assert [row.row for row in catalog.scan(name, "e")] == ["e"]
+            return time.perf_counter() - began
 
-        assert typical_s(partition) < 5 * typical_s(fresh) + 0.02
+        # By turns, and the fastest of each, so that a stall of the machine spoils neither.
+        pairs = [(once_s(partition), once_s(fresh)) for _ in range(15)]
+        beyond_s, fresh_s = (min(times) for times in zip(*pairs, strict=True))
+        assert beyond_s < 5 * fresh_s + 0.02
         assert [row.row for row in catalog.scan(partition)] == ["a", "e"]
         assert [row.row for row in catalog.scan(partition, reverse=True)] == ["e", "a"]
 
@@ -343,28 +343,47 @@ class CatalogContract:
     # Many at once.
 
     def test_increments_by_many_workers_add_up(self, catalog: Catalog, partition: str) -> None:
-        catalog.write(partition, Put("n", b"0"), write_id=ids.new())
+        names = [f"w{number}" for number in range(self.workers)]
+        catalog.write(partition, Put("n", _spell(dict.fromkeys(names, 0))), write_id=ids.new())
         open_again = self.opener(catalog)
-        each = (open_again or (lambda: catalog), partition, self.increments_each)
         spawn = multiprocessing.get_context("spawn").Process if open_again else threading.Thread
-        workers = [spawn(target=_increment, args=each) for _ in range(self.workers)]
+        each = (open_again or (lambda: catalog), partition, self.increments_each)
+        workers = [spawn(target=_increment, args=(*each, name)) for name in names]
         for worker in workers:
             worker.start()
         for worker in workers:
             worker.join()
         found = catalog.get(partition, "n")
         assert found is not None
-        assert int(found.value) == self.workers * self.increments_each
+        assert json.loads(found.value) == dict.fromkeys(names, self.increments_each)
 
 
-def _increment(open_again: Callable[[], Catalog], partition: str, times: int) -> None:
+def _increment(open_again: Callable[[], Catalog], partition: str, times: int, name: str) -> None:
+    """Count up our own number in a row that all share, and see that none of it is lost or doubled.
+
+    A server that is busy may leave it open whether a write landed: then the row tells.
+    """
     catalog = open_again()
-    done = 0
-    while done < times:
+    done, open_ends = 0, 0
+    while True:
         row = catalog.get(partition, "n")
         if row is None:
             raise AssertionError("the counter's row is gone")
-        change = Put("n", str(int(row.value) + 1).encode(), expect=row.version)
-        with contextlib.suppress(ConflictError):
-            catalog.write(partition, change, write_id=ids.new())
+        counts = json.loads(row.value)
+        if not done <= counts[name] <= done + open_ends:
+            raise AssertionError(f"{name} counted to {done}, the row says {counts[name]}")
+        done, open_ends = counts[name], 0
+        if done == times:
+            return
+        counts[name] += 1
+        try:
+            catalog.write(partition, Put("n", _spell(counts), row.version), write_id=ids.new())
             done += 1
+        except ConflictError:
+            pass
+        except UnknownOutcomeError:
+            open_ends = 1
+
+
+def _spell(counts: dict[str, int]) -> bytes:
+    return json.dumps(counts).encode()

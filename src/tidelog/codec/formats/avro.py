@@ -135,10 +135,12 @@ class _Blocks:
 
 Decode = Callable[[int, bytes], pa.RecordBatch]
 
+_parse_json = msgspec.json.Decoder().decode
+
 
 def _decoder(words: Mapping[str, bytes], what: str, names: Mapping[str, str]) -> Decode:
     """What makes events of the records of a block, by the schema that the file has itself."""
-    schema = _without_logical_types(msgspec.json.decode(words["avro.schema"]))
+    schema = _without_logical_types(_parse_json(words["avro.schema"]))
     known = [field["name"] for field in schema["fields"]]
     missing = [name for name in names.values() if name not in known]
     if missing:

@@ -47,6 +47,7 @@ _PLAIN = {
 }
 _NESTED = ("decimal", "array", "map", "struct")
 _TOKEN = re.compile(r"\s*(?:`((?:[^`]|``)+)`|([<>(),:])|([^\s<>(),:`]+))")
+_parse_json = msgspec.json.Decoder().decode
 _JSON_TYPES = {
     "boolean": pa.bool_(),
     "integer": pa.int64(),
@@ -206,7 +207,7 @@ class _Ddl:
 
 def _json_fields(text: str) -> list[pa.Field]:
     try:
-        document = msgspec.json.decode(text)
+        document = _parse_json(text)
     except (msgspec.DecodeError, RecursionError) as exc:
         raise _wrong(f"is no JSON ({exc})", "give JSON Schema, or DDL") from exc
     kind = _JsonSchema(document).type_of(document, "$", 0)[0]

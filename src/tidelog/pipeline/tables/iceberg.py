@@ -29,6 +29,7 @@ from tidelog.errors import (
     UnavailableError,
 )
 from tidelog.model.address import parse_address
+from tidelog.model.decoding import decode_json
 from tidelog.pipeline.tables.base import Lot, Plan, Table, TableFile
 from tidelog.pipeline.tables.places import iceberg_properties, object_url
 
@@ -144,7 +145,7 @@ class IcebergTable:
             return None
         archive = self._plan.archive
         try:
-            found = msgspec.json.decode(said or "{}", type=Through)
+            found = decode_json(said or "{}", Through)
         except msgspec.MsgspecError as exc:
             raise InvalidError(
                 f"iceberg table `{self._name}`: was not made by `tidelog archive register`: "

@@ -45,7 +45,7 @@
       while (rows.children.length > MOST) rows.lastElementChild.remove();
       table.hidden = false;
     }
-    if (stream) told.textContent = count ? `${count.toLocaleString("en")} events since you follow; the newest ${Math.min(MOST, rows.children.length)} are shown.` : "Waiting for events …";
+    if (stream?.readyState === EventSource.OPEN) told.textContent = count ? `${count.toLocaleString("en")} events since you follow; the newest ${Math.min(MOST, rows.children.length)} are shown.` : "Waiting for events …";
   };
 
   const start = () => {
@@ -65,7 +65,7 @@
     stream.addEventListener("open", flush);
     button.textContent = "Pause";
     button.setAttribute("aria-pressed", "true");
-    told.textContent = "Waiting for events …";
+    told.textContent = "Connecting …";
   };
   const stop = () => {
     stream?.close();

@@ -1,0 +1,46 @@
+"""Decoders of our types, each made once and by one thread at a time.
+
+msgspec works a type out when it first meets it, and other threads see it half done: one that
+decodes the same type in that moment takes the whole process down. So all types are decoded by what
+is made here, under a lock through which no fork cuts either.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any, TypeVar
+
+import msgspec
+
+__all__ = ["decode_json", "decode_msgpack"]
+
+T = TypeVar("T")
+
+_making = threading.Lock()
+_of_json: dict[Any, msgspec.json.Decoder[Any]] = {}
+_of_msgpack: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
+
+os.register_at_fork(
+    before=_making.acquire, after_in_parent=_making.release, after_in_child=_making.release
+)
+
+
+def decode_json(data: bytes | str, kind: type[T]) -> T:
+    """A value of a type; ``msgspec.MsgspecError`` for what is none."""
+    decoder = _of_json.get(kind)
+    if decoder is None:
+        with _making:
+            decoder = _of_json.setdefault(kind, msgspec.json.Decoder(kind))
+    found: T = decoder.decode(data)
+    return found
+
+
+def decode_msgpack(data: bytes, kind: type[T]) -> T:
+    """A value of a type; ``msgspec.MsgspecError`` for what is none."""
+    decoder = _of_msgpack.get(kind)
+    if decoder is None:
+        with _making:
+            decoder = _of_msgpack.setdefault(kind, msgspec.msgpack.Decoder(kind))
+    found: T = decoder.decode(data)
+    return found
