@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import random
@@ -14,7 +15,11 @@ import pytest
 from tests.opening import a_store
 from tidelog.clock import RandomIds, SystemClock, system_random
 from tidelog.errors import InvalidError, NotFoundError, UnavailableError
+from tidelog.model.backoff import Backoff
+from tidelog.store.base import NoRoomError
 from tidelog.store.local import LocalStore
+from tidelog.store.retry import RetryingStore
+from tidelog.testing.clock import FakeClock
 
 KILLS = 200
 
@@ -170,3 +175,30 @@ def test_sigkill_in_the_middle_of_puts_leaves_no_torn_object(tmp_path: Path) -> 
         assert hashlib.sha256(store.get(key)).hexdigest() == digest
     assert told <= seen
     assert len(told) >= KILLS
+
+
+@pytest.mark.parametrize(
+    ("number", "waits"), [(errno.ENOSPC, 0), (errno.EDQUOT, 0), (errno.EFBIG, 0), (errno.EIO, 3)]
+)
+def test_a_full_disk_is_told_at_once_and_other_trouble_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, waits: int
+) -> None:
+    clock, tries = FakeClock(), 0
+    inner = LocalStore(tmp_path, clock=clock, ids=RandomIds(), random=random.Random(1))
+    store = RetryingStore(inner, clock=clock, random=random.Random(1), backoff=Backoff(attempts=4))
+
+    def fail(_: int) -> None:
+        nonlocal tries
+        tries += 1
+        raise OSError(number, os.strerror(number))
+
+    began_s = clock.monotonic_s()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail)
+        with pytest.raises(UnavailableError, match=os.strerror(number)) as told:
+            store.put("a", b"x")
+    assert isinstance(told.value, NoRoomError) == (waits == 0)
+    assert tries == waits + 1
+    assert (clock.monotonic_s() > began_s) == (waits > 0)
+    store.put("a", b"x")
+    assert store.get("a") == b"x"

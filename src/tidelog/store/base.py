@@ -10,10 +10,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from tidelog.errors import AlreadyExistsError, ConflictError, InvalidError, NotFoundError
+from tidelog.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    InvalidError,
+    NotFoundError,
+    UnavailableError,
+)
 from tidelog.model import limits
 
 __all__ = [
+    "NoRoomError",
     "ObjectInfo",
     "Store",
     "check_data",
@@ -23,6 +30,10 @@ __all__ = [
     "not_found",
     "replaced_meanwhile",
 ]
+
+
+class NoRoomError(UnavailableError):
+    """The store is full: somebody must make room first, so it is not tried again at once."""
 
 
 @dataclass(frozen=True, slots=True)

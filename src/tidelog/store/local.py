@@ -32,6 +32,7 @@ from pathlib import Path
 from tidelog.clock import Clock, Ids
 from tidelog.errors import InvalidError, UnavailableError
 from tidelog.store.base import (
+    NoRoomError,
     ObjectInfo,
     Store,
     check_data,
@@ -45,6 +46,7 @@ from tidelog.store.base import (
 __all__ = ["LocalStore"]
 
 _PRIVATE = ".tidelog"
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _DURABLE_MAX = 50_000  # remembered folders; forgetting them costs an fsync each
 _LEFTOVER_MS = 24 * 3600 * 1000  # a temporary file this old belongs to no running put
 
@@ -256,7 +258,8 @@ def _translated(key: str) -> Iterator[None]:
                 "choose another folder",
                 key=key,
             ) from exc
-        raise UnavailableError(
+        error = NoRoomError if exc.errno in _NO_ROOM else UnavailableError
+        raise error(
             f"object `{key}`: the file system says `{exc.strerror}`: mend it and try again",
             key=key,
         ) from exc

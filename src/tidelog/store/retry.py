@@ -21,7 +21,7 @@ from tidelog.errors import (
 )
 from tidelog.model.backoff import Backoff
 from tidelog.model.limits import COPY_CHUNK_BYTES
-from tidelog.store.base import ObjectInfo, Store
+from tidelog.store.base import NoRoomError, ObjectInfo, Store
 
 __all__ = ["RetryingStore"]
 
@@ -82,8 +82,8 @@ class RetryingStore:
                     start_after = info.key
                     yield info
                 return
-            except UnavailableError:
-                if not self._wait(delays):
+            except UnavailableError as exc:
+                if isinstance(exc, NoRoomError) or not self._wait(delays):
                     raise
 
     def delete(self, keys: Iterable[str]) -> None:
@@ -109,8 +109,8 @@ class RetryingStore:
                 unsure = True
                 if not self._wait(delays):
                     raise
-            except UnavailableError:
-                if not self._wait(delays):
+            except UnavailableError as exc:
+                if isinstance(exc, NoRoomError) or not self._wait(delays):
                     raise
             except refusal:
                 if not unsure:
@@ -130,8 +130,8 @@ class RetryingStore:
         while True:
             try:
                 return read()
-            except UnavailableError:
-                if not self._wait(delays):
+            except UnavailableError as exc:
+                if isinstance(exc, NoRoomError) or not self._wait(delays):
                     raise
 
     def _wait(self, delays: Iterator[float]) -> bool:
