@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -16,6 +17,7 @@ import msgspec
 __all__ = ["decode_json", "decode_msgpack"]
 
 T = TypeVar("T")
+D = TypeVar("D")
 
 _making = threading.Lock()
 _of_json: dict[Any, msgspec.json.Decoder[Any]] = {}
@@ -28,19 +30,19 @@ os.register_at_fork(
 
 def decode_json(data: bytes | str, kind: type[T]) -> T:
     """A value of a type; ``msgspec.MsgspecError`` for what is none."""
-    decoder = _of_json.get(kind)
-    if decoder is None:
-        with _making:
-            decoder = _of_json.setdefault(kind, msgspec.json.Decoder(kind))
-    found: T = decoder.decode(data)
+    found: T = _decoder(_of_json, msgspec.json.Decoder, kind).decode(data)
     return found
 
 
 def decode_msgpack(data: bytes, kind: type[T]) -> T:
     """A value of a type; ``msgspec.MsgspecError`` for what is none."""
-    decoder = _of_msgpack.get(kind)
+    found: T = _decoder(_of_msgpack, msgspec.msgpack.Decoder, kind).decode(data)
+    return found
+
+
+def _decoder(made: dict[Any, D], make: Callable[[Any], D], kind: Any) -> D:
+    decoder = made.get(kind)
     if decoder is None:
         with _making:
-            decoder = _of_msgpack.setdefault(kind, msgspec.msgpack.Decoder(kind))
-    found: T = decoder.decode(data)
-    return found
+            decoder = made.setdefault(kind, make(kind))
+    return decoder

@@ -82,8 +82,8 @@ class RetryingStore:
                     start_after = info.key
                     yield info
                 return
-            except UnavailableError as exc:
-                if isinstance(exc, NoRoomError) or not self._wait(delays):
+            except UnavailableError:
+                if not self._wait(delays):
                     raise
 
     def delete(self, keys: Iterable[str]) -> None:
@@ -109,8 +109,10 @@ class RetryingStore:
                 unsure = True
                 if not self._wait(delays):
                     raise
-            except UnavailableError as exc:
-                if isinstance(exc, NoRoomError) or not self._wait(delays):
+            except NoRoomError:
+                raise
+            except UnavailableError:
+                if not self._wait(delays):
                     raise
             except refusal:
                 if not unsure:
@@ -130,8 +132,8 @@ class RetryingStore:
         while True:
             try:
                 return read()
-            except UnavailableError as exc:
-                if isinstance(exc, NoRoomError) or not self._wait(delays):
+            except UnavailableError:
+                if not self._wait(delays):
                     raise
 
     def _wait(self, delays: Iterator[float]) -> bool:

@@ -361,18 +361,20 @@ class CatalogContract:
 def _increment(open_again: Callable[[], Catalog], partition: str, times: int, name: str) -> None:
     """Count up our own number in a row that all share, and see that none of it is lost or doubled.
 
-    A server that is busy may leave it open whether a write landed: then the row tells.
+    A server that is busy may leave it open whether a write landed: then the row tells, as soon as
+    it has another version than the one that the write expected.
     """
     catalog = open_again()
-    done, open_ends = 0, 0
+    done, unsure_of = 0, ""
     while True:
         row = catalog.get(partition, "n")
         if row is None:
             raise AssertionError("the counter's row is gone")
         counts = json.loads(row.value)
-        if not done <= counts[name] <= done + open_ends:
+        if not done <= counts[name] <= done + bool(unsure_of):
             raise AssertionError(f"{name} counted to {done}, the row says {counts[name]}")
-        done, open_ends = counts[name], 0
+        done = counts[name]
+        unsure_of = unsure_of if unsure_of == row.version else ""
         if done == times:
             return
         counts[name] += 1
@@ -382,7 +384,7 @@ def _increment(open_again: Callable[[], Catalog], partition: str, times: int, na
         except ConflictError:
             pass
         except UnknownOutcomeError:
-            open_ends = 1
+            unsure_of = row.version
 
 
 def _spell(counts: dict[str, int]) -> bytes:
