@@ -15,8 +15,6 @@ from pathlib import Path
 
 import duckdb
 import pytest
-from confluent_kafka import Producer as KafkaProducer
-from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.servers.kafka import Kafka
 from tidelog import Event, Home
@@ -258,10 +256,8 @@ def test_drivers_that_are_killed_archive_each_event_once(home: Home) -> None:
 @pytest.mark.server
 def test_kafka_is_archived_once_over_kills(home: Home, kafka_server: Kafka) -> None:
     name = f"archived-{uuid.uuid4().hex}"
-    admin = AdminClient({"bootstrap.servers": kafka_server.bootstrap})
-    for future in admin.create_topics([NewTopic(name, 3, 1)]).values():
-        future.result()
-    producer = KafkaProducer({"bootstrap.servers": kafka_server.bootstrap})
+    kafka_server.create_topic(name, 3)
+    producer = kafka_server.producer()
     for number in range(20_000):
         producer.produce(name, payload(number), partition=number % 3)
     producer.flush()

@@ -18,8 +18,6 @@ from pathlib import Path
 
 import duckdb
 import pytest
-from confluent_kafka import Producer as KafkaProducer
-from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.pipeline.killing import TOKENS
 from tests.pipeline.test_archive import an_archive, drive, folder
@@ -72,18 +70,14 @@ class TopicSource:
 class TransactionalSource:
     """A Kafka topic that is written by transactions, a third of which is aborted."""
 
-    def __init__(self, bootstrap: str) -> None:
+    def __init__(self, server: Kafka) -> None:
         self._topic = f"kill-{uuid.uuid4().hex}"
-        admin = AdminClient({"bootstrap.servers": bootstrap})
-        for future in admin.create_topics([NewTopic(self._topic, 3, 1)]).values():
-            future.result()
-        self._producer = KafkaProducer(
-            {"bootstrap.servers": bootstrap, "transactional.id": self._topic, "log_level": 0}
-        )
+        server.create_topic(self._topic, 3)
+        self._producer = server.producer(transactional_id=self._topic)
         self._producer.init_transactions(30)
         self._next = 0
         self._kept: set[Place] = set()
-        self.url = f"kafka://{bootstrap}/{self._topic}"
+        self.url = f"kafka://{server.bootstrap}/{self._topic}"
 
     def add(self, count: int) -> None:
         for part in range(3):
@@ -111,7 +105,7 @@ class TransactionalSource:
 class CompactedSource:
     """A Kafka topic that is compacted all the time: what is left must be there, nothing twice."""
 
-    def __init__(self, bootstrap: str) -> None:
+    def __init__(self, server: Kafka) -> None:
         self._topic = f"kill-{uuid.uuid4().hex}"
         config = {
             "cleanup.policy": "compact",
@@ -119,15 +113,12 @@ class CompactedSource:
             "min.cleanable.dirty.ratio": "0.01",
             "max.compaction.lag.ms": "100",
         }
-        admin = AdminClient({"bootstrap.servers": bootstrap})
-        made = admin.create_topics([NewTopic(self._topic, 3, 1, config=config)])
-        for future in made.values():
-            future.result()
-        self._producer = KafkaProducer({"bootstrap.servers": bootstrap, "log_level": 0})
+        server.create_topic(self._topic, 3, config)
+        self._producer = server.producer()
         self._newest: dict[bytes, Place] = {}
         self._sent: set[Place] = set()
         self._next = 0
-        self.url = f"kafka://{bootstrap}/{self._topic}"
+        self.url = f"kafka://{server.bootstrap}/{self._topic}"
 
     def add(self, count: int) -> None:
         def delivered(_: object, message: object) -> None:
@@ -234,7 +225,7 @@ def test_a_topic_is_archived_once_though_drivers_die_at_every_call(home: Home) -
 
 @pytest.mark.server
 def test_transactions_are_archived_once_though_drivers_die(home: Home, kafka_server: Kafka) -> None:
-    kill_both(home, TransactionalSource(kafka_server.bootstrap), 4, step=10)
+    kill_both(home, TransactionalSource(kafka_server), 4, step=10)
 
 
 @pytest.mark.server
@@ -242,7 +233,7 @@ def test_transactions_are_archived_once_though_drivers_die(home: Home, kafka_ser
 def test_transactions_are_archived_once_though_drivers_die_at_every_call(
     home: Home, kafka_server: Kafka
 ) -> None:
-    kill_both(home, TransactionalSource(kafka_server.bootstrap), 80)
+    kill_both(home, TransactionalSource(kafka_server), 80)
 
 
 @pytest.mark.server
@@ -250,7 +241,7 @@ def test_transactions_are_archived_once_though_drivers_die_at_every_call(
 def test_a_compacted_topic_is_archived_once_though_drivers_die(
     home: Home, kafka_server: Kafka
 ) -> None:
-    source = CompactedSource(kafka_server.bootstrap)
+    source = CompactedSource(kafka_server)
     archive = an_archive(home, "daily", source.url, parser="json:at")
     kill_drivers(home, source, [archive], 40)
 

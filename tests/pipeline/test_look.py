@@ -12,8 +12,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from confluent_kafka import Producer as KafkaProducer
-from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.pipeline.looking import AT, AT_OR_WHEN, a_home, an_archive, drive, fill
 from tests.servers.kafka import Kafka
@@ -267,12 +265,8 @@ def test_an_archive_on_s3(tmp_path: Path, s3_server: S3, monkeypatch: pytest.Mon
 @pytest.mark.server
 def test_gaps_of_kafka_are_told_from_losses(home: Home, kafka_server: Kafka) -> None:
     name = f"looked-at-{uuid.uuid4().hex}"
-    admin = AdminClient({"bootstrap.servers": kafka_server.bootstrap})
-    for future in admin.create_topics([NewTopic(name, 1, 1)]).values():
-        future.result()
-    producer = KafkaProducer(
-        {"bootstrap.servers": kafka_server.bootstrap, "transactional.id": name}
-    )
+    kafka_server.create_topic(name, 1)
+    producer = kafka_server.producer(transactional_id=name)
     producer.init_transactions()
     for first in (0, 10):
         producer.begin_transaction()

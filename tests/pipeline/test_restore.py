@@ -19,7 +19,6 @@ from pathlib import Path
 import msgspec
 import pyarrow as pa
 import pytest
-from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.pipeline.test_archive import an_archive, drive, fill
 from tests.servers.kafka import Kafka
@@ -355,13 +354,11 @@ def test_two_restores_at_once_in_one_process(home: Home) -> None:
     assert_same(home)
 
 
-def kafka_topic(bootstrap: str, partitions: int = 3) -> str:
+def kafka_topic(server: Kafka, partitions: int = 3) -> str:
     name = f"restored-{uuid.uuid4().hex}"
     settings = {"retention.ms": "-1", "message.timestamp.after.max.ms": str((1 << 63) - 1)}
-    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
-    for future in admin.create_topics([NewTopic(name, partitions, 1, config=settings)]).values():
-        future.result()
-    return f"kafka://{bootstrap}/{name}"
+    server.create_topic(name, partitions, settings)
+    return f"kafka://{server.bootstrap}/{name}"
 
 
 def kafka_rows(home: Home, url: str) -> list[list[dict[str, object]]]:
@@ -386,7 +383,7 @@ def test_restores_into_kafka_that_are_killed_bring_each_event_once(
 ) -> None:
     fill(home, 30_000)
     drive(home, an_archive(home, "raw"), policy=Policy(max_bytes=1))
-    url = kafka_topic(kafka_server.bootstrap)
+    url = kafka_topic(kafka_server)
     kill_restores(home, "raw", url, 0.3)
     assert_same_in_kafka(home, url, 30_000)
 
@@ -396,7 +393,7 @@ def test_into_kafka_byte_for_byte(home: Home, kafka_server: Kafka) -> None:
     home.append("t", EVERYTHING, partition=1)
     fill(home, 2_000)
     drive(home, an_archive(home, "raw"))
-    url = kafka_topic(kafka_server.bootstrap)
+    url = kafka_topic(kafka_server)
     assert bring(home, "raw", url) == 2_005
     assert bring(home, "raw", url) == 0
     assert_same_in_kafka(home, url, 2_005)
@@ -413,7 +410,7 @@ def assert_same_in_kafka(home: Home, url: str, count: int) -> None:
 
 @pytest.mark.server
 def test_from_kafka_and_back_into_kafka_by_key(home: Home, kafka_server: Kafka) -> None:
-    one, other = kafka_topic(kafka_server.bootstrap), kafka_topic(kafka_server.bootstrap)
+    one, other = kafka_topic(kafka_server), kafka_topic(kafka_server)
     fill(home, 1_000)
     drive(home, an_archive(home, "raw"))
     bring(home, "raw", one, partition="key")

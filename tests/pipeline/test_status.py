@@ -13,8 +13,6 @@ from typing import Any
 import msgspec
 import pytest
 import yaml
-from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewTopic
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.pipeline.looking import AT, AT_OR_WHEN, a_home, an_archive, drive, fill
@@ -305,10 +303,8 @@ def test_the_lag_of_kafka_is_read_from_kafka(
     # What the empty partition must not wait for: long, so that a stall is not taken for it.
     monkeypatch.setitem(KafkaSource.__init__.__kwdefaults__, "timeout_s", 120.0)
     topic = f"status-{uuid.uuid4().hex}"
-    admin = AdminClient({"bootstrap.servers": kafka_server.bootstrap})
-    for future in admin.create_topics([NewTopic(topic, 2, 1)]).values():
-        future.result()
-    producer = Producer({"bootstrap.servers": kafka_server.bootstrap})
+    kafka_server.create_topic(topic, 2)
+    producer = kafka_server.producer()
     for age_ms in (10 * HOUR_MS, 120_000, 0):
         producer.produce(topic, b"x", partition=0, timestamp=now_ms() - age_ms)
     producer.flush()

@@ -116,7 +116,7 @@ def die(task: WindowTask, kind: str, outlet: str) -> None:
 def test_into_kafka_each_event_once(
     home: Home, local_spark: SparkSession, kafka_server: Kafka
 ) -> None:
-    target = Target(kafka_server.bootstrap)
+    target = Target(kafka_server)
     pin = pinned(home)
     played = play_parallel(home, local_spark, home.topic("t"), pin, target.url(), How())
     assert (played.events, played.finished) == (EVENTS, True)
@@ -134,7 +134,7 @@ def test_into_kafka_each_event_once(
 def test_into_kafka_a_task_that_dies_and_is_run_again_repeats_nothing(
     home: Home, kafka_server: Kafka
 ) -> None:
-    target = Target(kafka_server.bootstrap)
+    target = Target(kafka_server)
     first, *rest = tasks(home, target.url())
     for _ in range(2):
         die(first, "kafka", "KafkaOutlet")

@@ -62,7 +62,7 @@ def playback(home: Home, events: int = EVENTS) -> Playback:
 
 @pytest.fixture
 def target(kafka_server: Kafka) -> Target:
-    return Target(kafka_server.bootstrap)
+    return Target(kafka_server)
 
 
 def test_kafka_gets_all_that_an_event_has(home: Home, target: Target) -> None:

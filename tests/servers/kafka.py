@@ -3,10 +3,14 @@
 import functools
 import struct
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.servers import probe
 from tests.servers.base import HOST, ServerError, environment, free_port, workspace
@@ -49,6 +53,29 @@ class Kafka:
     @property
     def address(self) -> str:
         return self.bootstrap
+
+    def admin(self) -> AdminClient:
+        return AdminClient(self._properties())
+
+    def create_topic(
+        self, name: str, partitions: int = 1, config: Mapping[str, str] | None = None
+    ) -> None:
+        wanted = NewTopic(name, partitions, 1, config=dict(config or {}))
+        admin = self.admin()  # lives until the answer is there
+        for future in admin.create_topics([wanted]).values():
+            future.result()
+
+    def producer(self, **more: Any) -> Producer:
+        """A client that sends each message once and in order; more properties with ``_`` for ``.``.
+
+        Without idempotence a message that is sent again may come twice, or behind later ones: the
+        broker tells of a new topic before its partitions take anything.
+        """
+        named = {key.replace("_", "."): value for key, value in more.items()}
+        return Producer({**self._properties(), "enable.idempotence": True, **named})
+
+    def _properties(self) -> dict[str, Any]:
+        return {"bootstrap.servers": self.bootstrap, "log_level": 0}
 
 
 @contextmanager

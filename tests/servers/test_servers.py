@@ -13,7 +13,7 @@ import boto3
 import pytest
 from botocore.exceptions import ClientError
 from cassandra.cluster import Cluster
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Consumer
 
 from tests.servers.base import free_port
 from tests.servers.cassandra import Cassandra
@@ -36,7 +36,7 @@ def test_tests_that_share_a_server_run_in_one_process(request: pytest.FixtureReq
 @pytest.mark.server
 def test_kafka_gives_back_what_was_produced(kafka_server: Kafka) -> None:
     topic = _unique("topic")
-    producer = Producer({"bootstrap.servers": kafka_server.bootstrap})
+    producer = kafka_server.producer()
     producer.produce(topic, b"hello")
     assert producer.flush(ANSWER_SECONDS_MAX) == 0
     consumer = Consumer(

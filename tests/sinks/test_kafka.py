@@ -20,7 +20,7 @@ from confluent_kafka import (
     TopicCollection,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
+from confluent_kafka.admin import OffsetSpec
 
 from tests.servers import kafka
 from tests.servers.kafka import Kafka
@@ -53,18 +53,17 @@ def home(tmp_path: Path) -> Iterator[Home]:
 class Target:
     """A topic of the shared broker, and what is committed in it."""
 
-    def __init__(self, bootstrap: str, partitions: int = 3, **settings: str) -> None:
-        self.bootstrap = bootstrap
+    def __init__(self, server: Kafka, partitions: int = 3, **settings: str) -> None:
+        self.server = server
+        self.bootstrap = server.bootstrap
         self.name = f"sink-{uuid.uuid4().hex}"
-        self.admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+        self.admin = server.admin()
         self.create(partitions, **settings)
 
     def create(self, partitions: int = 3, **settings: str) -> None:
         self.partitions = partitions
         settings = {"retention.ms": "-1", **settings}  # our events are from 1970
-        wanted = NewTopic(self.name, partitions, 1, config=settings)
-        for future in self.admin.create_topics([wanted]).values():
-            future.result()
+        self.server.create_topic(self.name, partitions, settings)
         until(self.is_there)
 
     def is_there(self) -> bool:
@@ -84,7 +83,7 @@ class Target:
 
     def settle(self) -> None:
         """Until all transactions are over: who commits does not wait for the brokers' markers."""
-        admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
+        admin = self.server.admin()
         places = [TopicPartition(self.name, p) for p in range(self.partitions)]
 
         def ends(level: IsolationLevel) -> list[int]:
@@ -126,7 +125,7 @@ class Target:
 
 @pytest.fixture
 def target(kafka_server: Kafka) -> Target:
-    return Target(kafka_server.bootstrap, **{"message.timestamp.after.max.ms": str((1 << 63) - 1)})
+    return Target(kafka_server, **{"message.timestamp.after.max.ms": str((1 << 63) - 1)})
 
 
 def numbered(first: int, end: int) -> list[Event]:
@@ -352,7 +351,7 @@ def test_a_topic_that_was_made_anew_is_another(home: Home, target: Target) -> No
 
 
 def test_an_event_that_the_topic_does_not_take_is_told(home: Home, kafka_server: Kafka) -> None:
-    narrow = Target(kafka_server.bootstrap, 1, **{"max.message.bytes": "2000"})
+    narrow = Target(kafka_server, 1, **{"max.message.bytes": "2000"})
     sink = sink_at(home, narrow.url("?partition=same"))
     manifest = stage(sink, [batch_of([Event(b"small"), Event(uuid.uuid4().bytes * 5_000)])])
     url = narrow.url("?partition=same&compression.type=none")
@@ -364,14 +363,14 @@ def test_an_event_that_the_topic_does_not_take_is_told(home: Home, kafka_server:
 def test_an_event_without_a_key_into_a_compacted_topic_is_told(
     home: Home, kafka_server: Kafka
 ) -> None:
-    compacted = Target(kafka_server.bootstrap, 1, **{"cleanup.policy": "compact"})
+    compacted = Target(kafka_server, 1, **{"cleanup.policy": "compact"})
     sink = sink_at(home, compacted.url("?partition=same"))
     with pytest.raises(InvalidError, match="fix the address, the topic's settings"):
         sink.publish(stage(sink, [batch_of([Event(b"no key")])]))
 
 
 def test_a_time_that_the_topic_does_not_take_is_told(home: Home, kafka_server: Kafka) -> None:
-    today = Target(kafka_server.bootstrap, 1)
+    today = Target(kafka_server, 1)
     sink = sink_at(home, today.url("?partition=same"))
     with pytest.raises(InvalidError, match=r"message\.timestamp\.after\.max\.ms"):
         sink.publish(stage(sink, [batch_of([Event(b"x", timestamp=253_402_300_799_999)])]))
@@ -395,7 +394,7 @@ def test_brokers_that_do_not_answer_are_told(home: Home) -> None:
 
 def test_a_broker_that_goes_away_and_comes_back(home: Home) -> None:
     with kafka.running() as server:
-        target = Target(server.bootstrap)
+        target = Target(server)
         address = parse_address(target.url("?partition=same"))
         sink: TargetSink = open_kafka(address, environ={}, store=home.store.url, timeout_s=3.0)
         sink.publish(stage(sink, [batch_of(numbered(0, 10))]))

@@ -14,12 +14,10 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import (
-    AdminClient,
     AlterConfigOpType,
     ConfigEntry,
     ConfigResource,
     NewPartitions,
-    NewTopic,
 )
 
 from tests.opening import a_store
@@ -47,20 +45,26 @@ pytestmark = pytest.mark.server
 _numbers = count()
 
 
+def source_at(bootstrap: str, topic: str, timeout_s: float = 15) -> KafkaSource:
+    address = parse_address(f"kafka://{bootstrap}/{topic}")
+    return KafkaSource(place_of(address, {}), timeout_s=timeout_s)
+
+
 class Broker:
     """The shared broker, with names of our own in it."""
 
-    def __init__(self, bootstrap: str) -> None:
-        self.bootstrap = bootstrap
-        self.admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
-        self.producer = Producer({"bootstrap.servers": bootstrap, "log_level": 0})
+    def __init__(self, server: Kafka) -> None:
+        self.server = server
+        self.bootstrap = server.bootstrap
+        self.admin = server.admin()
+        self.producer = server.producer()
         self.made: set[str] = set()
 
     def topic(self, partitions: int = 1, name: str = "", **config: str) -> str:
         """A new topic that takes messages."""
         name = name or f"source-{next(_numbers)}"
         wanted = {key.replace("_", "."): value for key, value in config.items()}
-        done(self.admin.create_topics([NewTopic(name, partitions, 1, config=wanted)]))
+        self.server.create_topic(name, partitions, wanted)
         self.made.add(name)
         until(lambda: len(self.source(name).bounds(self.source(name).partitions())) == partitions)
         return name
@@ -75,20 +79,17 @@ class Broker:
         assert self.producer.flush(60) == 0
 
     def source(self, topic: str, options: str = "", timeout_s: float = 15) -> KafkaSource:
-        address = parse_address(f"kafka://{self.bootstrap}/{topic}{options}")
-        return KafkaSource(place_of(address, {}), timeout_s=timeout_s)
+        return source_at(self.bootstrap, topic + options, timeout_s)
 
     def transactions(self, name: str) -> Producer:
-        producer = Producer(
-            {"bootstrap.servers": self.bootstrap, "transactional.id": name, "log_level": 0}
-        )
+        producer = self.server.producer(transactional_id=name)
         producer.init_transactions(60)
         return producer
 
 
 @pytest.fixture(scope="module")
 def broker(kafka_server: Kafka) -> Iterator[Broker]:
-    opened = Broker(kafka_server.bootstrap)
+    opened = Broker(kafka_server)
     yield opened
     for name in opened.made & set(opened.admin.list_topics(timeout=60).topics):
         done(opened.admin.delete_topics([name]))
@@ -447,7 +448,7 @@ def test_a_topic_that_was_made_anew_and_outgrew_the_old_one_is_told(
 
 def test_large_messages_stay_within_bounds(broker: Broker) -> None:
     topic = broker.topic(max_message_bytes=str(8 << 20))
-    producer = Producer({"bootstrap.servers": broker.bootstrap, "message.max.bytes": 8 << 20})
+    producer = broker.server.producer(message_max_bytes=8 << 20)
     for n in range(24):
         producer.produce(topic, b"%d" % n + bytes(3 << 20))
         producer.flush(60)
@@ -487,15 +488,15 @@ def told_by(call: Callable[[float], object], reason: str) -> TidelogError:
 
 
 def test_brokers_that_are_not_there() -> None:
-    nobody = Broker(f"127.0.0.1:{free_port()}")
+    nobody = f"127.0.0.1:{free_port()}"
     partition = SourcePartition("clicks", "0")
 
     def source(timeout_s: float) -> KafkaSource:
-        return nobody.source("clicks", timeout_s=timeout_s)
+        return source_at(nobody, "clicks", timeout_s)
 
     calls: list[Callable[[float], object]] = [
         lambda timeout_s: source(timeout_s).partitions(),
-        lambda timeout_s: nobody.source("^clicks", timeout_s=timeout_s).partitions(),
+        lambda timeout_s: source_at(nobody, "^clicks", timeout_s).partitions(),
         lambda timeout_s: source(timeout_s).bounds([partition]),
         lambda timeout_s: list(source(timeout_s).read(Range(partition, "0", "1"))),
     ]
@@ -519,7 +520,7 @@ def test_credentials_that_are_refused(broker: Broker) -> None:
 @pytest.mark.long  # a broker of its own is started twice
 def test_a_broker_that_falls_silent_or_dies_while_it_is_read() -> None:
     with kafka.running() as own:
-        mine = Broker(own.bootstrap)
+        mine = Broker(own)
         topic = mine.topic()
         for n in range(60):
             mine.send(topic, [b"%d" % n])
