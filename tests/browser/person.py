@@ -12,11 +12,12 @@ from selenium.common.exceptions import NoSuchElementException, WebDriverExceptio
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support.select import Select
 
 __all__ = ["Person"]
 
 T = TypeVar("T")
-PATIENCE_S = 30.0
+PATIENCE_S = 90.0
 
 
 class Person:
@@ -53,6 +54,10 @@ class Person:
             return True
 
         self.waits_for(click, f"{css} with `{text}`")
+
+    def chooses(self, css: str, value: str) -> None:
+        """An option of a list, by its value."""
+        Select(self.finds(css)).select_by_value(value)
 
     def types(self, css: str, text: str) -> None:
         field = self.finds(css)

@@ -164,7 +164,7 @@ def test_an_event_is_found_by_time_on_the_timeline(served: Served, person: Perso
     person.driver.back()
     person.driver.back()
     person.driver.back()
-    assert person.url == before
+    person.waits_for(lambda: person.url == before, "page where we began")
 
 
 def test_the_timeline_by_keys_alone(served: Served, person: Person) -> None:
@@ -213,7 +213,7 @@ def test_a_cursor_is_moved(served: Served, person: Person) -> None:
     person.opens(f"{served.url}/console/consumers")
     person.clicks("table a", "billing")
     person.finds("h1", "billing")
-    person.driver.find_element(By.CSS_SELECTOR, 'select[name="where"]').send_keys("the start")
+    person.chooses('select[name="where"]', "earliest")
     person.clicks("#seek button")
     said = person.sees("will be handled again")
     assert "Move the cursor of billing?" in said
@@ -221,7 +221,7 @@ def test_a_cursor_is_moved(served: Served, person: Person) -> None:
     person.clicks("a.button", "Leave it as it is")
     person.finds("h1", "billing")
     assert any(lag.cursor for lag in served.home.lag("orders") if lag.consumer == "billing")
-    person.driver.find_element(By.CSS_SELECTOR, 'select[name="where"]').send_keys("the start")
+    person.chooses('select[name="where"]', "earliest")
     person.clicks("#seek button")
     person.clicks("button", "Move the cursor")
     person.sees("Cursor moved")
@@ -229,7 +229,7 @@ def test_a_cursor_is_moved(served: Served, person: Person) -> None:
     assert all(not lag.cursor for lag in lags)
     person.clicks("a.button", "Back to billing")
     person.finds("#lag")
-    assert f"{sum(lag.events for lag in lags):,} events" in person.text
+    person.sees(f"{sum(lag.events for lag in lags):,} events")
 
 
 def test_dead_letters_are_replayed(served: Served, person: Person) -> None:
@@ -319,7 +319,7 @@ def test_keys_lead_from_page_to_page(served: Served, person: Person) -> None:
     person.presses("/")
     person.presses("clicks", Keys.ENTER)
     person.waits_for(lambda: "q=clicks" in person.url, "search")
-    assert "orders" not in person.finds("table tbody").text
+    person.waits_for(lambda: "orders" not in person.finds("table tbody").text, "shorter table")
 
 
 def test_hostile_values_stay_values(served: Served, person: Person) -> None:

@@ -127,7 +127,7 @@ def test_a_pipe_that_closes_ends_cat_quietly(run: Run) -> None:
         assert json.loads(process.stdout.readline())["topic"] == "t"
         process.stdout.close()
         assert process.stderr.read() == b""
-        assert process.wait(30) == 1
+        assert process.wait(60) == 1
 
 
 def test_verify(run: Run, tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_a_pipe_that_trickles_is_stored_as_it_comes_until_ctrl_c(tidelog: Run) -
             producing.stdin.write(line)
             producing.stdin.flush()
             expected = [line.split()[0]]
-            assert [event.value for event in consumer.poll(timeout_s=30)] == expected
+            assert [event.value for event in consumer.poll(timeout_s=120)] == expected
         producing.send_signal(signal.SIGINT)
         assert producing.wait(60) == 130
         assert b'"events":3' in producing.stdout.read()

@@ -191,7 +191,7 @@ def test_notifications_that_a_dead_process_owed_are_sent(home: Home, place: Path
         hook = f"http://127.0.0.1:{server.server_address[1]}/hook"
         topic = home.create_topic("orders", notify=[hook])
         with Producer(home.log, topic) as silent:  # commits, and tells nobody
-            silent.send(b"one").result(30)
+            silent.send(b"one").result(60)
         with upped(place) as up:
             eventually("it is told", lambda: told)
             assert told[0] == {"topic": "orders", "partition": 0, "offset": 0}

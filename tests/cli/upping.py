@@ -17,6 +17,7 @@ from typing import Any
 from click.testing import CliRunner
 
 from tests.cli.running import TIDELOG
+from tests.servers.base import free_port
 from tidelog import Home
 from tidelog.cli.main import cli
 from tidelog.pipeline.archive import committed_files, find_archive
@@ -29,8 +30,10 @@ class Up:
     """One process, and what it has told so far."""
 
     def __init__(self, home: Path, *args: str) -> None:
+        # A port of our own: one that the system gives may be another's while a part is down.
+        port = str(free_port())
         self.process = subprocess.Popen(
-            [*TIDELOG, "--home", str(home), "up", "--port", "0", "--json", *args],
+            [*TIDELOG, "--home", str(home), "up", "--port", port, "--json", *args],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             cwd=home.parent,

@@ -107,6 +107,7 @@ def cloud(
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3_server.access_key)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3_server.secret_key)
     monkeypatch.setenv("AWS_REGION", s3_server.region)
+    monkeypatch.setenv("TIDELOG_LEASE_TTL_MS", "600000")  # nobody is taken for dead here
     bucket, table = s3_server.fresh_bucket("policies"), f"policies-{uuid.uuid4().hex[:8]}"
     sns = boto3.client("sns", endpoint_url=moto_server.endpoint, region_name=moto_server.region)
     topic = sns.create_topic(Name=table)["TopicArn"]
@@ -140,6 +141,10 @@ def test_producers_need_what_their_policy_allows_and_no_less(cloud: Cloud) -> No
         home.append("orders", [Event(b"two", b"k"), Event(b"three", b"l")])
         cloud.recorder.lose = ["POST /"]
         home.append("orders", [Event(b"four", b"k")])
+        end = time.monotonic() + 60
+        while not any(right.action == "sns:Publish" for right in cloud.recorder.rights):
+            assert time.monotonic() < end, "nobody was notified"
+            time.sleep(0.05)
     _check("ProducerPolicy", cloud)
 
 

@@ -53,10 +53,10 @@ class Crowd:
         return len(handled.intersection(self._killed))
 
     def lines(self) -> list[Line]:
-        """All that was written so far, in its order."""
+        """All that was written so far, in its order; what is not yet a whole line is not."""
         found = []
         for file in self._folder.glob("*.log"):
-            for text in file.read_text().splitlines():
+            for text in file.read_text().rpartition("\n")[0].splitlines():
                 at, verb, partition, offset, *value = text.split(" ")
                 where = (int(partition), int(offset), "".join(value))
                 found.append(Line(int(at), file.stem, verb, *where))

@@ -362,6 +362,8 @@ def wait_until(fact: Callable[[], bool], seconds: float = 60) -> None:
 
 
 def test_caught_up_means_the_whole_topic(home: Home) -> None:
+    patient = LogSettings(lease_ttl_ms=600_000, linger_ms=1)
+    object.__setattr__(home.log, "settings", patient)
     home.append("t", [Event(b"x")], partition=0)
     holder = home.consumer("t", "c")
     holder.poll(timeout_s=0.05)

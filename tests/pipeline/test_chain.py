@@ -21,6 +21,7 @@ import pytest
 
 from tests.nursery import Nursery, is_alive
 from tests.pipeline.test_kinesis import merge, split
+from tests.playback.players import LOT_EVENTS, let
 from tests.playback.stage import playback_state
 from tests.servers.moto import KEYS, Moto
 from tests.sources.kinesis_server import running_kinesis
@@ -57,7 +58,7 @@ class Commands:
 
     def __init__(self, home: Home, output: Path) -> None:
         self._home = home
-        self._output = output
+        self.output = output
         self._nursery = Nursery("tests.playback.players", KEYS)
 
     def __enter__(self) -> Commands:
@@ -68,13 +69,13 @@ class Commands:
 
     def start(self, *words: str) -> int:
         """Begin one; its process id."""
-        return self._nursery.start(self._output, "--home", self._home.config, *words)
+        return self._nursery.start(self.output, "--home", self._home.config, *words)
 
     def wait(self, process: int) -> None:
         """Until it has ended, by whatever."""
         deadline = time.monotonic() + 120
         while is_alive(process):
-            assert time.monotonic() < deadline, Path(f"{self._output}.err").read_text()
+            assert time.monotonic() < deadline, Path(f"{self.output}.err").read_text()
             time.sleep(0.02)
 
 
@@ -182,6 +183,13 @@ class Playing:
     def start(self) -> int:
         return self._commands.start(*self._words)
 
+    def wait_for(self, number: int) -> None:
+        """Until events up to this number are intended, or out."""
+        deadline = time.monotonic() + 120
+        while max(self.state().number, self.state().until_number) < number:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
     def died(self, process: int) -> None:
         """Note what it had in flight."""
         self._commands.wait(process)
@@ -227,8 +235,10 @@ def chain_over_kills(home: Home, folder: Path, pumps: int, players: int) -> int:
 
         fake.put_fault = trap
         for number in range(players):
+            let(commands.output, 0)
             victim = playing.start()
-            puts = 1 + chance.randrange(total // players)  # set last: from here on it may die
+            puts = 1 + chance.randrange(total // players)  # from here on it may die
+            let(commands.output, total)
             playing.died(victim)
             if number < len(STEPS):
                 STEPS[number](target)
@@ -261,9 +271,13 @@ def test_the_chain_on_moto(home: Home, moto_server: Moto, tmp_path: Path) -> Non
         assert sorted(wanted) == list(range(total))
         playing = Playing(home, commands, target, speed="4")
         for _ in range(3):
+            number = playing.state().number
+            let(commands.output, number + LOT_EVENTS)  # so that it cannot finish before it dies
             player = playing.start()
-            time.sleep(0.2 + chance.random() / 2)
+            playing.wait_for(number + 1)
+            time.sleep(chance.random() / 5)
             os.kill(player, signal.SIGKILL)
             playing.died(player)
+        let(commands.output, total)
         playing.finish()
         playing.check(wanted, records(target))

@@ -6,7 +6,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -19,10 +19,11 @@ from tidelog.log.base import Log, LogSettings
 from tidelog.pipeline.base import Outcome, Pipeline, Task
 from tidelog.pipeline.cycle import LostError
 from tidelog.pipeline.driver import Driver, Driving
+from tidelog.pipeline.flush import request_flush
 from tidelog.pipeline.policy import Due, Policy
 from tidelog.pipeline.shard import Shard
 from tidelog.pipeline.workers import LocalWorkers
-from tidelog.sources.base import SourcePartition
+from tidelog.sources.base import Bounds, SourcePartition
 from tidelog.store.memory import MemoryStore
 
 
@@ -87,6 +88,39 @@ def test_it_follows_by_policy_and_stops_when_told(home: Home) -> None:
     stop.set()
     thread.join(60)
     assert not thread.is_alive()
+    home.check()
+
+
+def test_a_flush_lays_down_what_came_before_it_wherever_the_driver_is(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where events and request come in the moment after it has looked at the source."""
+    bounds = home.source.bounds
+    looks = 0
+
+    def late(partitions: Sequence[SourcePartition]) -> dict[SourcePartition, Bounds]:
+        nonlocal looks
+        found = bounds(partitions)
+        looks += 1
+        if looks == 2:
+            grow(home, 65)
+            request_flush(home.log, "inc")
+        return found
+
+    monkeypatch.setattr(home.source, "bounds", late)
+    stop = threading.Event()
+    request_flush(home.log, "inc")  # was before the driver: not for it
+    driver = home.driver(follow=True, stop=stop, policy=Policy(max_age_ms=3_600_000))
+    thread = threading.Thread(target=driver.run)
+    thread.start()
+    try:
+        end = time.monotonic() + 60
+        while "0:64" not in listed(home.store):
+            assert time.monotonic() < end
+            time.sleep(0.02)
+    finally:
+        stop.set()
+        thread.join(60)
     home.check()
 
 

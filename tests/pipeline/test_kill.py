@@ -73,6 +73,7 @@ class TransactionalSource:
     def __init__(self, server: Kafka) -> None:
         self._topic = f"kill-{uuid.uuid4().hex}"
         server.create_topic(self._topic, 3)
+        self._server = server
         self._producer = server.producer(transactional_id=self._topic)
         self._producer.init_transactions(30)
         self._next = 0
@@ -97,6 +98,7 @@ class TransactionalSource:
             else:
                 self._producer.commit_transaction(30)
                 self._kept.update(sent)
+        self._server.settle(self._topic, 3)
 
     def check(self, found: Counter[Place]) -> None:
         assert found == Counter(self._kept)

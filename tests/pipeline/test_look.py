@@ -273,6 +273,7 @@ def test_gaps_of_kafka_are_told_from_losses(home: Home, kafka_server: Kafka) -> 
         for number in range(first, first + 10):
             producer.produce(name, b"%d" % number)
         producer.commit_transaction()  # its marker takes an offset
+    kafka_server.settle(name, 1)
     source = f"kafka://{kafka_server.bootstrap}/{name}"
     archive = an_archive(home, "clicks", source=source)
     drive(home, archive)

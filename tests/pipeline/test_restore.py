@@ -400,7 +400,7 @@ def test_into_kafka_byte_for_byte(home: Home, kafka_server: Kafka) -> None:
 
 
 def assert_same_in_kafka(home: Home, url: str, count: int) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while sum(map(len, kafka_rows(home, url))) < count:  # the brokers' markers come a bit later
         assert time.monotonic() < deadline
         time.sleep(0.2)
@@ -418,7 +418,7 @@ def test_from_kafka_and_back_into_kafka_by_key(home: Home, kafka_server: Kafka) 
     while sum(each.events for each in read_status(home, again).partitions) < 1_000:
         drive(home, again)
     bring(home, "again", other, partition="key")
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while sum(map(len, kafka_rows(home, other))) < 1_000:
         assert time.monotonic() < deadline
         time.sleep(0.2)

@@ -1,7 +1,8 @@
 """``python -m tests.playback.players``: a nursery of players that a test kills.
 
 It reads lines of a home and the words of a command, forks a process for each that runs it with its
-output appended to a file, and prints its process id.
+output appended to a file, and prints its process id. Where a file ``<output>.leash`` is, players
+go no further than the number in it: so a test kills them at work, however slow it is itself.
 """
 
 from __future__ import annotations
@@ -9,16 +10,52 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
 from tidelog.cli.main import main as tidelog_main
+from tidelog.model.playback import Cursor
+from tidelog.playback.named import NamedPlayback
+from tidelog.playback.outlets import Lot
+from tidelog.playback.run import Playback
+
+LOT_EVENTS = 25  # at most, on a leash
+
+
+def let(output: Path, number: int) -> None:
+    """Players with this output may go on to a number; before they start, this puts the leash on."""
+    new = Path(f"{output}.new")
+    new.write_text(str(number))
+    new.replace(f"{output}.leash")
+
+
+def hold(leash: Path) -> None:
+    """Let lots be small, and intend none that ends beyond what the leash says."""
+    lots, intend = Playback.lots, NamedPlayback.intend
+
+    def small(self: Playback, batches: Any, number: int, events: int, *more: Any) -> Iterator[Lot]:
+        return lots(self, batches, number, min(events, LOT_EVENTS), *more)
+
+    def held(self: NamedPlayback, until: Cursor, number: int, reached: int = 0) -> None:
+        while number > int(leash.read_text()):
+            time.sleep(0.005)
+        intend(self, until, number, reached)
+
+    Playback.lots = small  # type: ignore[method-assign]
+    NamedPlayback.intend = held  # type: ignore[method-assign]
 
 
 def work(output: str, words: list[str]) -> None:
     file = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.dup2(file, 1)
     os.dup2(os.open(output + ".err", os.O_WRONLY | os.O_APPEND | os.O_CREAT), 2)
+    leash = Path(f"{output}.leash")
+    if leash.exists():
+        hold(leash)
     sys.argv = ["tidelog", *words]
     try:
         tidelog_main()

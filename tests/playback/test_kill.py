@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.nursery import Nursery, is_alive
+from tests.playback.players import LOT_EVENTS, let
 from tests.playback.stage import T0, playback_state
 from tidelog import Event, Home
 from tidelog.home import create_home
@@ -60,13 +61,21 @@ class Players:
         self._nursery.close()
 
     def kill(self, kills: int, at_once: int = 1) -> None:
-        """Let players die, each after some events more, and the last ones finish."""
+        """Let players die, each after some events more, and the last ones finish.
+
+        Each time they may go on for some lots and no further, so none has finished when it dies.
+        """
         chance = random.Random(kills)
+        let(self.output, 0)
         living = [self._start() for _ in range(at_once)]
         for _ in range(kills):
-            self._wait_for(self._state().number + chance.randrange(EVENTS // kills))
+            number = self._state().number + chance.randrange(EVENTS // kills - LOT_EVENTS)
+            let(self.output, number + LOT_EVENTS)
+            self._wait_for(number)
+            time.sleep(chance.random() * 0.05)
             os.kill(living.pop(chance.randrange(len(living))), signal.SIGKILL)
             living.append(self._start())
+        let(self.output, EVENTS)
         self._wait_for(EVENTS)
         while any(map(is_alive, living)):
             time.sleep(0.05)

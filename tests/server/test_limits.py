@@ -81,9 +81,8 @@ def test_a_body_beyond_the_limit_is_413_however_it_comes(tmp_path: Path) -> None
 )
 def test_malformed_requests_are_refused(served: Served, data: bytes) -> None:
     answer = ask(served.address, data)
-    assert status(answer) in (0, 400, 404), answer
-    if answer:
-        assert b"connection: close" in answer or status(answer) == 404
+    assert status(answer) in (400, 404), answer
+    assert b"connection: close" in answer or status(answer) == 404
     assert served.values() == []
     assert alive(served)
 
@@ -103,9 +102,11 @@ def test_heads_beyond_the_limit_are_431(served: Served) -> None:
         GET + b"a: " + long + b"\r\n\r\n",
         GET + many + b"\r\n",
         GET + b"a: " + long * 20,  # without an end
+        GET + b"a: " + long * 2 + b"\r\n\r\n",  # longer than what is read at once
+        GET + b"a: " + long * 3 + b"\r\n\r\n",
     ):
         answer = ask(served.address, request)
-        assert status(answer) in (0, 431), answer[:200]
+        assert status(answer) == 431, answer[:200]
     assert status(ask(served.address, GET + many[: -len(many) // 2] + b"\r\n")) in (200, 400)
     large = b"x" * 60_000  # a body that comes with its head in one piece is no head
     whole = POST + b"content-length: %d\r\n\r\n" % len(large) + large
@@ -162,7 +163,7 @@ def test_an_idle_second_request_is_let_go_too(
         assert status(read_answer(raw)) == 200
         request.getfixturevalue("hasty")
         raw.sendall(b"\r\n")  # what keeps a connection busy, but is no request
-        assert status(read_answer(raw)) in (0, 408)
+        assert status(read_answer(raw)) == 408
 
 
 @pytest.mark.usefixtures("hasty")
@@ -173,7 +174,7 @@ def test_who_takes_no_answer_is_let_go(served: Served) -> None:
     with socket.create_connection(served.address, timeout=60) as raw:
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
         raw.sendall(b"GET /topics/t/tail?from=earliest HTTP/1.1\r\nhost: localhost\r\n\r\n")
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while "tidelog_waiting 0.0" not in served.client.get("/metrics").text:
             assert time.monotonic() < deadline
             time.sleep(0.1)
@@ -223,13 +224,12 @@ def test_more_connections_than_the_limit_are_refused_politely(
     try:
         raws[-1].sendall(GET + b"\r\n")
         answer = read_answer(raws[-1])
-        assert status(answer) in (0, 503)
-        if answer:
-            assert b"retry-after" in answer
+        assert status(answer) == 503
+        assert b"retry-after" in answer
     finally:
         for raw in raws:
             raw.close()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while status(ask(served.address, GET + b"\r\n")) != 200:
         assert time.monotonic() < deadline
 

@@ -12,8 +12,11 @@ from typing import Protocol
 HOST = "127.0.0.1"
 
 # Below the range from which Linux takes ports for outgoing connections, so that no client can take
-# a port between the moment we find it free and the moment the server binds it.
-PORTS = range(20_000, 32_000)
+# a port between the moment we find it free and the moment the server binds it. Each of the test
+# processes that run side by side has ports of its own, so that no other one takes it either.
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_SHARES = 12
+PORTS = range(20_000, 32_000)[_WORKER % _SHARES :: _SHARES]
 PORT_TRIES = 200
 
 _handed_out: set[int] = set()
@@ -33,12 +36,12 @@ class Server(Protocol):
 
 def free_port() -> int:
     """A port on the loopback interface that nobody listens on, and never the same one twice."""
-    for port in random.sample(PORTS, PORT_TRIES):
+    for port in random.SystemRandom().sample(PORTS, PORT_TRIES):
         if port not in _handed_out and _can_bind(port):
             _handed_out.add(port)
             return port
     raise ServerError(
-        f"ports {PORTS.start}-{PORTS.stop - 1}: {PORT_TRIES} of them were tried and none is free: "
+        f"ports {PORTS[0]}-{PORTS[-1]}: {PORT_TRIES} of them were tried and none is free: "
         "stop what listens there"
     )
 

@@ -6,6 +6,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from cassandra.auth import PlainTextAuthProvider
+from cassandra.cluster import Cluster, Session
+
 from tests.servers import probe
 from tests.servers.base import HOST, environment, free_port, workspace
 from tests.servers.fetch import Package, ensure, maven_fill, pom_text
@@ -90,6 +93,21 @@ class Cassandra:
     @property
     def address(self) -> str:
         return f"{self.host}:{self.port}"
+
+    def session(self, keyspace: str | None = None, login: tuple[str, str] | None = None) -> Session:
+        """A client that bears a node that stalls. Shut its ``cluster`` down in the end."""
+        cluster = Cluster(
+            [self.host],
+            port=self.port,
+            auth_provider=PlainTextAuthProvider(*login) if login else None,
+            connect_timeout=60,
+            control_connection_timeout=60,
+            schema_metadata_enabled=False,
+            token_metadata_enabled=False,
+        )
+        session: Session = cluster.connect(keyspace)
+        session.default_timeout = 60
+        return session
 
 
 @contextmanager

@@ -3,14 +3,21 @@
 import functools
 import struct
 import subprocess
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka import (
+    IsolationLevel,
+    KafkaException,
+    Producer,
+    TopicCollection,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
 from tests.servers import probe
 from tests.servers.base import HOST, ServerError, environment, free_port, workspace
@@ -64,6 +71,19 @@ class Kafka:
         admin = self.admin()  # lives until the answer is there
         for future in admin.create_topics([wanted]).values():
             future.result()
+        deadline = time.monotonic() + 60
+        while self.partitions(name) != partitions:  # told of a moment after it was made
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    def partitions(self, topic: str) -> int:
+        """How many the broker tells of; 0 for a topic that it does not know."""
+        admin = self.admin()
+        asked = admin.describe_topics(TopicCollection([topic]))
+        try:
+            return len(asked[topic].result().partitions)
+        except KafkaException:
+            return 0
 
     def producer(self, **more: Any) -> Producer:
         """A client that sends each message once and in order; more properties with ``_`` for ``.``.
@@ -74,19 +94,38 @@ class Kafka:
         named = {key.replace("_", "."): value for key, value in more.items()}
         return Producer({**self._properties(), "enable.idempotence": True, **named})
 
+    def settle(self, topic: str, partitions: int) -> None:
+        """Until all transactions are over: who commits does not wait for the brokers' markers."""
+        admin = self.admin()
+        places = [TopicPartition(topic, number) for number in range(partitions)]
+
+        def ends(level: IsolationLevel) -> list[int]:
+            asked = {place: OffsetSpec.latest() for place in places}
+            answers = admin.list_offsets(asked, isolation_level=level)
+            return [answer.result().offset for answer in answers.values()]
+
+        deadline = time.monotonic() + 120
+        while ends(IsolationLevel.READ_COMMITTED) != ends(IsolationLevel.READ_UNCOMMITTED):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
     def _properties(self) -> dict[str, Any]:
         return {"bootstrap.servers": self.bootstrap, "log_level": 0}
 
 
 @contextmanager
-def running() -> Iterator[Kafka]:
-    """A broker of one's own; it keeps its data over `process.restart()`."""
+def running(session_ms: int = 60_000) -> Iterator[Kafka]:
+    """A broker of one's own; it keeps its data over `process.restart()`.
+
+    After a kill it cannot come back before its old session has run out: who restarts it gives a
+    short one. A broker that stalls for longer is fenced, and refuses to create topics.
+    """
     require(NAME, (JAVA,))
     jars = ensure(PACKAGE)
     port, controller_port = free_port(), free_port()
     with workspace(NAME) as folder:
         properties = folder / "kraft.properties"
-        properties.write_text(_properties(port, controller_port, folder / "data"))
+        properties.write_text(_properties(port, controller_port, folder / "data", session_ms))
         _format(jars, properties)
         launch = Launch(
             name=NAME,
@@ -99,7 +138,7 @@ def running() -> Iterator[Kafka]:
             yield Kafka(f"{HOST}:{port}", process)
 
 
-def _properties(port: int, controller_port: int, data: Path) -> str:
+def _properties(port: int, controller_port: int, data: Path, session_ms: int) -> str:
     return f"""
 process.roles=broker,controller
 node.id=1
@@ -124,8 +163,7 @@ share.coordinator.state.topic.num.partitions=1
 # A consumer group's first assignment does not wait for more members.
 group.initial.rebalance.delay.ms=0
 
-# After a kill the broker cannot come back before its old session has run out.
-broker.session.timeout.ms=3000
+broker.session.timeout.ms={session_ms}
 broker.heartbeat.interval.ms=500
 
 # Few threads, and a small buffer for the cleaner, whose default is a quarter of our heap.

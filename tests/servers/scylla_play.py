@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
-from cassandra.auth import PlainTextAuthProvider
-from cassandra.cluster import Cluster, Session
+from cassandra.cluster import Session
 from cassandra.query import BatchStatement, BatchType
 
 from tests.servers.cassandra import Cassandra
@@ -130,9 +129,7 @@ class Play:
         self.generations: dict[int, list[bytes]] = {}
         self.written: list[Written] = []
         self._vnodes = vnodes
-        provider = PlainTextAuthProvider(*login) if login else None
-        self._cluster = Cluster([server.host], port=server.port, auth_provider=provider)
-        self.session: Session = self._cluster.connect()
+        self.session: Session = server.session(login=login)
         self.session.execute(
             f"CREATE KEYSPACE {self.keyspace} WITH replication = "
             "{'class': 'SimpleStrategy', 'replication_factor': 1}"
@@ -234,7 +231,7 @@ class Play:
         }
 
     def close(self) -> None:
-        self._cluster.shutdown()
+        self.session.cluster.shutdown()
 
     def _insert(self, names: tuple[str, ...]) -> Any:
         if names not in self._inserts:

@@ -63,6 +63,8 @@ class SparkCluster:
             "spark.executor.extraJavaOptions": lean,
             "spark.cores.max": str(len(self.workers)),
             "spark.executor.cores": "1",
+            "spark.scheduler.minRegisteredResourcesRatio": "1.0",  # both, before a task runs
+            "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
             "spark.executor.memory": f"{EXECUTOR_MEMORY_MB}m",
             "spark.pyspark.python": sys.executable,
             "spark.ui.enabled": "false",

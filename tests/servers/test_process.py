@@ -25,7 +25,7 @@ def process(tmp_path: Path) -> Iterator[Process]:
 def test_it_answers_when_started_and_is_gone_when_stopped(process: Process) -> None:
     pid = process.pid
     assert process.alive
-    assert process.launch.answers()
+    _eventually(process.launch.answers)
     process.stop()
     assert not process.alive
     assert not _exists(pid)
@@ -57,7 +57,7 @@ def test_a_killed_process_comes_back_at_the_same_address(process: Process) -> No
     with pytest.raises(ConnectionRefusedError):
         process.launch.answers()
     process.restart()
-    assert process.launch.answers()
+    _eventually(process.launch.answers)
     assert process.pid != pid
 
 

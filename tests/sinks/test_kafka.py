@@ -13,14 +13,10 @@ import pytest
 from confluent_kafka import (
     Consumer,
     ConsumerGroupTopicPartitions,
-    IsolationLevel,
     KafkaError,
-    KafkaException,
     Message,
-    TopicCollection,
     TopicPartition,
 )
-from confluent_kafka.admin import OffsetSpec
 
 from tests.servers import kafka
 from tests.servers.kafka import Kafka
@@ -64,15 +60,6 @@ class Target:
         self.partitions = partitions
         settings = {"retention.ms": "-1", **settings}  # our events are from 1970
         self.server.create_topic(self.name, partitions, settings)
-        until(self.is_there)
-
-    def is_there(self) -> bool:
-        """Whether brokers tell of it, which they do a moment after it was made."""
-        asked = self.admin.describe_topics(TopicCollection([self.name]))
-        try:
-            return len(asked[self.name].result().partitions) == self.partitions
-        except KafkaException:
-            return False
 
     def delete(self) -> None:
         for future in self.admin.delete_topics([self.name]).values():
@@ -82,16 +69,7 @@ class Target:
         return f"kafka://{self.bootstrap}/{self.name}{options}"
 
     def settle(self) -> None:
-        """Until all transactions are over: who commits does not wait for the brokers' markers."""
-        admin = self.server.admin()
-        places = [TopicPartition(self.name, p) for p in range(self.partitions)]
-
-        def ends(level: IsolationLevel) -> list[int]:
-            asked = {place: OffsetSpec.latest() for place in places}
-            answers = admin.list_offsets(asked, isolation_level=level)
-            return [answer.result().offset for answer in answers.values()]
-
-        until(lambda: ends(IsolationLevel.READ_COMMITTED) == ends(IsolationLevel.READ_UNCOMMITTED))
+        self.server.settle(self.name, self.partitions)
 
     def messages(self, partition: int) -> list[Message]:
         """What is committed, once all transactions are over."""
@@ -285,6 +263,27 @@ def test_an_older_driver_is_fenced(home: Home, target: Target) -> None:
     assert in_order(target.values(), 5)
 
 
+def test_an_older_driver_that_hears_of_it_while_it_sends_is_told_why(
+    home: Home, target: Target
+) -> None:
+    sink = sink_at(home, target.url("?partition=same"))
+    assert isinstance(sink, KafkaSink)
+    old = Transactions(sink._place, GROUP, 10.0, home.world.clock)
+    old._begin()
+    sink.publish(stage(sink, [batch_of(numbered(0, 5))]))
+    events = batch_of(numbered(0, 5)).select(STORED_SCHEMA.names)
+
+    def send_on() -> None:
+        for _ in range(1_000):
+            old.send(events, 0, 0)
+            time.sleep(0.05)
+
+    with pytest.raises(UnavailableError, match="another driver has begun to send"):
+        send_on()
+    old.close()
+    assert in_order(target.values(), 5)
+
+
 def forget(target: Target) -> None:
     """As Kafka does after a week."""
     for future in target.admin.delete_consumer_groups([GROUP]).values():
@@ -341,7 +340,7 @@ def test_a_topic_that_was_made_anew_is_another(home: Home, target: Target) -> No
     sink = sink_at(home, target.url("?partition=same"))
     manifest = stage(sink, [batch_of(numbered(0, 5))])
     target.delete()
-    until(lambda: not target.is_there())
+    until(lambda: not target.server.partitions(target.name))
     with pytest.raises(NotFoundError, match="is not there"):
         sink.publish(manifest)
     target.create()
@@ -393,11 +392,12 @@ def test_brokers_that_do_not_answer_are_told(home: Home) -> None:
 
 
 def test_a_broker_that_goes_away_and_comes_back(home: Home) -> None:
-    with kafka.running() as server:
+    with kafka.running(session_ms=3_000) as server:
         target = Target(server)
         address = parse_address(target.url("?partition=same"))
+        patient = open_kafka(address, environ={}, store=home.store.url, timeout_s=60.0)
+        patient.publish(stage(patient, [batch_of(numbered(0, 10))]))
         sink: TargetSink = open_kafka(address, environ={}, store=home.store.url, timeout_s=3.0)
-        sink.publish(stage(sink, [batch_of(numbered(0, 10))]))
         manifest = stage(sink, [batch_of(numbered(10, 20))], 10)
         target.settle()  # Kafka 4.3 may forget the markers of a transaction that it is ending
         server.process.kill()

@@ -313,7 +313,7 @@ def test_a_long_aborted_transaction_is_passed_over(broker: Broker) -> None:
     producer.abort_transaction(60)
     until(lambda: bounds(broker.source(topic)) == [(0, 20_001)])  # the marker comes a little later
     broker.send(topic, [b"20001"])
-    assert read(broker.source(topic, timeout_s=2), 0, 20_002) == numbered(20_001)
+    assert read(broker.source(topic, timeout_s=60), 0, 20_002) == numbered(20_001)
 
 
 def test_the_client_tells_how_far_it_has_fetched(broker: Broker) -> None:
@@ -519,7 +519,7 @@ def test_credentials_that_are_refused(broker: Broker) -> None:
 
 @pytest.mark.long  # a broker of its own is started twice
 def test_a_broker_that_falls_silent_or_dies_while_it_is_read() -> None:
-    with kafka.running() as own:
+    with kafka.running(session_ms=3_000) as own:
         mine = Broker(own)
         topic = mine.topic()
         for n in range(60):
@@ -549,8 +549,9 @@ def test_bounds_of_a_thousand_partitions_cost_little(broker: Broker) -> None:
     topic = broker.topic(1_000)
     source = open_source(f"kafka://{broker.bootstrap}/{topic}", environ={})
     broker.send(topic, [b"x"], partition=999)
-    costs = []
-    for _ in range(5):
+    costs: list[float] = []
+    end = time.monotonic() + 60  # other work on the machine may hold it up for a while
+    while len(costs) < 5 or (min(costs) >= 1 and time.monotonic() < end):
         began = time.perf_counter()
         found = source.bounds(source.partitions())
         costs.append(time.perf_counter() - began)

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from cassandra.cluster import Cluster
 from cassandra.query import tuple_factory
 
 from tests.servers.cassandra import Cassandra
@@ -95,10 +94,11 @@ def session(cassandra_server: Cassandra) -> Iterator[ScyllaSession]:
 
 
 @pytest.mark.server
-def test_values_of_every_type_become_json(session: ScyllaSession) -> None:
+def test_values_of_every_type_become_json(
+    session: ScyllaSession, cassandra_server: Cassandra
+) -> None:
     place = session.place
-    cluster = Cluster([*place.hosts], port=place.port)
-    writer = cluster.connect(place.keyspace)
+    writer = cassandra_server.session(place.keyspace)
     writer.row_factory = tuple_factory
     for number, (kind, pairs) in enumerate(LITERALS.items()):
         statement = session.prepare(f"SELECT c{number} FROM {place.keyspace}.orders WHERE k = 1")
@@ -109,7 +109,7 @@ def test_values_of_every_type_become_json(session: ScyllaSession) -> None:
             found = json.loads(convert(row[0]))
             assert found == expected, (kind, literal, row[0])
             assert type(found) is type(expected), (kind, literal)
-    cluster.shutdown()
+    writer.cluster.shutdown()
 
 
 class Kind:

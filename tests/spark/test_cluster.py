@@ -12,7 +12,7 @@ import pytest
 from tests.servers.spark import SparkCluster
 from tidelog import Event, Home
 
-SECONDS_MAX = 120
+SECONDS_MAX = 400
 
 # A process of its own: there can be one Spark context in a process, and it may be another's.
 SCRIPT = """
@@ -43,6 +43,7 @@ spark.stop()
 
 
 @pytest.mark.spark
+@pytest.mark.timeout(600)
 def test_executors_read_and_write_a_home_on_sqlite(
     spark_cluster: SparkCluster, home: Home, tmp_path: Path
 ) -> None:

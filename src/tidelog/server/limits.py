@@ -20,6 +20,8 @@ __all__ = [
     "HEAD_S",
     "IDLE_S",
     "LAST_S",
+    "LINGERING_MAX",
+    "LINGER_S",
     "PAGE_BYTES_MAX",
     "PAGE_EVENTS_MAX",
     "PARAMETERS_MAX",
@@ -43,6 +45,8 @@ BODY_S = 30.0  # in which its body must be there, from the end of its head
 LAST_S = 2.0  # in which it must be there once the server stops
 WRITE_S = 30.0  # in which a client must take what was written for it
 IDLE_S = 60.0  # between two requests
+LINGER_S = 2.0  # in which who was refused should have ended
+LINGERING_MAX = 200  # beyond CONNECTIONS_MAX; more than that are closed at once
 
 # Of a request.
 ANSWER_S = 60.0  # in which an append is durable, or said to have an unknown outcome

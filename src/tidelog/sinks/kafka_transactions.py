@@ -231,8 +231,11 @@ class Transactions:
     def _failed(self, exc: KafkaException) -> TidelogError:
         """The error to raise; what was begun is aborted, if that can be."""
         error: KafkaError = exc.args[0]
-        with contextlib.suppress(KafkaException):  # a fatal one comes again
+        try:
             self._producer.poll(0)  # what the client has to tell comes with this
+        except KafkaException as told:
+            if error.code() == KafkaError._FATAL:  # the client is of no use, and this is why
+                error = told.args[0]
         what = f"kafka topic `{self._place.topic}`"
         reason = " ".join(error.str().split())
         if error.code() in _FENCED:

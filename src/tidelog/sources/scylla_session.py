@@ -35,7 +35,7 @@ except ImportError as exc:  # this module is imported only when such an address 
 
 __all__ = ["WIDTH_MS_MAX", "Pages", "ScyllaSession", "close_sessions", "session_of"]
 
-_CONNECT_TIMEOUT_S = 5.0
+_CONNECT_TIMEOUT_S = 15.0
 _REQUEST_TIMEOUT_S = 30.0  # of one page; servers give up before
 _PAGE_ROWS = 5_000
 WIDTH_MS_MAX = 400 * 86_400_000  # of a window

@@ -39,6 +39,7 @@ _BUSY_S = 2.0  # between samples while somebody looks
 _IDLE_S = 30.0
 _SHARE = 0.1  # of its time that a sampler works at most; the rest is for requests
 _LOOKED_S = 120.0  # how long somebody who looked is taken to look still
+_NEVER_S = float("-inf")
 _QUICK_S = 0.1  # a sample this short is taken again for who asks
 _FRESH_S = 0.5  # unless the last one is this young
 _READS_MAX = 4_000  # heads, and as many leases, in one sample
@@ -70,7 +71,7 @@ class Sampler:
         self._ends, self._cursors = Series(), Series()
         self._turn = 0  # the topic whose heads are read first
         self._snapshot: Snapshot | None = None
-        self._sampled_s = self._looked_s = float("-inf")
+        self._sampled_s = self._looked_s = _NEVER_S
         self._sampling = threading.Lock()
         self._stop = threading.Event()
         self._wake = threading.Event()
@@ -112,15 +113,19 @@ class Sampler:
     def expire(self) -> None:
         """Somebody has changed something here, and wants to see it: the last sample is old now."""
         with self._sampling:  # one that is being taken may have missed the change
-            self._sampled_s = float("-inf")
+            self._sampled_s = _NEVER_S
         self._wake.set()
 
     def look(self) -> Snapshot:
-        """The newest sample; where that is quick, one of just now. Raises before there is any."""
+        """The newest sample; one of just now where that is quick, or where somebody has changed
+        something. Raises before there is any.
+        """
         was_idle = not self.is_busy
         self._looked_s = self._now_s()
         last = self._snapshot
-        if last is None or (last.took_s < _QUICK_S and self._now_s() - self._sampled_s > _FRESH_S):
+        is_old = self._now_s() - self._sampled_s > _FRESH_S
+        is_expired = self._sampled_s == _NEVER_S
+        if last is None or is_expired or (is_old and last.took_s < _QUICK_S):
             self._sample(_FRESH_S)
         elif was_idle:
             self._wake.set()

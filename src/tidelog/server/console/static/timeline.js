@@ -90,9 +90,9 @@
       const found = await answer.json();
       if (mine !== asked) return;
       if (!answer.ok) { told.textContent = found.error.message; return; }
-      data = found;
-      if (anchor === null) { chosen = null; draw(); }
-      if (!data.whole) setTimeout(load, 300);
+      const moved = !data || ["start", "width", "end"].some((each) => found[each] !== data[each]);
+      if (!chosen || !moved) { data = found; draw(); }   // what is chosen are the bars that are shown
+      if (!found.whole) setTimeout(load, 300);
     } catch { told.textContent = "The server does not answer just now."; }
   };
 
