@@ -80,11 +80,14 @@ class Peer:
         return (time.perf_counter() - began) / count * 1000
 
     def update(self, count: int) -> float:
-        """Updates a second, until they are to be read."""
-        count = min(count, len(self._ids))
+        """Updates a second, until they are to be read; of the newest events, as it loses others
+        of a journal that it updates a second time.
+        """
+        newest = self._ids[-count:]
+        count = len(newest)
         began = time.perf_counter()
-        for number in range(count):
-            self._flood.update_event(self._ids[number], os.urandom(1024))
+        for each in newest:
+            self._flood.update_event(each, os.urandom(1024))
         left = count
         while left > 0:
             applied = self._flood.update(left)
