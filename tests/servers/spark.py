@@ -64,7 +64,7 @@ class SparkCluster:
             "spark.cores.max": str(len(self.workers)),
             "spark.executor.cores": "1",
             "spark.scheduler.minRegisteredResourcesRatio": "1.0",  # both, before a task runs
-            "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
+            "spark.scheduler.maxRegisteredResourcesWaitingTime": "60s",
             "spark.executor.memory": f"{EXECUTOR_MEMORY_MB}m",
             "spark.pyspark.python": sys.executable,
             "spark.ui.enabled": "false",
