@@ -35,6 +35,17 @@ def sampler(home: Home) -> Iterator[Sampler]:
     found.stop()
 
 
+def test_who_has_changed_something_sees_it_though_a_sample_takes_long(
+    home: Home, sampler: Sampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampling, "_QUICK_S", -1.0)  # no sample is taken again for who looks
+    assert sampler.look().topics == {}
+    home.create_topic("t")
+    assert sampler.look().topics == {}
+    sampler.expire()
+    assert list(sampler.look().topics) == ["t"]
+
+
 @given(st.lists(st.integers(1, 100_000), min_size=2, max_size=1_000))
 def test_a_series_stays_small_and_keeps_its_ends(steps: list[int]) -> None:
     series, now_ms, total = Series(), 0, 0

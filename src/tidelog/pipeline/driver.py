@@ -106,9 +106,9 @@ class Driver:
     def _cycle(
         self, cycle: Cycle, ends: dict[SourcePartition, Bounds] | None = None
     ) -> CycleReport:
-        flush = self._flush_wanted()  # before the ends: these hold all that was there by then
+        # Before the ends: these then hold all that came before the flush.
+        everything = ends is not None or not self._how.follow or self._flush_wanted()
         bounds = self._pipeline.source.bounds(self._partitions()) if ends is None else ends
-        everything = flush or ends is not None or not self._how.follow
         held_back = self._adopt(cycle, bounds)
         bounds = {p: held for p, held in bounds.items() if p not in held_back}
         waiting = {p: self._waiting(cycle, p, b) for p, b in bounds.items()}
