@@ -12,7 +12,7 @@ LOCK_FLAGS := --universal --python-version 3.11 --generate-hashes --no-emit-inde
 help:
 	@echo "make demo       see it work: sample events, an archive, and the console"
 	@echo "make test       all tests that fit into minutes, with real servers"
-	@echo "make test-long  the long ones: whole kill matrices, many seeds, new examples"
+	@echo "make test-long  the long ones: whole kill matrices, many seeds"
 	@echo "make lint       ruff, mypy, import-linter, the code's own shape"
 	@echo "make docs       the site of docs/, into build/site"
 	@echo "make bench      speed, beside a peer in the same run"
@@ -31,7 +31,6 @@ test: $(READY)
 test-long: $(READY)
 	@$(BIN)/python -m tests.servers check
 	$(BIN)/python -m pytest -m long --timeout=3600
-	$(BIN)/python -m pytest -m "hypothesis and not long" --hypothesis-profile=exploring
 
 lint: $(READY)
 	$(BIN)/ruff check

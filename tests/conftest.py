@@ -10,15 +10,10 @@ from hypothesis import HealthCheck, settings
 pytest_plugins = ["tests.servers.fixtures"]
 
 
-# A machine may stall at any time: an example that is slow proves nothing. The same examples come in
-# each run, so that a change is judged by what it changes; `make test-long` looks for others.
-_PATIENT = {
-    "deadline": None,
-    "suppress_health_check": [HealthCheck.too_slow],
-    "print_blob": True,
-}
-settings.register_profile("patient", derandomize=True, **_PATIENT)
-settings.register_profile("exploring", **_PATIENT)
+# A machine may stall at any time: an example that is slow proves nothing.
+settings.register_profile(
+    "patient", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
 settings.load_profile("patient")
 
 # What takes long to start, or much memory: all tests that want one of these run in one process,

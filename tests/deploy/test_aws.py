@@ -22,6 +22,7 @@ from tests.deploy.template import TEMPLATE, allowed_by, allows, read_template
 from tests.servers.dynamodb import DynamoDb
 from tests.servers.moto import Moto
 from tests.servers.s3 import S3
+from tests.waiting import until
 from tidelog import Event, Home
 from tidelog.catalog import dynamodb
 from tidelog.cli.main import cli
@@ -141,10 +142,7 @@ def test_producers_need_what_their_policy_allows_and_no_less(cloud: Cloud) -> No
         home.append("orders", [Event(b"two", b"k"), Event(b"three", b"l")])
         cloud.recorder.lose = ["POST /"]
         home.append("orders", [Event(b"four", b"k")])
-        end = time.monotonic() + 60
-        while not any(right.action == "sns:Publish" for right in cloud.recorder.rights):
-            assert time.monotonic() < end, "nobody was notified"
-            time.sleep(0.05)
+        until(lambda: any(r.action == "sns:Publish" for r in list(cloud.recorder.rights)))
     _check("ProducerPolicy", cloud)
 
 

@@ -52,7 +52,7 @@ def test_the_example_is_submitted_and_counts(spark_cluster: SparkCluster, tmp_pa
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=200,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
@@ -83,7 +83,7 @@ def test_an_archive_runs_on_the_cluster(spark_cluster: SparkCluster, tmp_path: P
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=400,
+            timeout=200,
             check=False,
         )
         assert done.returncode == 0, done.stderr[-3000:]

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -299,7 +298,6 @@ def _with_value(event: Event, value: bytes | None) -> Event:
     return Event(value, event.key, event.id, event.timestamp, event.type)
 
 
-@pytest.mark.hypothesis
 def test_a_journal_is_equal_to_a_dictionary_after_each_of_5000_steps() -> None:
     JournalMachine.steps = 0
     run_state_machine_as_test(

@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import pytest
 
 import tidelog
+from tests.waiting import until
 from tidelog import Event, Home
 from tidelog.errors import FencedError, InvalidError, NotFoundError
 from tidelog.log import consumer as consumer_module
@@ -68,13 +69,6 @@ def test_a_loss_in_one_partition_is_told_beside_others_that_are_busy(home: Home)
         found += len(drain(consumer, 1))
         consumer.seek(0, 10)
         assert consumer.poll(timeout_s=0.2) == [], "nothing more is wrong"
-
-
-def wait_until(fact: Callable[[], bool], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not fact():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.01)
 
 
 def test_it_reads_everything_once_in_order_and_remembers(home: Home) -> None:
@@ -216,7 +210,7 @@ def test_a_slow_handler_sends_heartbeats(home: Home) -> None:
     with home.consumer("t", "c") as slow:
         assert len(slow.poll()) == 1
         beats = slow._membership._beats
-        wait_until(lambda: slow._membership._beats > beats + 5)  # while nobody polls
+        until(lambda: slow._membership._beats > beats + 5)  # while nobody polls
         slow.commit()
 
 

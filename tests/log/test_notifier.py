@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,6 +18,7 @@ import pytest
 
 from tests.log.recorder import Recorder
 from tests.opening import a_catalog, a_store
+from tests.waiting import until
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.clock import RandomIds, SystemClock
 from tidelog.errors import InvalidError, UnavailableError
@@ -61,13 +62,6 @@ def notifying(log: Log, topic: Topic, *targets: Target) -> Iterator[tuple[Notifi
     notifier.close(0)
 
 
-def eventually(condition: Callable[[], bool], within_s: float = 60.0) -> None:
-    end_s = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < end_s, "waited in vain"
-        time.sleep(0.005)
-
-
 def fail(_: int) -> None:
     raise UnavailableError("down")
 
@@ -77,7 +71,7 @@ def test_one_write_makes_exactly_one_notification() -> None:
     topic = a_topic(log, 100)
     with notifying(log, topic, target) as (notifier, producer):
         producer.append([Event(b"a")])
-        eventually(lambda: target.offsets == [0])
+        until(lambda: target.offsets == [0])
         time.sleep(0.3)
         assert notifier.close(60)
     assert target.told == [Notification("orders", 0, 0)]
@@ -102,7 +96,7 @@ def test_a_hanging_target_holds_up_no_producer() -> None:
     topic = a_topic(log, 10)
     with notifying(log, topic, target) as (notifier, producer):
         producer.append([Event(b"first")])
-        eventually(lambda: target.tries == 1)
+        until(lambda: target.tries == 1)
         started_s = time.monotonic()
         for _ in range(50):
             producer.append([Event(b"x")])
@@ -122,7 +116,7 @@ def test_close_waits_for_its_turn_where_there_is_time() -> None:
     topic, began_ms = a_topic(log, 1_000), log.clock.now_ms()
     with notifying(log, topic, target) as (notifier, producer):
         producer.append([Event(b"a")])
-        eventually(lambda: read_state(log, topic, 0)[0].notified == 1)
+        until(lambda: read_state(log, topic, 0)[0].notified == 1)
         turn_ms = read_state(log, topic, 0)[0].until_ms
         started_s = time.monotonic()
         producer.append([Event(b"b")])
@@ -139,7 +133,7 @@ def test_close_tells_at_once_where_there_is_no_time() -> None:
         for _ in range(2):
             for partition in range(3):
                 producer.append([Event(b"a")], partition=partition)
-            eventually(lambda: len(target.told) == 3)
+            until(lambda: len(target.told) == 3)
         started_s = time.monotonic()
         assert notifier.close(120)
         assert time.monotonic() - started_s < 60
@@ -159,7 +153,7 @@ def test_failures_are_retried_with_backoff() -> None:
     topic = a_topic(log, 50)
     with notifying(log, topic, target) as (notifier, producer):
         producer.append([Event(b"a")])
-        eventually(lambda: target.offsets == [0])
+        until(lambda: target.offsets == [0])
         assert notifier.close(60)
         assert (target.tries, notifier.errors, notifier.error_count) == (3, [], 0)
 
@@ -169,7 +163,7 @@ def test_a_target_that_stays_down_stops_nothing_and_is_repaired_later() -> None:
     topic = a_topic(log, 50, targets=2)
     with notifying(log, topic, broken, sound) as (notifier, producer):
         producer.append([Event(b"a")])
-        eventually(lambda: notifier.error_count == 1)
+        until(lambda: notifier.error_count == 1)
         producer.append([Event(b"b")])
         assert not notifier.close(0.5)
         assert [str(error) for error in notifier.errors] == ["down"]
@@ -188,7 +182,7 @@ def test_a_target_that_refuses_is_not_asked_again() -> None:
     topic = a_topic(log, 20)
     with notifying(log, topic, target) as (notifier, producer):
         producer.append([Event(b"a")])
-        eventually(lambda: notifier.error_count == 1)
+        until(lambda: notifier.error_count == 1)
         producer.append([Event(b"b")])
         time.sleep(0.2)
         assert (target.tries, notifier.close(0.2)) == (1, False)
@@ -204,7 +198,7 @@ def test_a_strange_error_does_not_end_the_thread() -> None:
     target = Recorder(stumble)
     with notifying(log, a_topic(log, 50), target) as (notifier, producer):
         producer.append([Event(b"a")])
-        eventually(lambda: target.offsets == [0])
+        until(lambda: target.offsets == [0])
         assert notifier.close(60)
 
 
@@ -217,7 +211,7 @@ def test_a_topic_without_targets_costs_nothing() -> None:
         assert "tidelog-notify" not in [thread.name for thread in threading.enumerate()]
         assert notifier.close(60)
     # The producer's timer ends when it is next scheduled.
-    eventually(lambda: threading.active_count() <= before)
+    until(lambda: threading.active_count() <= before)
     assert read_state(log, topic, 0)[1] is None
 
 
@@ -226,7 +220,7 @@ def test_topics_are_told_apart_also_when_one_is_made_again() -> None:
     first = a_topic(log, 50)
     with notifying(log, first, target) as (notifier, producer):
         producer.append([Event(b"a")] * 3)
-        eventually(lambda: target.offsets == [2])
+        until(lambda: target.offsets == [2])
         delete_topic(log, "orders")
         time.sleep(0.2)  # the check that was promised finds the topic gone
         second = a_topic(log, 50)
@@ -234,7 +228,7 @@ def test_topics_are_told_apart_also_when_one_is_made_again() -> None:
         notifier.watch(second)
         with Producer(log, second) as other:
             other.append([Event(b"b")])
-            eventually(lambda: target.offsets == [2, 0])
+            until(lambda: target.offsets == [2, 0])
         assert notifier.close(60)
         assert notifier.errors == []
 

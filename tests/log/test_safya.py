@@ -200,11 +200,12 @@ def test_the_config_string_is_all_that_is_needed(home: Home, topic: str) -> None
 def test_150_writers_at_3_events_a_second_are_kept_up_with(home: Home, topic: str) -> None:
     """4,096 bytes each, for a few seconds: at least nine tenths of the wanted rate.
 
-    Again and again, since other work on the machine may hold up a whole run, and the next.
+    Up to five times, since other work on the machine may hold up a whole run; some time apart, so
+    that it does not hold up all of them.
     """
-    shares: list[float] = []
-    end = time.monotonic() + 120
-    while not shares or (shares[-1] < 0.9 and time.monotonic() < end):
+    shares = [share_in_time(home, topic, seconds=4, writers=150, rate=3)]
+    while shares[-1] < 0.9 and len(shares) < 5:
+        time.sleep(15)
         shares.append(share_in_time(home, topic, seconds=4, writers=150, rate=3))
     assert max(shares) >= 0.9, shares
 

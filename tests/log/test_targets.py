@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.servers.moto import Moto
+from tests.waiting import until
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.clock import RandomIds, SystemClock
 from tidelog.errors import InvalidError, UnavailableError
@@ -98,13 +99,6 @@ def a_notified_producer(
     notifier.close(0)
 
 
-def wait_for(fact: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + 60
-    while not fact():
-        assert time.monotonic() < end_s, "waited in vain"
-        time.sleep(0.005)
-
-
 def test_a_webhook_gets_the_notification_as_json() -> None:
     with answering() as server:
         open_target(server.url, {}).send(TOLD)
@@ -155,7 +149,7 @@ def test_a_500_is_retried_until_it_succeeds() -> None:
 def test_a_400_is_not_retried() -> None:
     with answering(400) as server, a_notified_producer(server.url) as (notifier, producer):
         producer.append([Event(b"a")])
-        wait_for(lambda: notifier.error_count == 1)
+        until(lambda: notifier.error_count == 1)
         assert not notifier.close(60)
         assert len(server.requests) == 1
         assert [type(error) for error in notifier.errors] == [InvalidError]
@@ -167,7 +161,7 @@ def test_a_hanging_webhook_does_not_slow_a_producer() -> None:
 
     with answering(0, 0, 0) as server, a_notified_producer(server.url, patient) as (_, producer):
         producer.append([Event(b"first")])
-        wait_for(lambda: len(server.requests) == 1)
+        until(lambda: len(server.requests) == 1)
         for _ in range(50):
             producer.append([Event(b"x")])
         assert len(server.requests) == 1  # which hangs still

@@ -5,14 +5,14 @@ from __future__ import annotations
 import gc
 import os
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import tidelog
 from tests.opening import a_catalog
+from tests.waiting import until
 from tidelog import Event, Home
 from tidelog.catalog.base import Catalog, Change, Put
 from tidelog.errors import InvalidError, PartialAppendError, UnavailableError
@@ -315,7 +315,7 @@ def test_a_long_batch_keeps_its_lease_while_the_handler_lives(home: Home) -> Non
         beats = [each._membership._beats for each in (one, two)]
         clock.advance(0.06)
         for each, before in zip((one, two), beats, strict=True):
-            wait_until(lambda each=each, before=before: each._membership._beats > before)
+            until(lambda each=each, before=before: each._membership._beats > before)
         handled.append(event.offset)
         if len(handled) == 10:
             stop.set()
@@ -351,14 +351,7 @@ def start_keeper(consumer: Consumer) -> None:
 
     consumer._look_around = counted  # type: ignore[method-assign]
     consumer.poll(timeout_s=0)
-    wait_until(lambda: len(looks) > 1)  # the first look is the joiner's own
-
-
-def wait_until(fact: Callable[[], bool], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not fact():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.005)
+    until(lambda: len(looks) > 1)  # the first look is the joiner's own
 
 
 def test_caught_up_means_the_whole_topic(home: Home) -> None:
@@ -431,7 +424,7 @@ def test_topics_that_come_and_go_leave_no_threads(home: Home) -> None:
         home.create_topic("brief")
         home.append("brief", [Event(b"x")])
         home.delete_topic("brief")
-    wait_until(lambda: threading.active_count() <= before + 1)  # timers end when next scheduled
+    until(lambda: threading.active_count() <= before + 1)  # timers end when next scheduled
 
 
 def test_a_forked_child_is_told_to_open_its_own(home: Home) -> None:

@@ -22,7 +22,7 @@ import pytest
 from tests.nursery import Nursery, is_alive
 from tests.pipeline.test_kinesis import merge, split
 from tests.playback.players import LOT_EVENTS, let
-from tests.playback.stage import playback_state
+from tests.playback.stage import playback_state, wait_for_number
 from tests.servers.moto import KEYS, Moto
 from tests.sources.kinesis_server import running_kinesis
 from tests.sources.test_kinesis import Stream
@@ -183,13 +183,6 @@ class Playing:
     def start(self) -> int:
         return self._commands.start(*self._words)
 
-    def wait_for(self, number: int) -> None:
-        """Until events up to this number are intended, or out."""
-        deadline = time.monotonic() + 120
-        while max(self.state().number, self.state().until_number) < number:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-
     def died(self, process: int) -> None:
         """Note what it had in flight."""
         self._commands.wait(process)
@@ -274,7 +267,7 @@ def test_the_chain_on_moto(home: Home, moto_server: Moto, tmp_path: Path) -> Non
             number = playing.state().number
             let(commands.output, number + LOT_EVENTS)  # so that it cannot finish before it dies
             player = playing.start()
-            playing.wait_for(number + 1)
+            wait_for_number(home, NAME, number + 1, commands.output)
             time.sleep(chance.random() / 5)
             os.kill(player, signal.SIGKILL)
             playing.died(player)

@@ -22,6 +22,7 @@ import pytest
 from tests.servers.moto import KEYS, Moto
 from tests.sources.kinesis_server import FakeKinesis, running_kinesis
 from tests.sources.test_kinesis import Stream
+from tests.waiting import until
 from tidelog import Home
 from tidelog.errors import InvalidError
 from tidelog.home import World, create_home
@@ -199,12 +200,12 @@ def test_a_follower_picks_up_new_shards_and_reads_on_without_a_pause(
     put(stream, range(5_000))
     with following(home, archive, age_s=3_600) as reports:
         request_flush(home.log, archive.pipeline())  # begins; by age, each range would take an hour
-        _until(lambda: sum(1 for report in reports if report.events) >= 5)
+        until(lambda: sum(1 for report in reports if report.events) >= 5)
         assert len(archived(home, archive)) == 5_000
     with following(home, archive, age_s=1):
         split(stream, 0, 2**127)
         put(stream, range(5_000, 5_100))
-        _until(lambda: len(archived(home, archive)) == 5_100)
+        until(lambda: len(archived(home, archive)) == 5_100)
     assert counted(home, archive) == Counter(range(5_100))
 
 
@@ -217,7 +218,7 @@ def following(home: Home, archive: Archive, age_s: int) -> Iterator[list[CycleRe
     thread = threading.Thread(target=drive, args=(home, archive), kwargs=how)
     thread.start()
     try:
-        _until(lambda: reports)
+        until(lambda: reports)
         yield reports
     finally:
         stop.set()
@@ -246,13 +247,6 @@ def test_a_flush_is_done_when_nothing_waits_that_came_before_it(
         stop.set()
         thread.join()
     assert counted(home, archive) == Counter(range(100))
-
-
-def _until(holds: Any) -> None:
-    end = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.1)
 
 
 def test_a_loss_stops_the_archive_until_a_person_accepts_it(home: Home, fake: FakeKinesis) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
 import pyarrow as pa
 
 from tests.log.upkeep import House
+from tests.waiting import until
 from tidelog import Home
 from tidelog.catalog.base import Catalog, Change, Row
 from tidelog.codec.events import table_of
@@ -83,6 +85,16 @@ def playback_state(home: Home, name: str) -> PlaybackState:
     """How far a named playback of a home is."""
     row = home.catalog.get(layout.playback_partition(name), layout.PLAYBACK_STATE)
     return decode_row(row.value, PlaybackState, "state") if row else PlaybackState()
+
+
+def wait_for_number(home: Home, name: str, number: int, output: Path) -> None:
+    """Until events up to this number are intended, or out; players tell errors beside an output."""
+
+    def reached() -> bool:
+        state = playback_state(home, name)
+        return max(state.number, state.until_number) >= number
+
+    until(reached, 120, Path(f"{output}.err").read_text)
 
 
 def places(batches: Iterable[pa.RecordBatch]) -> Iterator[Place]:

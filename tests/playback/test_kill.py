@@ -15,7 +15,7 @@ import pytest
 
 from tests.nursery import Nursery, is_alive
 from tests.playback.players import LOT_EVENTS, let
-from tests.playback.stage import T0, playback_state
+from tests.playback.stage import T0, playback_state, wait_for_number
 from tidelog import Event, Home
 from tidelog.home import create_home
 from tidelog.model.playback import PlaybackState
@@ -88,10 +88,7 @@ class Players:
         return playback_state(self._home, "p")
 
     def _wait_for(self, number: int) -> None:
-        deadline = time.monotonic() + 120
-        while max(self._state().number, self._state().until_number) < number:
-            assert time.monotonic() < deadline, Path(f"{self.output}.err").read_text()
-            time.sleep(0.02)
+        wait_for_number(self._home, "p", number, self.output)
 
 
 def wanted() -> Counter[str]:

@@ -6,8 +6,7 @@ import base64
 import json
 import re
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.server.serving import Served, error, serving
+from tests.waiting import until
 from tidelog import Event
 
 LINES = "application/x-ndjson"
@@ -121,7 +121,7 @@ def test_requests_that_come_while_the_store_is_slow_share_a_flush(served: Served
     _, release = hold_puts(served)
     with ThreadPoolExecutor(60) as pool:
         waiting = [pool.submit(served.post, {"value": "x" * 1_000}) for _ in range(60)]
-        wait_until(lambda: buffered(served) >= 60_000)
+        until(lambda: buffered(served) >= 60_000)
         release.set()
         assert {each.result().status_code for each in waiting} == {201}
     assert len(served.values()) == 60
@@ -280,13 +280,6 @@ def hold_puts(served: Served) -> tuple[threading.Event, threading.Event]:
     return held, release
 
 
-def wait_until(fact: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not fact():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_a_full_buffer_is_503_with_retry_after_and_blocks_nobody(tmp_path: Path) -> None:
     small = {"buffer_bytes": 300_000, "segment_bytes": 100_000, "event_bytes_max": 200_000}
     with serving(tmp_path, settings=small, body_bytes_max=300_000) as served:
@@ -295,7 +288,7 @@ def test_a_full_buffer_is_503_with_retry_after_and_blocks_nobody(tmp_path: Path)
         with ThreadPoolExecutor(4) as pool:
             waiting = [pool.submit(served.post, {"value": "x" * 140_000}) for _ in range(2)]
             assert held.wait(60)
-            wait_until(lambda: buffered(served) >= 280_000)
+            until(lambda: buffered(served) >= 280_000)
             full = served.post({"value": "y" * 140_000})
             assert full.status_code == 503
             assert int(full.headers["retry-after"]) >= 1

@@ -3,7 +3,6 @@
 import functools
 import struct
 import subprocess
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from tests.servers.fetch import Package, ensure, maven_fill, pom_text
 from tests.servers.java import java
 from tests.servers.process import Launch, Process, started
 from tests.servers.tools import JAVA, MAVEN, require
+from tests.waiting import until
 
 NAME = "kafka"
 VERSION = "4.3.1"
@@ -71,10 +71,7 @@ class Kafka:
         admin = self.admin()  # lives until the answer is there
         for future in admin.create_topics([wanted]).values():
             future.result()
-        deadline = time.monotonic() + 60
-        while self.partitions(name) != partitions:  # told of a moment after it was made
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        until(lambda: self.partitions(name) == partitions)  # it is told of a moment later
 
     def partitions(self, topic: str) -> int:
         """How many the broker tells of; 0 for a topic that it does not know."""
@@ -104,10 +101,8 @@ class Kafka:
             answers = admin.list_offsets(asked, isolation_level=level)
             return [answer.result().offset for answer in answers.values()]
 
-        deadline = time.monotonic() + 120
-        while ends(IsolationLevel.READ_COMMITTED) != ends(IsolationLevel.READ_UNCOMMITTED):
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        committed, all_of_it = IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED
+        until(lambda: ends(committed) == ends(all_of_it), 120)
 
     def _properties(self) -> dict[str, Any]:
         return {"bootstrap.servers": self.bootstrap, "log_level": 0}

@@ -21,6 +21,7 @@ from confluent_kafka import (
 from tests.servers import kafka
 from tests.servers.kafka import Kafka
 from tests.sinks.ranges import EVERYTHING, NAMED, batch_of, stage
+from tests.waiting import until
 from tidelog import Event, Home
 from tidelog.codec.events import STORED_SCHEMA
 from tidelog.errors import CorruptError, InvalidError, NotFoundError, UnavailableError
@@ -404,7 +405,7 @@ def test_a_broker_that_goes_away_and_comes_back(home: Home) -> None:
         with pytest.raises(UnavailableError, match="see that its brokers can be reached"):
             sink.publish(manifest)
         server.process.restart()
-        until(lambda: _published(sink, manifest))
+        until(lambda: _published(sink, manifest), 120)
         assert in_order(target.values(), 20)
 
 
@@ -427,13 +428,6 @@ def test_it_pickles_without_secrets(home: Home, target: Target) -> None:
     manifest = stage(sent, [batch_of(numbered(0, 3))])
     sink.publish(manifest)
     assert in_order(target.values(), 3)
-
-
-def until(condition: Callable[[], bool], seconds: float = 120) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def _murmur2(data: bytes) -> int:

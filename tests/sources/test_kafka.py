@@ -550,8 +550,9 @@ def test_bounds_of_a_thousand_partitions_cost_little(broker: Broker) -> None:
     source = open_source(f"kafka://{broker.bootstrap}/{topic}", environ={})
     broker.send(topic, [b"x"], partition=999)
     costs: list[float] = []
-    end = time.monotonic() + 60  # other work on the machine may hold it up for a while
-    while len(costs) < 5 or (min(costs) >= 1 and time.monotonic() < end):
+    for _ in range(5):
+        if costs and min(costs) >= 1:
+            time.sleep(10)  # other work on the machine may hold it up, but not for so long
         began = time.perf_counter()
         found = source.bounds(source.partitions())
         costs.append(time.perf_counter() - began)

@@ -119,12 +119,11 @@ class Connection(HttpToolsProtocol):
 
     def _is_too_large(self) -> bool:
         """The head as far as it has come; what came with it may be its body."""
-        headers = self.headers or []  # none before the first request has begun
-        if len(headers) > limits.HEADERS_MAX:
+        if len(self.headers) > limits.HEADERS_MAX:
             return True
         if self._head_bytes <= limits.HEAD_BYTES_MAX:
             return False
-        size = len(self.url or b"") + sum(len(name) + len(value) for name, value in headers)
+        size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         return size > limits.HEAD_BYTES_MAX
 
     def _wait(self, seconds: float) -> None:
