@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "src" / "tidelog").rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
-MODULE_LINES_MAX = 400
+MODULE_LINES_MAX = 600
 TEST_MODULE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 70
 PARAMETERS_MAX = 6
