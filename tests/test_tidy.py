@@ -91,3 +91,14 @@ def test_test_modules_stay_short(path: Path) -> None:
 def test_nothing_is_left_for_later(path: Path) -> None:
     marks = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X)\b")
     assert not marks.search(path.read_text())
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_no_code_takes_the_first_chunk_for_the_whole_table(path: Path) -> None:
+    """A table of more than 2 GiB has several chunks even when combined: use `one_batch`."""
+    first_chunk = re.compile(
+        r"to_batches\([^)]*\)\[|(?<!in )(?<!\.)\b\w+ = .*combine_chunks\(\)\.to_"
+    )
+    if path.name == "events.py":
+        return  # where `one_batch` is
+    assert not first_chunk.search(path.read_text())

@@ -152,7 +152,7 @@ def test_every_format_gives_back_what_was_archived(
 def test_folders_and_rolled_files_come_back_in_the_order_of_the_source(
     home: Home, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidelog.sources.topic._CHUNK_ROWS", 7)
+    monkeypatch.setattr("tidelog.sources.merge._CHUNK_ROWS", 7)
     codec = "none" if form == "jsonlines" else ""
     daily = an_archive(home, "daily", parser="timestamp", format=form, codec=codec, max_bytes=100)
     filled(home, daily)

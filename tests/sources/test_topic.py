@@ -100,7 +100,7 @@ def test_small_runs_are_joined_and_large_reads_cut(
     for first in range(0, 40, 4):
         fill(home, 4, first)
     assert len(list(source.read(Range(ORDERS, "0", "40")))) == 1
-    monkeypatch.setattr("tidelog.sources.topic._CHUNK_ROWS", 10)
+    monkeypatch.setattr("tidelog.sources.merge._CHUNK_ROWS", 10)
     chunks = list(source.read(Range(ORDERS, "2", "38")))
     assert [chunk.position for chunk in chunks] == ["12", "24", "36", "38"]
     assert rows_of(chunks, 38) == expected(2, 38)
@@ -132,7 +132,7 @@ def test_a_trimmed_start_is_told(home: Home, source: TopicSource) -> None:
 def test_a_trim_while_reading_is_told_from_where_it_hits(
     home: Home, source: TopicSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidelog.sources.topic._CHUNK_ROWS", 1)
+    monkeypatch.setattr("tidelog.sources.merge._CHUNK_ROWS", 1)
     monkeypatch.setattr("tidelog.log.read._RUNS_AT_ONCE", 1)
     for first in range(0, 40, 10):
         fill(home, 10, first)

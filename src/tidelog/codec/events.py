@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidelog.errors import InvalidError
+from tidelog.errors import InternalError, InvalidError
 from tidelog.model import limits
 from tidelog.model.event import Event, check_headers, check_timestamp
 
@@ -27,6 +27,8 @@ __all__ = [
     "batch_of",
     "check_sizes",
     "events_of",
+    "joined_batches",
+    "one_batch",
     "stored_batch",
     "table_of",
     "with_position",
@@ -173,6 +175,56 @@ def events_of(
 def batch_bytes(batch: pa.RecordBatch | pa.Table) -> int:
     """How many bytes a batch refers to, and so its size before compression."""
     return int(batch.nbytes)
+
+
+def one_batch(
+    batches: Iterable[pa.RecordBatch] | pa.Table, schema: pa.Schema | None = None
+) -> pa.RecordBatch:
+    """Returns all rows as one batch; ``schema`` is that of an empty result.
+
+    Raises ``InternalError`` when they do not fit into one batch: an Arrow array of bytes holds
+    less than 2 GiB, and ``combine_chunks`` then leaves several chunks. Callers bound what they
+    join, see :func:`joined_batches`.
+    """
+    if not isinstance(batches, pa.Table):
+        given = list(batches)
+        if len(given) == 1:
+            return given[0]
+        batches = pa.Table.from_batches(given, schema)
+    found = batches.combine_chunks().to_batches()
+    if not found:
+        return pa.RecordBatch.from_pylist([], schema=batches.schema)
+    if len(found) > 1:
+        raise InternalError(
+            f"{batches.num_rows} rows of {batch_bytes(batches)} bytes do not fit into one batch"
+        )
+    return found[0]
+
+
+def joined_batches(
+    batches: Iterable[pa.RecordBatch], rows: int, size: int
+) -> Iterator[pa.RecordBatch]:
+    """Yields all rows in batches of at least ``rows`` rows or ``size`` bytes, except the last.
+
+    No batch gets too large for Arrow. Empty batches are left out.
+    """
+    waiting: list[pa.RecordBatch] = []
+    waiting_rows = waiting_bytes = 0
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        given = batch_bytes(batch)
+        if waiting and waiting_bytes + given > limits.BATCH_BYTES_MAX:
+            yield one_batch(waiting)
+            waiting, waiting_rows, waiting_bytes = [], 0, 0
+        waiting.append(batch)
+        waiting_rows += batch.num_rows
+        waiting_bytes += given
+        if waiting_rows >= rows or waiting_bytes >= size:
+            yield one_batch(waiting)
+            waiting, waiting_rows, waiting_bytes = [], 0, 0
+    if waiting:
+        yield one_batch(waiting)
 
 
 def _header_lengths(column: pa.ChunkedArray) -> Any:

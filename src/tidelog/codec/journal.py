@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tidelog.codec.events import STORED_SCHEMA, batch_bytes
+from tidelog.codec.events import STORED_SCHEMA, batch_bytes, one_batch
 from tidelog.codec.ids import encode_index
 from tidelog.errors import CorruptError
 from tidelog.model.run import Journal, Run
@@ -164,8 +164,7 @@ class JournalFile:
         except (pa.ArrowInvalid, OSError, EOFError) as exc:
             raise CorruptError(f"{self._what}: does not decode ({exc}): keep the object") from exc
         schema = pa.schema([field for field in JOURNAL_SCHEMA if field.name in names])
-        batches = table.select(schema.names).cast(schema).combine_chunks().to_batches()
-        return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=schema)
+        return one_batch(table.select(schema.names).cast(schema))
 
     def _parts(self, group: Group, names: Sequence[str]) -> list[tuple[int, bytes]]:
         """The bytes that are needed: all of the group, or the columns one by one."""

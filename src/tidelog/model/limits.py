@@ -7,6 +7,7 @@ keys of 1,024 bytes and transactions of 4 MB.
 from __future__ import annotations
 
 __all__ = [
+    "BATCH_BYTES_MAX",
     "BATCH_EVENTS_MAX",
     "CHANGES_MAX",
     "COMMIT_ATTEMPTS",
@@ -65,6 +66,7 @@ ID_BYTES_MAX = 65_536  # an event's id, as UTF-8
 TIMESTAMP_MS_END = 253_402_300_800_000  # the year 10000
 SEGMENT_EVENTS_MAX = 250_000  # events of one segment; keeps batches well below 2 GiB
 BATCH_EVENTS_MAX = 50_000  # events of one record batch, so that a reader decodes piece by piece
+BATCH_BYTES_MAX = 1 << 30  # of batches that are joined; an Arrow array of bytes holds 2 GiB
 SLOT_MS_MAX = 24 * 3600 * 1000  # the coarsest time index
 PRODUCER_NAME_MAX = 200  # characters
 PRODUCER_RECENT = 8  # batches whose offsets a producer's row keeps

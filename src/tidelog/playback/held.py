@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tidelog.codec.events import EVENT_SCHEMA, STORED_SCHEMA, batch_bytes
+from tidelog.codec.events import EVENT_SCHEMA, STORED_SCHEMA, batch_bytes, one_batch
 from tidelog.log.rows import Rows as Stored
 from tidelog.model.playback import Cursor
 from tidelog.playback.ahead import Found
@@ -144,7 +144,7 @@ def kept_rows(parts: Sequence[Stored], wanted: Wanted) -> Rows:
     batches = [part.batch for part in parts]
     offsets = np.concatenate([part.offsets for part in parts] or [np.zeros(0, np.int64)])
     table = pa.Table.from_batches(batches, STORED_SCHEMA)
-    batch = _one_batch(table.append_column(_SCHEMA.field("offset"), pa.array(offsets)))
+    batch = one_batch(table.append_column(_SCHEMA.field("offset"), pa.array(offsets)))
     times = _times(batch)
     mask = wanted.mask(times, offsets)
     if not mask.all():
@@ -158,7 +158,7 @@ def kept_rows(parts: Sequence[Stored], wanted: Wanted) -> Rows:
 def joined(topic: str, slices: list[Slice]) -> pa.RecordBatch:
     """All events of some slices in event columns, by time; ties by partition and offset."""
     ordered = sorted(slices, key=lambda each: (each.partition, each.base))
-    batch = _one_batch(pa.Table.from_batches([each.batch for each in ordered], _SCHEMA))
+    batch = one_batch([each.batch for each in ordered], _SCHEMA)
     places = np.repeat(
         np.array([each.partition for each in ordered], np.int32),
         [each.batch.num_rows for each in ordered],
@@ -176,11 +176,6 @@ def joined(topic: str, slices: list[Slice]) -> pa.RecordBatch:
 
 def _is_sorted(times: npt.NDArray[np.int64]) -> bool:
     return not bool((times[1:] < times[:-1]).any())
-
-
-def _one_batch(table: pa.Table) -> pa.RecordBatch:
-    batches = table.combine_chunks().to_batches()
-    return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=_SCHEMA)
 
 
 def _times(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:

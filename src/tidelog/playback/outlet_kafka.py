@@ -11,7 +11,7 @@ from dataclasses import replace
 import pyarrow as pa
 
 from tidelog.clients.kafka import parse_place
-from tidelog.codec.events import STORED_SCHEMA
+from tidelog.codec.events import STORED_SCHEMA, one_batch
 from tidelog.log.partitioner import split
 from tidelog.model.address import Address
 from tidelog.model.limits import BATCH_EVENTS_MAX
@@ -77,7 +77,7 @@ class KafkaOutlet:
             return [(None, stored)]
         table = pa.Table.from_batches([stored])
         parts = split(table, batch.column("partition").to_numpy())
-        return [(partition, part.combine_chunks().to_batches()[0]) for partition, part, _ in parts]
+        return [(partition, one_batch(part)) for partition, part, _ in parts]
 
 
 _: type[Outlet] = KafkaOutlet

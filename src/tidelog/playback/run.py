@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from tidelog.codec.events import EVENT_SCHEMA
+from tidelog.codec.events import EVENT_SCHEMA, one_batch
 from tidelog.log.base import Log
 from tidelog.model.playback import Cursor, Pin
 from tidelog.model.topic import Topic
@@ -145,8 +145,8 @@ def split_at(
         if count < batch.num_rows:
             after.append(batch.slice(count))
             break
-    joined = pa.Table.from_batches(before, EVENT_SCHEMA).combine_chunks().to_batches()
-    return joined[0] if joined else None, itertools.chain(after, batches)
+    first = one_batch(before, EVENT_SCHEMA)
+    return first if first.num_rows else None, itertools.chain(after, batches)
 
 
 def _play_rest(

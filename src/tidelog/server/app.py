@@ -19,7 +19,7 @@ from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
 from tidelog.codec.event_json import batch_lines
-from tidelog.codec.events import table_of, with_position
+from tidelog.codec.events import one_batch, table_of, with_position
 from tidelog.errors import InternalError, InvalidError, NotFoundError, TidelogError
 from tidelog.home import Home
 from tidelog.log.tokens import list_tokens
@@ -352,7 +352,7 @@ class FrontDoor:
 def _warm_up() -> None:
     """Arrow loads large libraries with the first batch; no request should wait for them."""
     table = table_of([Event(b"", b"", "-", 0, "", (("", b""),))], 0)
-    batch = with_position(table.to_batches()[0], "", 0, 0)
+    batch = with_position(one_batch(table), "", 0, 0)
     batch_lines(batch)
 
 

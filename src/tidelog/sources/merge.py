@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from tidelog.codec.events import EVENT_SCHEMA, batch_bytes
+from tidelog.codec.events import EVENT_SCHEMA, batch_bytes, one_batch
 from tidelog.errors import CorruptError
+from tidelog.model.limits import BATCH_BYTES_MAX
 from tidelog.sources.base import Chunk
 
 __all__ = ["Stream", "gathered", "merged", "within"]
@@ -62,16 +63,22 @@ def gathered(pieces: Iterable[tuple[pa.RecordBatch, str]], limit: str) -> Iterat
     """
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
+    reached = limit
     for batch, position in pieces:
         if not batch.num_rows:
             continue
+        given = batch_bytes(batch)
+        if waiting and size + given > BATCH_BYTES_MAX:
+            yield Chunk(one_batch(waiting), reached)
+            waiting, rows, size = [], 0, 0
         waiting.append(batch)
         rows += batch.num_rows
-        size += batch_bytes(batch)
+        size += given
+        reached = position
         if rows >= _CHUNK_ROWS or size >= _CHUNK_BYTES:
-            yield Chunk(_joined(waiting), position)
+            yield Chunk(one_batch(waiting), reached)
             waiting, rows, size = [], 0, 0
-    yield Chunk(_joined(waiting), limit)
+    yield Chunk(one_batch(waiting, EVENT_SCHEMA), limit)
 
 
 class _Cursor:
@@ -132,7 +139,7 @@ def _taken(active: list[_Cursor], border: int) -> pa.RecordBatch:
     given = [(cursor, part) for cursor, part in zip(active, parts, strict=True) if part.num_rows]
     for cursor, part in given:
         cursor.skip(part.num_rows)
-    whole = _joined([part for _, part in given])
+    whole = one_batch([part for _, part in given])
     if len(given) == 1:
         return whole
     offsets = whole.column("offset").to_numpy()
@@ -145,12 +152,3 @@ def _taken(active: list[_Cursor], border: int) -> pa.RecordBatch:
             "wrote them"
         )
     return whole.take(pa.array(order))
-
-
-def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    if len(batches) == 1:
-        return batches[0]
-    table = pa.Table.from_batches(batches, schema=EVENT_SCHEMA)
-    if not table.num_rows:
-        return pa.RecordBatch.from_pylist([], schema=EVENT_SCHEMA)
-    return table.combine_chunks().to_batches()[0]

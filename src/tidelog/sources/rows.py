@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tidelog.codec.events import STORED_SCHEMA, batch_of, stored_batch
+from tidelog.codec.events import STORED_SCHEMA, batch_of, one_batch, stored_batch
 from tidelog.codec.formats import FormatSettings, open_format
 from tidelog.codec.formats.streams import decoding, open_data, open_text
 from tidelog.errors import InvalidError
@@ -126,4 +126,4 @@ class RowFile:
             table = stored_batch(pa.Table.from_batches([batch]), self.time_ms)
         except InvalidError as exc:
             raise InvalidError(f"{self.what}: {exc}") from exc
-        return table.combine_chunks().to_batches()[0]
+        return one_batch(table)

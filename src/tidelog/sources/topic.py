@@ -16,7 +16,6 @@ from functools import partial
 
 import pyarrow as pa
 
-from tidelog.codec.events import EVENT_SCHEMA, batch_bytes
 from tidelog.errors import InternalError, InvalidError, NotFoundError, UnavailableError
 from tidelog.log.amended import NO_AMENDMENTS, Amendments
 from tidelog.log.base import Log, OpenLog
@@ -27,6 +26,7 @@ from tidelog.model.address import Address
 from tidelog.model.run import Head, Run
 from tidelog.model.topic import Topic, check_topic_name
 from tidelog.sources.base import Bounds, Chunk, Range, Source, SourcePartition
+from tidelog.sources.merge import gathered
 from tidelog.store.base import Store
 from tidelog.store.here import open_store_here
 
@@ -34,8 +34,6 @@ __all__ = ["OpenLog", "PlannedRange", "TopicSource", "open_topic"]
 
 _AT_ONCE = 8  # heads read side by side; each is a round trip on a remote catalog
 _AHEAD = 3  # objects of a plan that are fetched before they are asked for
-_CHUNK_ROWS = 20_000  # the batches of small runs are joined
-_CHUNK_BYTES = 32 << 20
 
 
 def open_topic(address: Address, open_log: OpenLog) -> TopicSource:
@@ -200,28 +198,16 @@ def _check_held(partition: SourcePartition, start: int, limit: int, head: Head) 
 def _chunks(range: Range, stretches: Iterator[Stretch]) -> Iterator[Chunk]:
     """Stretches in event columns, joined to a size that is worth handling."""
     at, limit = _offsets(range)
-    waiting: list[pa.RecordBatch] = []
-    rows = size = 0
-    for stretch in stretches:
-        waiting.append(stretch.arrow())
-        at = stretch.end
-        rows += stretch.batch.num_rows
-        size += batch_bytes(stretch.batch)
-        if at < limit and (rows >= _CHUNK_ROWS or size >= _CHUNK_BYTES):
-            yield Chunk(_joined(waiting), str(at))
-            waiting, rows, size = [], 0, 0
-    if at != limit:
-        raise _short(range, at)
-    yield Chunk(_joined(waiting), str(limit))
 
+    def pieces() -> Iterator[tuple[pa.RecordBatch, str]]:
+        reached = at
+        for stretch in stretches:
+            reached = stretch.end
+            yield stretch.arrow(), str(reached)
+        if reached != limit:
+            raise _short(range, reached)
 
-def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    if len(batches) == 1:
-        return batches[0]
-    table = pa.Table.from_batches(batches, schema=EVENT_SCHEMA)
-    if not table.num_rows:
-        return pa.RecordBatch.from_pylist([], schema=EVENT_SCHEMA)
-    return table.combine_chunks().to_batches()[0]
+    return gathered(pieces(), str(limit))
 
 
 def _short(range: Range, at: int) -> InternalError:

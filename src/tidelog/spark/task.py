@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidelog.clock import Clock, Ids, RandomIds, SystemClock
-from tidelog.codec.events import STORED_SCHEMA
+from tidelog.codec.events import STORED_SCHEMA, joined_batches
 from tidelog.errors import CorruptError, NotFoundError
 from tidelog.log.contents import Cut, Rows, describe_run, fetch_run, in_turn, read_run
 from tidelog.settings import Settings
@@ -31,6 +31,7 @@ __all__ = ["Workshop", "open_workshop", "read_task"]
 
 _AHEAD = 3  # objects that are fetched before they are asked for
 _ROWS_MIN = 4_000  # of a batch for Spark; the batches of small runs are joined
+_BYTES_MIN = 16 << 20  # large values make a batch of fewer rows
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def open_workshop(settings: Settings) -> Workshop:
 def read_task(task: Task, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
     """The events of a task, as Spark wants them."""
     store = open_workshop(task.settings).store
-    return _joined(_batches(store, task, wanted))
+    return joined_batches(_batches(store, task, wanted), _ROWS_MIN, _BYTES_MIN)
 
 
 @functools.cache
@@ -108,24 +109,3 @@ def _within(batch: pa.RecordBatch, times: Times) -> pa.Array:
     if times.end_ms is not None:
         mask = pc.and_(mask, pc.less(moments, times.end_ms))
     return mask
-
-
-def _joined(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Batches of a size that is worth sending, without empty ones."""
-    waiting: list[pa.RecordBatch] = []
-    rows = 0
-    for batch in batches:
-        if batch.num_rows:
-            waiting.append(batch)
-            rows += batch.num_rows
-        if rows >= _ROWS_MIN:
-            yield _one(waiting)
-            waiting, rows = [], 0
-    if waiting:
-        yield _one(waiting)
-
-
-def _one(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    if len(batches) == 1:
-        return batches[0]
-    return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
