@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 
 from tidelog.codec.segment import Piece, encode_segment
 from tidelog.errors import ConflictError, InvalidError, UnavailableError
+from tidelog.forks import ProcessGuard, RefusingLock
 from tidelog.log.append import Appender, Stored
 from tidelog.log.base import Log
 from tidelog.log.flush import Flush, Part
@@ -35,6 +36,7 @@ class Carrier:
         self._named = named
         self.lock = threading.RLock()
         self.state = threading.Condition(self.lock)
+        self.guard = ProcessGuard(f"producer of `{topic.name}`", self._leave_to_parent)
         self.closed = False
         self.under_way: dict[int, Flush] = {}
         self.held_bytes = 0  # under way
@@ -87,6 +89,11 @@ class Carrier:
         flush, self._unreported = self._unreported, None
         if flush is not None and flush.error is not None and not flush.told:
             raise flush.error
+
+    def _leave_to_parent(self) -> None:
+        """In a forked child: what is buffered and under way is the parent's to write."""
+        refusing = RefusingLock(self.guard)
+        self.lock = self.state = refusing  # type: ignore[assignment]
 
     def _run(self, flush: Flush) -> None:
         """One flush, in a thread of the pool."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
@@ -28,12 +27,12 @@ from tidelog.errors import (
     TidelogError,
     UnavailableError,
 )
+from tidelog.forks import ProcessGuard, RefusingLock
 from tidelog.log.base import Log
 from tidelog.log.handling import Handling, dead_letter_of, run
 from tidelog.log.intake import Intake
 from tidelog.log.lag import Lag, consumer_lag
 from tidelog.log.lease import Membership
-from tidelog.log.process import check_process
 from tidelog.log.read import Reader, Stretch, find_offset
 from tidelog.log.start import Start, check_start
 from tidelog.log.topics import read_head
@@ -84,7 +83,7 @@ class Consumer:
         self._keeper: threading.Thread | None = None
         self._polled_s = 0.0
         self._trouble: BaseException | None = None
-        self._process = os.getpid()
+        self._guard = ProcessGuard(f"consumer `{name}`", self._leave_to_parent)
 
     # Reading.
 
@@ -222,6 +221,7 @@ class Consumer:
 
     def close(self) -> None:
         """Release all leases at their cursors, so that others can go on at once."""
+        self._guard.check()
         self._stop.set()
         self._wake.set()
         if self._keeper is not None:
@@ -241,9 +241,14 @@ class Consumer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        if not self._guard.is_foreign:  # a forked child that ends leaves its leases to the parent
+            self.close()
 
     # Inside.
+
+    def _leave_to_parent(self) -> None:
+        """In a forked child: leases and cursors are the parent's to write."""
+        self._lock = RefusingLock(self._guard)  # type: ignore[assignment]
 
     def _bury(self, topic: str, events: list[Event], error: BaseException) -> None:
         if self._append is None:
@@ -361,7 +366,7 @@ class Consumer:
     def _ensure_joined(self) -> None:
         if self._stop.is_set():
             raise InvalidError(f"consumer `{self.name}`: is closed: open another")
-        check_process(self._process, f"consumer `{self.name}`")
+        self._guard.check()
         if self._keeper is None:
             self._polled_s = self.log.clock.monotonic_s()
             with self._lock:

@@ -17,6 +17,7 @@ from collections.abc import Callable
 
 from tidelog.catalog.base import ABSENT, Check, Put
 from tidelog.errors import ConflictError, FencedError, UnavailableError, UnknownOutcomeError
+from tidelog.forks import ProcessGuard, RefusingLock
 from tidelog.log.base import Log
 from tidelog.log.hold import Silence, beating, write_held
 from tidelog.model.run import HeldRow, decode_row, encode_row
@@ -46,6 +47,7 @@ class Holding:
         self._beat = 0
         self._silence = Silence(log)
         self._lock = threading.RLock()  # of a process's own beats and takes
+        self._process = ProcessGuard(what, self._leave_to_parent)
 
     def try_take(self, force: bool = False) -> bool:
         """Step 1, if nobody living has it, or by ``force``; call it again to stand by.
@@ -75,6 +77,7 @@ class Holding:
 
     def check(self) -> Check:
         """For a write that counts: the row is as we last wrote it."""
+        self._process.check()
         return Check(self._row, self._version)
 
     def current(self) -> tuple[int, Check]:
@@ -117,11 +120,17 @@ class Holding:
         return beating(self._log, self.beat)
 
     def release(self) -> None:
-        """Step 3; one that was lost needs none."""
+        """Step 3; one that was lost needs none, and a forked child has none to release."""
+        if self._process.is_foreign:
+            return
         free = HeldRow("", self.epoch, self._beat)
         change = Put(self._row, encode_row(free), expect=self._version)
         with contextlib.suppress(ConflictError, UnknownOutcomeError, UnavailableError):
             self._log.catalog.write(self._where, change, write_id=self._log.ids.new())
+
+    def _leave_to_parent(self) -> None:
+        """In a forked child: the row is the parent's to write."""
+        self._lock = RefusingLock(self._process)  # type: ignore[assignment]
 
     def _lease(self, epoch: int) -> HeldRow:
         mark, now_ms = self._log.processes.mark(), self._log.clock.now_ms()

@@ -28,6 +28,7 @@ import msgspec
 
 from tidelog.catalog.base import Delete, Put, Row
 from tidelog.errors import ConflictError, FencedError, UnavailableError, UnknownOutcomeError
+from tidelog.forks import ProcessGuard
 from tidelog.log.base import Log
 from tidelog.log.hold import put_held
 from tidelog.log.start import Start, resolve_start
@@ -76,6 +77,7 @@ class Membership:
         self._start = start
         self._members = layout.consumer_members(topic.incarnation, name)
         self._beats = 0
+        self._guard = ProcessGuard(f"consumer `{name}`")  # leases are its process's to write
         self._seen: dict[str, tuple[str, float]] = {}  # member row → version, since when
 
     def join(self) -> None:
@@ -85,6 +87,7 @@ class Membership:
 
     def beat(self) -> None:
         """Say that we are alive. Nobody else writes this row, so nothing is expected."""
+        self._guard.check()
         self._beats += 1
         member = Member(self._beats, self._log.processes.mark(), self._log.clock.now_ms())
         change = Put(layout.member_row(self.id), encode_row(member))
@@ -189,7 +192,9 @@ class Membership:
             self._lost(partition, held)
 
     def release(self, partition: int) -> None:
-        """Step 4. One that was lost meanwhile needs no release."""
+        """Step 4. One that was lost meanwhile needs no release; a forked child has none."""
+        if self._guard.is_foreign:
+            return
         held = self.held.pop(partition)
         free = Lease("", held.lease.epoch, held.lease.cursor)
         where = layout.lease_partition(self._topic.incarnation, self._name, partition)
@@ -199,6 +204,7 @@ class Membership:
 
     def leave(self) -> None:
         """Steps 4 and 5 for all."""
+        self._guard.check()
         for partition in list(self.held):
             self.release(partition)
         change = Delete(layout.member_row(self.id))
@@ -214,6 +220,7 @@ class Membership:
 
     def _put(self, partition: int, lease: Lease, version: str | None) -> bool:
         """Write our lease by the version that we know; False when somebody else was first."""
+        self._guard.check()
         where = layout.lease_partition(self._topic.incarnation, self._name, partition)
         what = f"lease on `{self._topic.name}/{partition}`"
         mine = put_held(self._log, where, "lease", encode_row(lease), version, what)

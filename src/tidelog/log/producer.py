@@ -7,7 +7,6 @@ way is bounded; a full buffer blocks.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterable
 from types import TracebackType
@@ -31,7 +30,6 @@ from tidelog.log.flush import Flush, Part, SendFuture
 from tidelog.log.partitioner import partitions_for
 from tidelog.log.pending import Rest
 from tidelog.log.positions import Positions
-from tidelog.log.process import check_process
 from tidelog.model import limits
 from tidelog.model.event import Event, Headers, check_event, check_timestamp
 from tidelog.model.run import ProducerState
@@ -66,7 +64,6 @@ class Producer:
         self._carrier = Carrier(log, topic, self._appender, self._named)
         self._now_ms = log.clock.now_ms
         self._event_bytes_max = log.settings.event_bytes_max
-        self._process = os.getpid()
         self._open = Flush(topic.name)
         self._wake = threading.Event()
         if self._named:
@@ -156,7 +153,7 @@ class Producer:
         ``expected_offset`` they go to one partition in one commit, and only if its next offset is
         that one: ``ConflictError`` otherwise.
         """
-        check_process(self._process, f"producer of `{self._topic.name}`")
+        self._carrier.guard.check()
         if self._named:
             raise InvalidError("append: a named producer counts its events: use send")
         table = self._table_of(events)
@@ -213,7 +210,8 @@ class Producer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        if not self._carrier.guard.is_foreign:  # a forked child that ends leaves it to the parent
+            self.close()
 
     # Into the buffer.
 
@@ -256,8 +254,6 @@ class Producer:
 
     def _enter(self, value: bytes | None, time_ms: int, rest: Rest, size: int) -> SendFuture:
         """With the lock held: put one event into the open flush, making room for it."""
-        if len(self._open.pending) == 0:
-            check_process(self._process, f"producer of `{self._topic.name}`")
         self._make_room(size)
         if self._named:
             self._check_sequence(rest)

@@ -39,6 +39,7 @@ import msgspec
 
 from tidelog.catalog.base import Change, Delete, Put
 from tidelog.errors import FencedError, InvalidError, UnavailableError
+from tidelog.forks import ProcessGuard, RefusingLock
 from tidelog.log.base import Log
 from tidelog.log.hold import Silence, beating, write_held
 from tidelog.model import layout
@@ -64,6 +65,7 @@ class NamedPlayback:
         self._version = ""
         self._silence = Silence(log)
         self._lock = threading.Lock()  # of a process's own beats and intents
+        self._process = ProcessGuard(f"playback `{name}`", self._leave_to_parent)
 
     def try_take(self) -> bool:
         """Step 2, if nobody living has it; also one that is finished. Call it again to wait."""
@@ -111,7 +113,12 @@ class NamedPlayback:
             self._change(self._moved(), owner="", mark="", reached=reached, finished_ms=finished_ms)
 
     def release(self, lot_is_out: bool, reached: int = 0) -> None:
-        """Let it go, with what is known of the lot under way. One that was lost needs none."""
+        """Let it go, with what is known of the lot under way.
+
+        One that was lost needs none, and a forked child has none to release.
+        """
+        if self._process.is_foreign:
+            return
         with self._lock, contextlib.suppress(FencedError, UnavailableError):
             if lot_is_out:
                 self._change(self._moved(), owner="", mark="", reached=reached)
@@ -128,6 +135,10 @@ class NamedPlayback:
     def beating(self) -> contextlib.AbstractContextManager[threading.Event]:
         """Heartbeats while the body runs; the event is set when the playback was lost."""
         return beating(self._log, self.beat)
+
+    def _leave_to_parent(self) -> None:
+        """In a forked child: the state is the parent's to write."""
+        self._lock = RefusingLock(self._process)  # type: ignore[assignment]
 
     def _moved(self) -> PlaybackState:
         """The state with the lot under way counted as out."""
@@ -151,6 +162,7 @@ class NamedPlayback:
 
     def _put(self, state: PlaybackState, version: str, *others: Change) -> bool:
         """Write by the version that we know; False when somebody else was first."""
+        self._process.check()
         wanted = Put(layout.PLAYBACK_STATE, encode_row(state), version)
         mine = write_held(self._log, self._where, f"playback `{self.name}`", wanted, *others)
         if mine is not None:
