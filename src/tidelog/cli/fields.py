@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from tidelog.errors import InvalidError
+from tidelog.model.depth import check_json_depth
 from tidelog.model.event import Event, check_timestamp, from_iso
 
 __all__ = ["Fields", "event_of_json"]
@@ -35,12 +36,11 @@ class Fields:
 
 def event_of_json(line: bytes, fields: Fields) -> Event:
     """The event whose value is this line, which must be a JSON object. ``InvalidError``."""
+    check_json_depth(line)
     try:
         values = _decoder.decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
         raise InvalidError(f"is no JSON object: {exc}") from exc
-    except RecursionError as exc:
-        raise InvalidError("is nested too deeply") from exc
     key = None if fields.key is None else _text(values, fields.key).encode()
     event_id = None if fields.id is None else _text(values, fields.id)
     time = None if fields.time is None else _time(values, fields.time)

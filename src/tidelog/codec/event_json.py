@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from tidelog.codec.events import EVENT_SCHEMA
 from tidelog.errors import InvalidError
+from tidelog.model.depth import check_json_depth
 from tidelog.model.event import Event, from_iso, to_iso
 
 __all__ = ["batch_lines", "batch_of_lines", "event_lines", "event_of_line", "row_lines"]
@@ -103,6 +104,7 @@ def row_lines(batch: pa.RecordBatch) -> bytes:
 
 def event_of_line(line: bytes) -> Event:
     """The event that a line describes, without its position. ``InvalidError``."""
+    check_json_depth(line)
     try:
         given = _given.decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError) as exc:

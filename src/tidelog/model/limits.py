@@ -20,6 +20,7 @@ __all__ = [
     "ID_BYTES_MAX",
     "KEY_BYTES_MAX",
     "KEY_SEGMENT_BYTES_MAX",
+    "NESTING_MAX",
     "OBJECT_BYTES_MAX",
     "PARTITIONS_MAX",
     "PARTITION_BYTES_MAX",
@@ -63,6 +64,7 @@ PARTITIONS_MAX = 10_000  # of one topic; each has a head row
 EVENT_BYTES_MAX = 1 << 20  # one event by default: value, key, id, type and headers
 EVENT_BYTES_CEILING = 64 << 20  # what event_bytes_max may be raised to
 ID_BYTES_MAX = 65_536  # an event's id, as UTF-8
+NESTING_MAX = 200  # levels of JSON or MessagePack from outside; every interpreter parses these
 TIMESTAMP_MS_END = 253_402_300_800_000  # the year 10000
 SEGMENT_EVENTS_MAX = 250_000  # events of one segment; keeps batches well below 2 GiB
 BATCH_EVENTS_MAX = 50_000  # events of one record batch, so that a reader decodes piece by piece

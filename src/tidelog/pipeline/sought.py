@@ -18,6 +18,7 @@ from tidelog.codec.formats.jsonlines import is_text
 from tidelog.codec.formats.rows import read_rows
 from tidelog.codec.formats.schema import PREFIX
 from tidelog.errors import InvalidError
+from tidelog.model.depth import is_deep_json
 from tidelog.pipeline.deletions import Deletions, Places
 
 __all__ = ["Sought", "is_event_lines", "own_column", "rows_of"]
@@ -109,7 +110,9 @@ def is_event_lines(data: bytes) -> bool:
     """Whether each line is a whole event, so that its id and its key are in the text."""
     lines = _plain(data).splitlines()
     try:
-        return all(_parse_json(line).keys() >= _OF_EVENT for line in lines if line)
+        return not any(map(is_deep_json, lines)) and all(
+            _parse_json(line).keys() >= _OF_EVENT for line in lines if line
+        )
     except (msgspec.MsgspecError, AttributeError, UnicodeDecodeError):
         return False
 

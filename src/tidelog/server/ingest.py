@@ -29,6 +29,7 @@ from tidelog.log.flush import SendFuture
 from tidelog.log.once import append_once
 from tidelog.log.positions import Positions
 from tidelog.model import limits as model_limits
+from tidelog.model.depth import too_deep
 from tidelog.model.event import Event, Position, check_event, check_timestamp, from_iso
 from tidelog.model.topic import Topic
 from tidelog.server.answers import BusyError, MediaTypeError, TooLargeError
@@ -170,8 +171,8 @@ class Ingest:
                 lines: Sequence[Any] = _array.decode(body)
             except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
                 raise InvalidError(f"body: is no JSON: {exc}") from exc
-            except RecursionError as exc:
-                raise InvalidError("body: is nested too deeply: give a list of events") from exc
+            except RecursionError as exc:  # much deeper than an event may be
+                raise too_deep("body") from exc
         elif kind in _LINES:
             lines = [line for line in body.split(b"\n") if line.strip()]
         elif kind in _RAW:

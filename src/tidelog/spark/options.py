@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from tidelog.codec.events import EVENT_SCHEMA
 from tidelog.errors import InvalidError
 from tidelog.model.address import nearest
+from tidelog.model.depth import check_json_depth
 from tidelog.model.topic import check_topic_name
 
 __all__ = [
@@ -211,6 +212,7 @@ def _offsets(said: Mapping[str, str], name: str, usual: str) -> Offsets:
     wrong = InvalidError(
         f'option {name}: is `{text}`: give earliest, latest, or offsets as JSON: {{"0": 17}}'
     )
+    check_json_depth(text, f"option {name}")
     try:
         found = json.loads(text)
     except ValueError:

@@ -37,12 +37,13 @@ from tidelog.codec.formats.batches import binary_data
 from tidelog.codec.formats.event_lines import EventLineWriter, read_event_lines
 from tidelog.codec.formats.lines import EXTENSIONS, LineWriter, Shaped, read_lines
 from tidelog.codec.formats.sidecar import check_sidecar, sidecar_name
+from tidelog.model.depth import is_deep_json
 
 __all__ = ["JsonLinesFormat", "is_text", "json_records", "open_jsonlines"]
 
 _BREAKS = (0x0A, 0x0D)  # Hadoop's line reader takes a carriage return for the end of a line
 _decode = msgspec.json.Decoder(msgspec.Raw).decode  # checks, and builds nothing
-_NOT_JSON = (msgspec.DecodeError, RecursionError)
+_NOT_JSON = msgspec.DecodeError
 
 
 def open_jsonlines(codec: str | None, settings: FormatSettings) -> JsonLinesFormat:
@@ -122,6 +123,9 @@ def _as_line(value: bytes | None) -> bytes:
 def _not_json(texts: list[bytes]) -> list[int]:
     wrong = []
     for index, text in enumerate(texts):
+        if is_deep_json(text):
+            wrong.append(index)
+            continue
         try:
             _decode(text)
         except _NOT_JSON:

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from tidelog.errors import InvalidError
 from tidelog.model.address import nearest
+from tidelog.model.depth import check_json_depth
 
 __all__ = ["PREFIX", "parse_schema"]
 
@@ -206,9 +207,10 @@ class _Ddl:
 
 
 def _json_fields(text: str) -> list[pa.Field]:
+    check_json_depth(text, "schema")
     try:
         document = _parse_json(text)
-    except (msgspec.DecodeError, RecursionError) as exc:
+    except msgspec.DecodeError as exc:
         raise _wrong(f"is no JSON ({exc})", "give JSON Schema, or DDL") from exc
     kind = _JsonSchema(document).type_of(document, "$", 0)[0]
     if not pa.types.is_struct(kind):

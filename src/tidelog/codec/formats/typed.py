@@ -33,6 +33,7 @@ from tidelog.codec.formats.base import MISFIT_SCHEMA, FormatSettings
 from tidelog.codec.formats.batches import Columns, PlainColumns
 from tidelog.codec.formats.schema import PREFIX, parse_schema
 from tidelog.errors import InvalidError
+from tidelog.model.depth import check_json_depth
 from tidelog.model.limits import TIMESTAMP_MS_END
 
 __all__ = ["TypedColumns", "open_columns"]
@@ -42,7 +43,7 @@ _MICROSECOND = dt.timedelta(microseconds=1)
 _MICROS_END = TIMESTAMP_MS_END * 1000
 _FLOAT_MAX = float(np.finfo(np.float32).max)
 _REASON_MAX = 500  # characters; a field's name may be any
-_NOT_DECODED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_NOT_DECODED = (msgspec.DecodeError, UnicodeDecodeError, InvalidError)
 _NOT_BUILT = (pa.ArrowException, ValueError, ArithmeticError, TypeError)
 _PYTHON: dict[pa.DataType, Any] = {
     pa.bool_(): bool,
@@ -125,6 +126,7 @@ def _decode(
             reasons[index] = "it has no value"
             continue
         try:
+            check_json_depth(value)
             rows[index] = decode(value)
         except _NOT_DECODED as exc:
             reasons[index] = str(exc)[:_REASON_MAX]

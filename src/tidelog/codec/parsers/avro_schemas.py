@@ -18,6 +18,7 @@ from typing import Any
 from tidelog.codec.parsers.base import shown
 from tidelog.errors import InvalidError, UnavailableError
 from tidelog.model.address import parse_address
+from tidelog.model.depth import check_json_depth
 
 __all__ = ["Schemas", "folder_schemas", "read_schema", "registry_schemas"]
 
@@ -87,7 +88,9 @@ def _answer(opener: urllib.request.OpenerDirector, url: str) -> Any:
     """What a registry answers, or None where it has nothing there."""
     try:
         with opener.open(url, timeout=_REGISTRY_TIMEOUT_S) as reply:
-            return json.loads(reply.read(_SCHEMA_BYTES_MAX))
+            text = reply.read(_SCHEMA_BYTES_MAX)
+            check_json_depth(text, f"schema registry: the answer of {url}")
+            return json.loads(text)
     except urllib.error.HTTPError as exc:
         with exc:
             if exc.code == 404:
@@ -112,6 +115,7 @@ def read_schema(file: str) -> Any:
 
 def _parsed(text: str, what: str) -> Any:
     try:
+        check_json_depth(text, what)
         schema = _fastavro().parse_schema(json.loads(text))
         _takes_no_bytes(schema, {}, ())
         return schema

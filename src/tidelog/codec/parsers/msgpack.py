@@ -7,6 +7,7 @@ import msgspec
 from tidelog.codec.parsers.base import Spec, TimeParser, shown
 from tidelog.codec.parsers.decoded import decoded_times, field_text
 from tidelog.errors import InvalidError
+from tidelog.model.depth import check_msgpack_depth
 
 __all__ = ["open_msgpack"]
 
@@ -18,6 +19,7 @@ def open_msgpack(spec: Spec) -> TimeParser:
     decoder = msgspec.msgpack.Decoder()
 
     def decode(value: bytes) -> str:
+        check_msgpack_depth(value, "value is not MessagePack")
         try:
             record = decoder.decode(value)
         except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as exc:

@@ -14,6 +14,7 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
+from tidelog.model.depth import is_deep_json
 from tidelog.model.event import to_iso
 
 __all__ = [
@@ -96,10 +97,12 @@ class Bytes:
         """Laid out, with its numbers and names as they are; None for what is no JSON."""
         if self.data is None or len(self.data) > SHOWN_MAX:
             return None
+        if is_deep_json(self.data):
+            return None
         try:
             laid_out = msgspec.json.format(self.data, indent=2)
             return visible(laid_out.decode())
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        except (msgspec.MsgspecError, UnicodeDecodeError):
             return None
 
     @property
