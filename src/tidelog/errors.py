@@ -21,6 +21,7 @@ names and numbers of the message. Errors pickle, since they cross from Spark wor
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 __all__ = [
@@ -60,9 +61,23 @@ class TidelogError(Exception):
 
 
 class ConflictError(TidelogError):
-    """Another writer won, and nothing of this write was stored."""
+    """Another writer won, and nothing of this write was stored.
+
+    ``rows`` is set by catalogs: the rows of the write as they are now, by name, None for one that
+    does not exist. It holds at least every row whose expectation failed. It is no part of the
+    message, of ``context``, or of the error's JSON.
+    """
 
     kind = "conflict"
+
+    def __init__(
+        self, message: str, *, rows: Mapping[str, Any] | None = None, **context: Any
+    ) -> None:
+        super().__init__(message, **context)
+        self.rows: Mapping[str, Any] = dict(rows or {})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, (type(self), self.message, self.context | {"rows": self.rows}))
 
 
 class FencedError(TidelogError):

@@ -8,7 +8,7 @@ row that may be deleted later also expects the version of another row in the sam
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Protocol
@@ -26,11 +26,13 @@ __all__ = [
     "Outcome",
     "Put",
     "Row",
+    "carries",
     "check_limit",
     "check_name",
     "check_write",
     "conflict",
     "judge",
+    "versions_of",
 ]
 
 
@@ -119,7 +121,9 @@ class Catalog(Protocol):
         """Apply all changes or none, if every expectation holds; durable on return.
 
         Idempotent by ``write_id``: a repeat of a write that landed returns as the first one did.
-        ``ConflictError``: an expectation failed and nothing was written. ``UnavailableError``:
+        ``ConflictError``: an expectation failed and nothing was written; its ``rows`` hold every
+        row whose expectation failed as it is now, so that the caller can decide again without a
+        read. A row of the write that ``rows`` leaves out was as expected. ``UnavailableError``:
         nothing was written. ``UnknownOutcomeError``: the reply was lost, and what is there now
         does not tell. A lost reply is never reported as a conflict.
         """
@@ -138,19 +142,35 @@ class Outcome(Enum):
     FAILED = "an expectation does not hold"
 
 
-def judge(changes: Sequence[Change], versions: dict[str, str | None], write_id: str) -> Outcome:
+def judge(changes: Sequence[Change], versions: Mapping[str, str | None], write_id: str) -> Outcome:
     """Tell a write's state from the present versions of the rows that it names."""
-    if any(isinstance(change, Put) and versions[change.row] == write_id for change in changes):
+    if carries(changes, versions, write_id):
         return Outcome.DONE
     if all(_holds(change.expect, versions[change.row]) for change in changes):
         return Outcome.HOLDS
     return Outcome.FAILED
 
 
+def carries(changes: Sequence[Change], versions: Mapping[str, str | None], write_id: str) -> bool:
+    """Whether a row that the write puts carries its id, which proves that the write landed."""
+    return any(
+        isinstance(change, Put) and versions.get(change.row) == write_id for change in changes
+    )
+
+
+def versions_of(rows: Mapping[str, Row | None]) -> dict[str, str | None]:
+    """The version of each row; None for one that does not exist."""
+    return {name: row.version if row else None for name, row in rows.items()}
+
+
 def conflict(
-    partition: str, changes: Sequence[Change], versions: dict[str, str | None]
+    partition: str, changes: Sequence[Change], rows: Mapping[str, Row | None]
 ) -> ConflictError:
-    """The error for a write of which at least one expectation does not hold."""
+    """The error for a write of which at least one expectation does not hold.
+
+    ``rows`` are the rows of the write as they are now, those whose expectation failed at least.
+    """
+    versions = versions_of(rows)
     for change in changes:
         found = versions.get(change.row)
         if change.row in versions and not _holds(change.expect, found):
@@ -158,11 +178,13 @@ def conflict(
             return ConflictError(
                 f"row `{change.row}` of `{partition}`: expected {expected}, "
                 f"found {f'version {found}' if found else 'no row'}: read it again and decide",
+                rows=rows,
                 partition=partition,
                 row=change.row,
             )
     return ConflictError(
         f"a write to `{partition}`: an expectation failed: read its rows again and decide",
+        rows=rows,
         partition=partition,
     )
 

@@ -122,7 +122,7 @@ class CqlCatalog:
         statements = [_statement(partition, change, write_id) for change in changes]
         found = self._live_session().write(statements)
         if not found[0]["[applied]"]:
-            raise conflict(partition, changes, _versions(changes, found))
+            raise conflict(partition, changes, _rows(partition, changes, found))
 
     def _scan(self, wanted: _Range, limit: int | None) -> Iterator[Row]:
         left = limit
@@ -185,15 +185,17 @@ def _statement(partition: str, change: Change, write_id: str) -> tuple[str, list
     return f"{verb} {kind}", [*key, *expected]
 
 
-def _versions(
-    changes: Sequence[Change], found: Sequence[Mapping[str, Any]]
-) -> dict[str, str | None]:
-    """The versions that a refused write tells; rows that it does not tell of are not there."""
-    versions: dict[str, str | None] = {change.row: None for change in changes}
+def _rows(
+    partition: str, changes: Sequence[Change], found: Sequence[Mapping[str, Any]]
+) -> dict[str, Row | None]:
+    """The rows that a refused write returns; those that it leaves out do not exist."""
+    rows: dict[str, Row | None] = {change.row: None for change in changes}
     for each in found:
-        row = each["row"].decode() if each.get("row") is not None else changes[0].row
-        versions[row] = each.get("version")
-    return versions
+        # A batch names each row that exists. A single statement's reply has no key in it.
+        name = each.get("row") if len(changes) > 1 else changes[0].row.encode()
+        if name is not None and each.get("version") is not None:
+            rows[name.decode()] = _row(partition, name, each["version"], each.get("value"))
+    return rows
 
 
 def _row(partition: str, name: bytes, version: str | None, value: bytes | None) -> Row:

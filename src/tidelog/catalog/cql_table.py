@@ -1,7 +1,8 @@
 """The catalog's CQL table: where it is, what it looks like, and every statement that we send to it.
 
 Keys are blobs that hold UTF-8, so the table's order is code point order. Every write is
-conditional; one that expects nothing asks for ``"unset" = null``, a column that nobody ever sets.
+conditional; one that expects nothing asks for ``"unset" = null``, a column that is never set. A
+refused write returns the columns that its conditions name, so they name the value too.
 """
 
 from __future__ import annotations
@@ -139,18 +140,20 @@ def statements_of(place: CqlPlace) -> dict[str, str]:
     put = f'UPDATE {place.name} SET "version" = ?, "value" = ? {where}'  # noqa: S608
     delete = f"DELETE FROM {place.name} {where}"  # noqa: S608
     check = f'UPDATE {place.name} SET "unset" = null {where}'  # noqa: S608
+    absent = 'IF "version" = null AND "value" = null'
+    version = 'IF "version" = ? AND "value" != null'
     scan = (
         f'SELECT "row", "version", "value" FROM {place.name} '  # noqa: S608
         'WHERE "partition" = ? AND "row" >= ? AND "row" < ? ORDER BY "row"'
     )
     return {
         "put any": f'{put} IF "unset" = null',
-        "put absent": f'{put} IF "version" = null',
-        "put version": f'{put} IF "version" = ?',
+        "put absent": f"{put} {absent}",
+        "put version": f"{put} {version}",
         "delete any": f'{delete} IF "unset" = null',
-        "delete version": f'{delete} IF "version" = ?',
-        "check absent": f'{check} IF "version" = null',
-        "check version": f'{check} IF "version" = ?',
+        "delete version": f"{delete} {version}",
+        "check absent": f"{check} {absent}",
+        "check version": f"{check} {version}",
         "get": f'SELECT "row", "version", "value" FROM {place.name} {where}',  # noqa: S608
         "scan": f"{scan} ASC LIMIT ?",
         "scan back": f"{scan} DESC LIMIT ?",

@@ -21,15 +21,16 @@ from tidelog.catalog.base import (
     Change,
     Check,
     Delete,
-    Expectation,
     Put,
     Row,
     check_limit,
     check_name,
     check_write,
+    conflict,
 )
 from tidelog.catalog.dynamodb_client import (
     SDK_ERRORS,
+    Refused,
     connect,
     error_code,
     missing_error,
@@ -37,7 +38,13 @@ from tidelog.catalog.dynamodb_client import (
     write_error,
 )
 from tidelog.catalog.settle import Repeat, read_repeated, write_settled
-from tidelog.errors import CorruptError, InvalidError, NotFoundError, UnavailableError
+from tidelog.errors import (
+    ConflictError,
+    CorruptError,
+    InvalidError,
+    NotFoundError,
+    UnavailableError,
+)
 from tidelog.model import limits
 from tidelog.model.address import Address
 
@@ -158,7 +165,22 @@ class DynamoCatalog:
         try:
             self._call(method, request)
         except SDK_ERRORS as exc:
-            raise write_error(exc, self._table, self._region(), partition, changes) from exc
+            error = write_error(exc, self._table, self._region())
+            if isinstance(error, Refused):
+                raise self._conflict(partition, changes, error) from exc
+            raise error from exc
+
+    def _conflict(
+        self, partition: str, changes: Sequence[Change], refused: Refused
+    ) -> ConflictError:
+        """The conflict that a refused write reports, with the rows that DynamoDB returned."""
+        rows = {
+            changes[index].row: _row(partition, item) if item else None
+            for index, item in refused.items.items()
+        }
+        for index in refused.unchecked:
+            rows[changes[index].row] = self.get(partition, changes[index].row)
+        return conflict(partition, changes, rows)
 
     def _read(self, method: str, request: dict[str, Any]) -> dict[str, Any]:
         try:
@@ -250,7 +272,7 @@ def _plan(
 
 
 def _change(table: str, partition: str, change: Change, write_id: str) -> dict[str, Any]:
-    request: dict[str, Any] = {"TableName": table} | _condition(change.expect)
+    request: dict[str, Any] = {"TableName": table} | _condition(change, write_id)
     key = _key(partition, change.row)
     if isinstance(change, Put):
         made = {"version": {"S": write_id}, "value": {"B": bytes(change.value)}}
@@ -258,17 +280,25 @@ def _change(table: str, partition: str, change: Change, write_id: str) -> dict[s
     return request | {"Key": key}
 
 
-def _condition(expect: Expectation) -> dict[str, Any]:
-    if expect is None:
-        return {}
+def _condition(change: Change, write_id: str) -> dict[str, Any]:
+    """What a change expects of its row; a failed condition returns the row as it is.
+
+    A put without an expectation expects that the row does not carry this write's id: so a repeat
+    of a write that landed is recognised by the refusal alone.
+    """
     condition: dict[str, Any] = {
         "ConditionExpression": "attribute_not_exists(#version)",
         "ExpressionAttributeNames": {"#version": "version"},
         "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
     }
-    if expect is not ABSENT:
+    if change.expect is None:
+        if not isinstance(change, Put):
+            return {}
+        condition["ConditionExpression"] += " OR #version <> :mine"
+        condition["ExpressionAttributeValues"] = {":mine": {"S": write_id}}
+    elif change.expect is not ABSENT:
         condition["ConditionExpression"] = "#version = :expected"
-        condition["ExpressionAttributeValues"] = {":expected": {"S": expect}}
+        condition["ExpressionAttributeValues"] = {":expected": {"S": change.expect}}
     return condition
 
 

@@ -11,10 +11,9 @@ The SDK repeats nothing on its own. Its errors are translated here, once:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tidelog.catalog.base import Change, conflict
 from tidelog.catalog.settle import LostReplyError
 from tidelog.errors import InvalidError, NotFoundError, TidelogError, UnavailableError
 
@@ -28,7 +27,15 @@ except ImportError as exc:  # this module is imported only when such an address 
 if TYPE_CHECKING:
     from mypy_boto3_dynamodb import DynamoDBClient
 
-__all__ = ["SDK_ERRORS", "connect", "error_code", "missing_error", "read_error", "write_error"]
+__all__ = [
+    "SDK_ERRORS",
+    "Refused",
+    "connect",
+    "error_code",
+    "missing_error",
+    "read_error",
+    "write_error",
+]
 
 SDK_ERRORS = (sdk.ClientError, sdk.BotoCoreError)
 
@@ -118,18 +125,34 @@ def read_error(exc: Exception, table: str, region: str) -> TidelogError:
     return _lasting_error(exc, table, region) or _unavailable(exc, table)
 
 
-def write_error(
-    exc: Exception, table: str, region: str, partition: str, changes: Sequence[Change]
-) -> Exception:
+class Refused(Exception):  # noqa: N818 - it is no error, but the server's decision
+    """Conditions of a write did not hold: the items as they are, by the change's index.
+
+    ``unchecked`` are the changes whose conditions the server did not look at, since another
+    transaction held their items.
+    """
+
+    def __init__(self, items: dict[int, dict[str, Any] | None], unchecked: list[int]) -> None:
+        super().__init__(f"{len(items)} conditions did not hold")
+        self.items = items
+        self.unchecked = unchecked
+
+
+def write_error(exc: Exception, table: str, region: str) -> Exception:
     """What one attempt at a write ended with."""
     reasons = _reasons(exc)
-    versions = {
-        change.row: _version(reason.get("Item"))
-        for change, reason in zip(changes, reasons, strict=False)
+    refused = {
+        index: reason.get("Item") or None
+        for index, reason in enumerate(reasons)
         if reason["Code"] == "ConditionalCheckFailed"
     }
-    if versions:
-        return conflict(partition, changes, versions)
+    if refused:
+        passed_over = [
+            index
+            for index, reason in enumerate(reasons)
+            if reason["Code"] not in ("None", "ConditionalCheckFailed")
+        ]
+        return Refused(refused, passed_over)
     if reasons and all(reason["Code"] in _PASSING_REASONS for reason in reasons):
         return _unavailable(exc, table)
     lasting = _lasting_error(exc, table, region)
@@ -208,11 +231,6 @@ def _reasons(exc: Exception) -> list[dict[str, Any]]:
     if error_code(exc) == "TransactionCanceledException":
         return list(response.get("CancellationReasons", []))
     return []
-
-
-def _version(item: dict[str, Any] | None) -> str | None:
-    version: str | None = item.get("version", {}).get("S") if item else None
-    return version
 
 
 def _line(exc: Exception) -> str:

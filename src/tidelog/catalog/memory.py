@@ -20,6 +20,7 @@ from tidelog.catalog.base import (
     check_write,
     conflict,
     judge,
+    versions_of,
 )
 from tidelog.model import limits
 
@@ -61,15 +62,12 @@ class MemoryCatalog:
         check_write(partition, changes, write_id)
         with self._lock:
             rows = self._partitions.setdefault(partition, {})
-            versions = {
-                change.row: rows[change.row].version if change.row in rows else None
-                for change in changes
-            }
-            outcome = judge(changes, versions, write_id)
+            found = {change.row: rows.get(change.row) for change in changes}
+            outcome = judge(changes, versions_of(found), write_id)
             if outcome is Outcome.DONE:
                 return
             if outcome is Outcome.FAILED:
-                raise conflict(partition, changes, versions)
+                raise conflict(partition, changes, found)
             for change in changes:
                 if isinstance(change, Put):
                     rows[change.row] = Row(change.row, bytes(change.value), write_id)

@@ -7,9 +7,12 @@ same write id until it knows the outcome:
 2. It raises ``LostReplyError``: read the rows that the write names. A row carries the write's
    id: done. Every expectation still holds: send it again; should the first one land after all,
    one of the two finds the other's id. Anything else: ``UnknownOutcomeError``.
-3. It raises ``ConflictError``: if a row carries the write's id, an earlier attempt had landed:
-   done. If an earlier reply was lost, this conflict may be with our own write that somebody has
-   since overwritten: ``UnknownOutcomeError``. Only otherwise it is a conflict.
+3. It raises ``ConflictError``: if a row that the error carries has the write's id, an earlier
+   attempt or an earlier call had landed: done. If an earlier reply was lost, read all rows of the
+   write: the conflict may be with our own write, since overwritten, so without the id it is an
+   ``UnknownOutcomeError``. Otherwise it is a conflict, which takes no read: a backend reports
+   every row whose expectation failed, and every row that carries the id although nothing was
+   expected of it.
 4. It raises ``UnavailableError`` (nothing was sent, or the server refused for load): send again
    after a while.
 """
@@ -21,7 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from tidelog.catalog.base import Change, Outcome, judge
+from tidelog.catalog.base import Change, Outcome, carries, judge, versions_of
 from tidelog.clock import Clock
 from tidelog.errors import ConflictError, UnavailableError, UnknownOutcomeError
 from tidelog.model.backoff import Backoff
@@ -60,11 +63,13 @@ def write_settled(
             attempt()
             return
         except ConflictError as exc:
+            if carries(changes, versions_of(exc.rows), write_id):
+                return
+            if lost is None:
+                raise exc
             if _read_outcome(read_version, partition, changes, write_id) is Outcome.DONE:
                 return
-            if lost is not None:
-                raise _unknown(partition, write_id) from lost
-            raise exc
+            raise _unknown(partition, write_id) from lost
         except LostReplyError as exc:
             lost = exc
             outcome = _read_outcome(read_version, partition, changes, write_id)

@@ -212,7 +212,9 @@ class SqliteCatalog:
             }
             outcome = judge(changes, versions, write_id)
             if outcome is Outcome.FAILED:
-                raise conflict(partition, changes, versions)
+                # Read in the same transaction, so that the caller can decide again from them.
+                rows = {name: _read(connection, partition, name) for name in versions}
+                raise conflict(partition, changes, rows)
             if outcome is Outcome.HOLDS:
                 for change in changes:
                     _apply(connection, partition, change, write_id)
@@ -279,6 +281,13 @@ def _version(connection: sqlite3.Connection, partition: str, row: str) -> str | 
         "SELECT version FROM rows WHERE partition = ? AND row = ?", (partition, row)
     ).fetchone()
     return found[0] if found else None
+
+
+def _read(connection: sqlite3.Connection, partition: str, row: str) -> Row | None:
+    found = connection.execute(
+        "SELECT value, version FROM rows WHERE partition = ? AND row = ?", (partition, row)
+    ).fetchone()
+    return Row(row, found[0], found[1]) if found else None
 
 
 def _apply(connection: sqlite3.Connection, partition: str, change: Change, write_id: str) -> None:

@@ -11,8 +11,9 @@ Append, in five steps; what a crash after each leaves behind:
    ``slot`` rows, and the ``producer`` row         → the events, where it was written
 5. acknowledge with positions                      → the same
 
-On a conflict the head is read again and the write repeated with the same segment, unless a sweep
-has raised the floor above its generation: then the segment is uploaded anew. A lost reply is
+On a conflict the write is planned again from the rows that the conflict returned, without a read,
+and repeated with the same segment, unless a sweep has raised the floor above its generation: then
+the segment is uploaded again. A lost reply is
 settled by the producer's row, which nobody else writes: it holds this producer's last sequences
 with their offsets. If neither that row nor the run shows them and the head has moved on, the
 write can never land any more, since it expects a version that never recurs.
@@ -20,12 +21,12 @@ write can never land any more, since it expects a version that never recurs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
-from tidelog.catalog.base import ABSENT, Change, Check, Delete, Put
+from tidelog.catalog.base import ABSENT, Change, Check, Delete, Put, Row
 from tidelog.codec.segment import Piece, Segment
 from tidelog.errors import (
     AlreadyExistsError,
@@ -38,7 +39,7 @@ from tidelog.errors import (
 )
 from tidelog.log.base import Log
 from tidelog.log.sent import recent_batches, sent_batch
-from tidelog.log.topics import find_topic, read_head
+from tidelog.log.topics import find_topic, head_of, read_head
 from tidelog.model import layout, limits
 from tidelog.model.run import Head, ProducerState, Run, SentBatch, decode_row, encode_row
 from tidelog.model.slot import slots_of
@@ -225,8 +226,8 @@ class Appender:
         for delay_s in self._delays():
             try:
                 self._log.catalog.write(where, *plan.changes, write_id=write_id)
-            except ConflictError:
-                self._forget(partition)
+            except ConflictError as exc:
+                self._learn(partition, exc.rows)
                 self._check_fence(partition)
                 return False
             except UnknownOutcomeError:
@@ -242,6 +243,22 @@ class Appender:
             f"partition `{self._topic.name}/{partition}`: nobody could tell whether the append "
             "landed: read the topic's end, then decide"
         )
+
+    def _learn(self, partition: int, rows: Mapping[str, Row | None]) -> None:
+        """Take over the head and the producer's row as a conflict returned them.
+
+        A row that it left out was as we know it. What a conflict says of neither is read again.
+        """
+        ours = layout.producer_row(self._producer)
+        if "head" not in rows and ours not in rows:
+            self._forget(partition)
+        if "head" in rows:
+            self._heads.pop(partition, None)  # without a row, reading it tells why
+            head = rows["head"]
+            if head is not None:
+                self._heads[partition] = head_of(self._topic, partition, head)
+        if ours in rows:
+            self._states[partition] = self._state_of(rows[ours])
 
     def _landed(self, partition: int, plan: _Plan) -> bool | None:
         """After a lost reply: it landed, it never will, or None where it may be sent again."""
@@ -284,7 +301,9 @@ class Appender:
 
     def _read_state(self, partition: int) -> tuple[ProducerState, str | None]:
         where = layout.topic_partition(self._topic.incarnation, partition)
-        row = self._log.catalog.get(where, layout.producer_row(self._producer))
+        return self._state_of(self._log.catalog.get(where, layout.producer_row(self._producer)))
+
+    def _state_of(self, row: Row | None) -> tuple[ProducerState, str | None]:
         if row is None:
             return ProducerState(self._epoch), None
         return decode_row(row.value, ProducerState, f"producer `{self._producer}`"), row.version

@@ -48,6 +48,7 @@ __all__ = [
     "delete_topic",
     "find_target",
     "find_topic",
+    "head_of",
     "list_topics",
     "read_head",
 ]
@@ -145,6 +146,11 @@ def read_head(log: Log, topic: Topic, partition: int) -> tuple[Head, str]:
     row = log.catalog.get(where, "head")
     if row is None:
         raise NotFoundError(f"topic `{topic.name}`: was deleted: open it again, or create it")
+    return head_of(topic, partition, row)
+
+
+def head_of(topic: Topic, partition: int, row: Row) -> tuple[Head, str]:
+    """A partition's head and its version, from its row."""
     return decode_row(row.value, Head, f"head of `{topic.name}/{partition}`"), row.version
 
 

@@ -207,6 +207,37 @@ class CatalogContract:
         catalog.write(partition, Delete("a", expect="w1"), write_id="w10")
         assert list(catalog.scan(partition)) == [Row("c", b"3", "w7")]
 
+    def test_a_conflict_returns_the_rows_that_were_not_as_expected(
+        self, catalog: Catalog, partition: str
+    ) -> None:
+        catalog.write(partition, Put("a", b"1"), Put("b", b""), Put("c", b"3"), write_id="w1")
+        a, b = Row("a", b"1", "w1"), Row("b", b"", "w1")
+        refused: list[tuple[list[Put | Delete | Check], dict[str, Row | None]]] = [
+            ([Put("a", b"2", expect=ABSENT)], {"a": a}),
+            ([Put("a", b"2", expect="stale")], {"a": a}),
+            ([Delete("b", expect="stale")], {"b": b}),
+            ([Delete("b", expect=ABSENT)], {"b": b}),
+            ([Put("gone", b"2", expect="w1")], {"gone": None}),
+            ([Delete("gone", expect="w1")], {"gone": None}),
+            ([Check("a", ABSENT)], {"a": a}),
+            ([Check("gone", "w1")], {"gone": None}),
+            (
+                [Put("a", b"2", expect="stale"), Check("b", ABSENT), Put("c", b"4", expect="w1")],
+                {"a": a, "b": b},
+            ),
+            ([Check("c", "w1"), Put("new", b""), Delete("gone", expect="x")], {"gone": None}),
+        ]
+        everything = {row.row: row for row in catalog.scan(partition)}
+        for number, (changes, failed) in enumerate(refused):
+            with pytest.raises(ConflictError) as told:
+                catalog.write(partition, *changes, write_id=f"refused-{number}")
+            rows = told.value.rows
+            assert {name: rows[name] for name in failed} == failed
+            # What else it returns is a row of the write, as it is.
+            assert set(rows) <= {change.row for change in changes}
+            assert all(row == everything.get(name) for name, row in rows.items())
+        assert {row.row: row for row in catalog.scan(partition)} == everything
+
     def test_many_changes_with_one_failed_expectation_change_nothing(
         self, catalog: Catalog, partition: str
     ) -> None:
