@@ -50,6 +50,9 @@ RATES = {
     Fault.LOSE_REPLY: 0.04,
     Fault.DUPLICATE: 0.03,
     Fault.DELAY: 0.10,
+    Fault.STALL: 0.01,
+    Fault.FREEZE: 0.004,
+    Fault.TRY_AGAIN: 0.02,
     Fault.CRASH_BEFORE: 0.004,
     Fault.CRASH_AFTER: 0.004,
     Fault.STALE_LIST: 0.2,
@@ -100,7 +103,7 @@ class World:
     def __init__(self, seed: int, parts: Parts | None = None) -> None:
         self.parts = parts or Parts()
         self.scheduler = Scheduler(seed)
-        self.faults = Faults(self.scheduler.random, RATES, self.scheduler)
+        self.faults = Faults(self.scheduler.random, RATES, self.scheduler, page_rows=3)
         self.rows = self.parts.catalog()
         self.objects = CountingStore(self.scheduler.clock)
         self.book = Book()

@@ -12,7 +12,7 @@ from tidelog.errors import UnavailableError, UnknownOutcomeError
 from tidelog.store.memory import MemoryStore
 from tidelog.testing.clock import FakeClock
 from tidelog.testing.faults import Fault, Faults, FaultyCatalog, FaultyStore
-from tidelog.testing.scheduler import Crash
+from tidelog.testing.scheduler import Crash, Scheduler
 
 
 @pytest.fixture
@@ -112,3 +112,56 @@ def test_rates_are_kept_and_counted() -> None:
     assert 500 < faults.counts[Fault.LOSE_REPLY] < 700
     assert 300 < faults.counts[Fault.DELAY] < 500
     assert sum(faults.counts.values()) == faults.calls == 2_000
+
+
+def test_refused_call_changes_nothing(store: FaultyStore, faults: Faults) -> None:
+    faults.on_next("put", Fault.TRY_AGAIN)
+    with pytest.raises(UnavailableError):
+        store.put("a", b"x")
+    assert list(store.inner.list()) == []
+
+
+def test_scans_come_in_pages_with_writes_between_them(
+    catalog: FaultyCatalog, faults: Faults
+) -> None:
+    faults.page_rows = 2
+    for number in range(9):
+        catalog.write("p", Put(f"r{number}", b""), write_id=f"w{number}")
+    for limit in (None, 1, 2, 5, 20):
+        for reverse in (False, True):
+            for _ in range(20):
+                found = [row.row for row in catalog.scan("p", "r1", "r8", limit, reverse)]
+                plain = catalog.inner.scan("p", "r1", "r8", limit, reverse)
+                assert found == [row.row for row in plain]
+    seen_new = seen_old = False
+    for number in range(100):
+        scan = catalog.scan("p")
+        next(scan)
+        catalog.write("p", Put("s", str(number).encode()), write_id=f"s{number}")
+        last = list(scan)[-1]
+        seen_new |= last.version == f"s{number}"
+        seen_old |= last.version != f"s{number}"
+    assert seen_new
+    assert seen_old
+
+
+def test_listings_come_in_pages(store: FaultyStore, faults: Faults) -> None:
+    faults.page_rows = 2
+    for number in range(9):
+        store.put(f"a/{number}", b"x")
+    for _ in range(20):
+        assert [info.key for info in store.list("a/", "a/3")] == [f"a/{n}" for n in range(4, 9)]
+
+
+def test_stall_takes_longer_than_a_lease_and_freeze_stops_all_threads() -> None:
+    scheduler = Scheduler(1)
+    faults = Faults(scheduler.random, {}, scheduler, stall_s=1_000)
+    store = FaultyStore(MemoryStore(scheduler.clock), faults)
+    faults.on_next("put", Fault.STALL)
+
+    def put() -> None:
+        store.put("a", b"x")
+
+    scheduler.spawn("a", put)
+    scheduler.run()
+    assert scheduler.time.monotonic_s() > 1_010

@@ -6,8 +6,15 @@ The fault model. Each call may, by the seed or by a script:
 - *lose the reply*: it takes effect, and the caller cannot know;
 - *duplicate*: it takes effect, and once more at some later call, as a repeated packet would;
 - *delay*: other actors run between the request and its effect, and between effect and reply;
+- *stall*: the same, for longer than leases last;
+- *freeze*: all threads of the calling process stop for that long, as by SIGSTOP or a full swap;
+- *try again*: the server refuses for now and nothing happens (S3's 409 to a conditional write that
+  meets another under way, DynamoDB's throttling);
 - *list stale*: a listing that shows the store as it was a few writes ago (stores only);
-- *crash*: the caller dies before the effect, or after it and before the reply.
+- *crash*: the caller's process dies before the effect, or after it and before the reply.
+
+Scans and listings come in pages of a few rows (``page_rows``), each a call of its own: what others
+write between two pages is seen in part, as DynamoDB, CQL and S3 show it.
 
 What does not happen here: bytes that rot (tests damage objects by hand), and a catalog that
 answers wrongly. A lost reply goes through the same settling that the network backends use, so a
@@ -22,6 +29,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import islice
 from typing import TypeVar
 
 from tidelog.catalog.base import Catalog, Change, Row
@@ -48,6 +56,9 @@ class Fault(Enum):
     LOSE_REPLY = "lose reply"
     DUPLICATE = "duplicate"
     DELAY = "delay"
+    STALL = "stall"
+    FREEZE = "freeze"
+    TRY_AGAIN = "try again"
     STALE_LIST = "stale list"
     CRASH_BEFORE = "crash before"
     CRASH_AFTER = "crash after"
@@ -59,12 +70,16 @@ class Faults:
 
     ``rates`` are probabilities by kind. ``script`` goes first: its faults hit the next calls of
     the named verb. ``crash_after_call`` stops the world after the effect of the n-th call.
+    A stall takes up to ``stall_s``. With ``page_rows`` most scans and listings come in pages of at
+    most this many rows.
     """
 
     random: random.Random = field(default_factory=lambda: random.Random(0))
     rates: Mapping[Fault, float] = field(default_factory=dict)
     scheduler: Scheduler | None = None
     crash_after_call: int | None = None
+    stall_s: float = 30.0
+    page_rows: int | None = None
     script: deque[tuple[str, Fault]] = field(default_factory=deque)
     counts: Counter[Fault] = field(default_factory=Counter)
     calls: int = 0
@@ -83,23 +98,29 @@ class Faults:
         self._pause(f"{verb} {fault.value}")
         self._deliver_late()
         if fault is Fault.CRASH_BEFORE:
-            raise Crash
+            raise self._crash()
         if fault is Fault.LOSE_REQUEST:
             raise lost()
-        if fault is Fault.DELAY:
-            self._pause(f"{verb} delayed")
+        if fault is Fault.TRY_AGAIN:
+            raise _refused(verb)
+        self._hold_up(verb, fault)
         if fault is Fault.DUPLICATE:
             self.late.append(lambda: _unheard(effect))
         if fault is Fault.CRASH_AFTER:
             _unheard(effect)
-            raise Crash
+            raise self._crash()
         if fault is Fault.LOSE_REPLY:
             _unheard(effect)
             raise lost()
         result = effect()
-        if fault is Fault.DELAY:
-            self._pause(f"{verb} reply delayed")
+        self._hold_up(f"{verb} reply", fault)
         return result
+
+    def page(self) -> int | None:
+        """The number of rows in the next page of a scan or listing; None for all that is left."""
+        if self.page_rows is None or self.random.random() < 0.3:
+            return None
+        return self.random.randint(1, self.page_rows)
 
     def stale(self, verb: str) -> bool:
         """Whether this listing shall be an old one."""
@@ -124,6 +145,18 @@ class Faults:
     def _pause(self, label: str) -> None:
         if self.scheduler is not None:
             self.scheduler.pause(label)
+
+    def _hold_up(self, label: str, fault: Fault) -> None:
+        """What takes time before the effect, and again before the reply."""
+        if fault is Fault.DELAY:
+            self._pause(f"{label} delayed")
+        elif fault in (Fault.STALL, Fault.FREEZE) and self.scheduler is not None:
+            # Seldom long: most stalls are about as long as a lease, where it matters most.
+            seconds = self.stall_s * self.random.random() ** 2
+            (self.scheduler.sleep if fault is Fault.STALL else self.scheduler.freeze)(seconds)
+
+    def _crash(self) -> Crash:
+        return Crash() if self.scheduler is None else self.scheduler.crash()
 
     def _deliver_late(self) -> None:
         if self.late and self.random.random() < 0.5:
@@ -153,12 +186,16 @@ class FaultyCatalog:
         limit: int | None = None,
         reverse: bool = False,
     ) -> Iterator[Row]:
-        def page() -> list[Row]:
-            return list(self.inner.scan(partition, start, end, limit, reverse))
-
-        yield from read_repeated(
-            lambda: self.faults.call("scan", page, lambda: _silent(partition)), self._repeat
-        )
+        left = limit
+        while True:
+            rows = self.faults.page()
+            size = rows if left is None else left if rows is None else min(rows, left)
+            found = self._scan_once(partition, start, end, size, reverse)
+            yield from found
+            left = None if left is None else left - len(found)
+            if rows is None or len(found) < rows or left == 0:
+                return
+            start, end = (start, found[-1].row) if reverse else (found[-1].row + "\0", end)
 
     def write(self, partition: str, *changes: Change, write_id: str) -> None:
         def attempt() -> None:
@@ -176,6 +213,16 @@ class FaultyCatalog:
 
     def close(self) -> None:
         self.inner.close()
+
+    def _scan_once(
+        self, partition: str, start: str, end: str | None, limit: int | None, reverse: bool
+    ) -> list[Row]:
+        def page() -> list[Row]:
+            return list(self.inner.scan(partition, start, end, limit, reverse))
+
+        return read_repeated(
+            lambda: self.faults.call("scan", page, lambda: _silent(partition)), self._repeat
+        )
 
     def _get_once(self, partition: str, row: str) -> Row | None:
         return self.faults.call(
@@ -222,14 +269,25 @@ class FaultyStore:
     def list(self, prefix: str = "", start_after: str = "") -> Iterator[ObjectInfo]:
         if self._listings and self.faults.stale("list"):
             old = self.faults.random.choice(self._listings)
-            return iter([i for i in old if i.key.startswith(prefix) and i.key > start_after])
-        found = self.faults.call(
-            "list", lambda: list(self.inner.list(prefix, start_after)), lambda: _silent(prefix)
-        )
-        return iter(found)
+            yield from [i for i in old if i.key.startswith(prefix) and i.key > start_after]
+            return
+        while True:
+            rows = self.faults.page()
+            found = self._list_once(prefix, start_after, rows)
+            yield from found
+            if rows is None or len(found) < rows:
+                return
+            start_after = found[-1].key
 
     def presign(self, key: str, expires_s: int) -> str:
         return self.inner.presign(key, expires_s)
+
+    def _list_once(self, prefix: str, start_after: str, rows: int | None) -> tuple[ObjectInfo, ...]:
+        return self.faults.call(
+            "list",
+            lambda: tuple(islice(self.inner.list(prefix, start_after), rows)),
+            lambda: _silent(prefix),
+        )
 
     def _write(self, verb: str, key: str, effect: Callable[[], T]) -> T:
         self._remember()
@@ -243,6 +301,10 @@ def _unheard(effect: Callable[[], object]) -> None:
     """Let it happen; nobody waits for the answer, be it a result or a refusal."""
     with contextlib.suppress(TidelogError):
         effect()
+
+
+def _refused(verb: str) -> UnavailableError:
+    return UnavailableError(f"{verb}: refused for now (injected): try again")
 
 
 def _silent(what: str) -> UnavailableError:

@@ -1,16 +1,20 @@
 """Run several actors in one thread, switching between them as a seed says.
 
-An actor is plain synchronous code. It gives way where it meets the world: at each call of a
-faulty store or catalog, and when it sleeps. The scheduler then picks, by its seed, who goes on;
-when all sleep, time jumps to the first who wakes. One seed always gives one interleaving.
+An actor is plain synchronous code. It yields where it meets the world: at each call of a faulty
+store or catalog, when it sleeps, and when it waits for another thread. The scheduler then picks by
+its seed which actor continues; when all of them sleep, time jumps to the first that wakes. One seed
+always gives one interleaving.
 
 An actor may be killed, as a process would be: at its next step a :class:`Crash` is raised in it,
-and whatever it tries on the way out fails the same way. Code under test must not hold a lock
-across a call to the world: another actor that wants it would block the one thread for ever.
+and whatever it tries on the way out fails the same way. Actors may belong to a :class:`Group` (the
+threads of one process), which is killed and frozen as a whole. Code under test must not hold a real
+lock across a call to the world: another actor that wants it would block the one thread for ever.
+:mod:`tidelog.testing.threads` replaces those locks.
 """
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,11 +25,20 @@ from tidelog.clock import Clock
 from tidelog.errors import InternalError
 from tidelog.testing.clock import FakeClock
 
-__all__ = ["Actor", "Crash", "Scheduler"]
+__all__ = ["Actor", "Crash", "Group", "Scheduler"]
 
 
 class Crash(BaseException):
     """Ends an actor as SIGKILL ends a process. Not an ``Exception``, so no handler stops it."""
+
+
+@dataclass(eq=False)
+class Group:
+    """Actors that live and die together: the threads of a process."""
+
+    actors: list[Actor] = field(default_factory=list)
+    killed: bool = False
+    frozen_until_s: float = 0.0  # no actor of it takes a step before
 
 
 @dataclass(eq=False)
@@ -34,10 +47,13 @@ class Actor:
 
     name: str
     thread: greenlet.greenlet
+    group: Group
     wakes_at_s: float = 0.0
     killed: bool = False
     error: Exception | None = None
     steps: int = field(default=0)
+    label: str = "not started"
+    on_end: list[Callable[[], None]] = field(default_factory=list)
 
     @property
     def done(self) -> bool:
@@ -53,7 +69,7 @@ class Scheduler:
         self.clock: Clock = _ScheduledClock(self)
         self.trace: list[str] = []
         self._time = FakeClock()
-        self._actors: list[Actor] = []
+        self._living: list[Actor] = []
         self._current: Actor | None = None
         self._main = greenlet.getcurrent()
 
@@ -67,10 +83,13 @@ class Scheduler:
         """The fake time, to advance or jump from outside."""
         return self._time
 
-    def spawn(self, name: str, run: Callable[[], None]) -> Actor:
+    def spawn(self, name: str, run: Callable[[], None], group: Group | None = None) -> Actor:
         """Add an actor that will call ``run``. Its first step comes when the seed says."""
-        actor = Actor(name, greenlet.greenlet(lambda: self._live(run)))
-        self._actors.append(actor)
+        # Its parent is where it switches when it ends; by default that would be its maker.
+        thread = greenlet.greenlet(lambda: self._live(run), self._main)
+        actor = Actor(name, thread, group or Group())
+        actor.group.actors.append(actor)
+        self._living.append(actor)
         return actor
 
     def kill(self, actor: Actor) -> None:
@@ -78,39 +97,63 @@ class Scheduler:
         actor.killed = True
         actor.wakes_at_s = 0.0
 
+    def kill_group(self, group: Group) -> None:
+        """Let all actors of a group die before they do anything more."""
+        group.killed = True
+        for actor in group.actors:
+            self.kill(actor)
+
+    def crash(self) -> Crash:
+        """Mark the current actor and its group as killed; the exception that it must raise."""
+        if self._current is not None:
+            self.kill_group(self._current.group)
+        return Crash()
+
     def was_killed(self, actor: Actor) -> bool:
         """Whether it ended by a crash, its own or by :meth:`kill`."""
         return actor.done and actor.killed
 
     def pause(self, label: str) -> None:
-        """Give way. Called by whatever stands for the world; a no-op outside an actor."""
+        """Yield. Called by whatever represents the world; a no-op outside an actor."""
         self._wait(label, 0.0)
 
     def sleep(self, seconds: float) -> None:
-        """Give way for a stretch of fake time."""
+        """Yield for a stretch of fake time."""
         if self._current is None:
             self._time.sleep(seconds)
         else:
             self._wait(f"sleep {seconds:.3f}", max(0.0, seconds))
 
+    def freeze(self, seconds: float) -> None:
+        """Stop all actors of the current actor's group for a stretch of fake time."""
+        if self._current is not None:
+            self._current.group.frozen_until_s = self._time.monotonic_s() + seconds
+            self.pause(f"frozen {seconds:.3f}")
+
+    def park(self, label: str, timeout_s: float | None = None) -> None:
+        """Yield until another actor calls :meth:`unpark`, or the timeout has passed."""
+        if self._current is None:
+            raise InternalError(f"{label}: would block outside an actor")
+        self._wait(label, math.inf if timeout_s is None else max(0.0, timeout_s))
+
+    def unpark(self, actor: Actor) -> None:
+        """Let a parked actor continue when the seed says."""
+        actor.wakes_at_s = min(actor.wakes_at_s, self._time.monotonic_s())
+
     def step(self) -> Actor | None:
         """Let one actor take one step; None when all are done."""
-        living = [actor for actor in self._actors if not actor.done]
-        if not living:
+        if not self._living:
             return None
-        now_s = self._time.monotonic_s()
-        ready = [actor for actor in living if actor.wakes_at_s <= now_s]
-        if not ready:
-            first = min(living, key=lambda actor: actor.wakes_at_s)
-            self._time.advance(first.wakes_at_s - now_s)
-            ready = [first]
-        actor = self.random.choice(ready)
+        ready = self._ready()
+        actor = ready[0] if len(ready) == 1 else self.random.choice(ready)
         actor.steps += 1
         self._current = actor
         try:
             actor.thread.switch()
         finally:
             self._current = None
+            if actor.done:
+                self._living.remove(actor)
         if actor.error is not None:
             raise actor.error
         return actor
@@ -120,15 +163,44 @@ class Scheduler:
 
         ``after_step`` is where a simulation checks its invariants.
         """
-        for taken in range(steps_max):
-            if self.step() is None:
-                return taken
-            if after_step is not None:
-                after_step()
-        raise InternalError(
-            f"seed {self.seed}: actors still run after {steps_max} steps: "
-            f"{[actor.name for actor in self._actors if not actor.done]}"
-        )
+        try:
+            for taken in range(steps_max):
+                if self.step() is None:
+                    return taken
+                if after_step is not None:
+                    after_step()
+            raise InternalError(
+                f"seed {self.seed}: actors still run after {steps_max} steps: "
+                f"{[f'{actor.name}: {actor.label}' for actor in self._living]}"
+            )
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Kill every actor, so that none is left half way when the world ends early."""
+        for _ in range(1_000):
+            for actor in list(self._living):
+                self.kill_group(actor.group)
+                self._current = actor
+                try:
+                    actor.thread.switch()
+                finally:
+                    self._current = None
+                if actor.done:
+                    self._living.remove(actor)
+
+    def _ready(self) -> list[Actor]:
+        now_s = self._time.monotonic_s()
+        ready = [actor for actor in self._living if _wakes_at_s(actor) <= now_s]
+        if ready:
+            return ready
+        first = min(self._living, key=_wakes_at_s)
+        wakes_at_s = _wakes_at_s(first)
+        if math.isinf(wakes_at_s):
+            waiting = [f"{actor.name}: {actor.label}" for actor in self._living]
+            raise InternalError(f"seed {self.seed}: deadlock: {waiting}")
+        self._time.advance(wakes_at_s - now_s)
+        return [first]
 
     def _live(self, run: Callable[[], None]) -> None:
         actor = self._current
@@ -139,11 +211,14 @@ class Scheduler:
             run()
             self.trace.append(f"{actor.name}: end")
         except Crash:
-            actor.killed = True
+            self.kill_group(actor.group)
             self.trace.append(f"{actor.name}: killed")
         except Exception as exc:  # noqa: BLE001 - raised again by step()
-            exc.add_note(f"seed {self.seed}, actor {actor.name}, step {actor.steps}")
-            actor.error = exc
+            if not actor.killed:  # what a killed one raises on its way out has no witness
+                exc.add_note(f"seed {self.seed}, actor {actor.name}, step {actor.steps}")
+                actor.error = exc
+        for call in actor.on_end:
+            call()
 
     def _wait(self, label: str, seconds: float) -> None:
         actor = self._current
@@ -151,6 +226,7 @@ class Scheduler:
             return
         self._die_if_killed(actor)
         self.trace.append(f"{actor.name}: {label}")
+        actor.label = label
         actor.wakes_at_s = self._time.monotonic_s() + seconds
         self._main.switch()
         self._die_if_killed(actor)
@@ -158,6 +234,13 @@ class Scheduler:
     def _die_if_killed(self, actor: Actor) -> None:
         if actor.killed:
             raise Crash
+
+
+def _wakes_at_s(actor: Actor) -> float:
+    """When an actor may take its next step; the killed ones die without waiting."""
+    if actor.killed:
+        return 0.0
+    return max(actor.wakes_at_s, actor.group.frozen_until_s)
 
 
 class _ScheduledClock:
