@@ -88,6 +88,10 @@ def nulls(events: DataFrame) -> DataFrame:
     return events.withColumn("offset", functions.lit(None).cast("long"))
 
 
+def before_1970(events: DataFrame) -> DataFrame:
+    return events.withColumn("timestamp", functions.expr("timestamp_micros(-500)"))
+
+
 def nothing(events: DataFrame) -> None:
     return None
 

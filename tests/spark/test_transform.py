@@ -38,6 +38,7 @@ BAD = {
     "with_more": "and no more",
     "other_type": "`value` is string",
     "nulls": "has nulls",
+    "before_1970": "outside of the years 1970 to 9999",
     "nothing": "return the DataFrame",
     "NOT_A_FUNCTION": "no function",
     "absent": "absent",

@@ -178,3 +178,15 @@ def test_headers_are_whole() -> None:
     headers = pa.array([[{"name": None, "value": b"x"}]], kind)
     with pytest.raises(InvalidError, match="a header has no name"):
         stored(pa.record_batch({"value": pa.array([b"x"]), "headers": headers}), 0)
+
+
+def test_half_a_millisecond_before_1970_is_refused_not_rounded_up() -> None:
+    times = pa.array([-500], pa.timestamp("us", "UTC"))
+    with pytest.raises(InvalidError, match="outside of the years 1970 to 9999"):
+        stored(pa.record_batch({"value": pa.array([b"x"]), "timestamp": times}), 0)
+
+
+def test_microseconds_are_rounded_towards_the_past() -> None:
+    times = pa.array([1_999, None], pa.timestamp("us", "UTC"))
+    found = stored(pa.record_batch({"value": pa.array([b"x", b"y"]), "timestamp": times}), 7)
+    assert found.column("timestamp").cast(pa.int64()).to_pylist() == [1, 7]

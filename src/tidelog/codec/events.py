@@ -26,6 +26,7 @@ __all__ = [
     "batch_bytes",
     "batch_of",
     "check_sizes",
+    "check_times",
     "events_of",
     "joined_batches",
     "one_batch",
@@ -95,7 +96,7 @@ def table_of(events: Sequence[Event], now_ms: int) -> pa.Table:
         table = pa.Table.from_batches([batch_of(list(columns.values()))])
     except (pa.ArrowInvalid, UnicodeEncodeError, OverflowError) as exc:
         raise InvalidError(f"event: cannot be stored: {exc}") from exc
-    _check_times(table.column("timestamp"))
+    check_times(table.column("timestamp"))
     return table
 
 
@@ -114,6 +115,18 @@ def check_sizes(table: pa.Table, bytes_max: int) -> None:
         )
 
 
+def check_times(column: pa.Array | pa.ChunkedArray) -> None:
+    """Refuse times outside of the years 1970 to 9999. ``InvalidError``."""
+    if len(column) == 0:
+        return
+    bounds = pc.min_max(column.cast(pa.int64())).as_py()
+    if bounds["min"] < 0 or bounds["max"] >= limits.TIMESTAMP_MS_END:
+        wrong = bounds["min"] if bounds["min"] < 0 else bounds["max"]
+        raise InvalidError(
+            f"table: timestamp {wrong} is outside of the years 1970 to 9999: give milliseconds UTC"
+        )
+
+
 def stored_batch(table: pa.Table | pa.RecordBatch, now_ms: int) -> pa.Table:
     """A user's table in stored columns: missing ones are null, times default to now.
 
@@ -129,7 +142,7 @@ def stored_batch(table: pa.Table | pa.RecordBatch, now_ms: int) -> pa.Table:
         raise InvalidError("table: has no column `value`: name the column of the payload so")
     columns = [_column(table, field, now_ms) for field in STORED_SCHEMA]
     stored = pa.table(columns, schema=STORED_SCHEMA)
-    _check_times(stored.column("timestamp"))
+    check_times(stored.column("timestamp"))
     return stored
 
 
@@ -299,14 +312,3 @@ def _zoned(column: Any) -> Any:
     if pa.types.is_timestamp(column.type) and column.type.tz is None:
         raise InvalidError("table: column `timestamp` has no time zone: give UTC times")
     return column
-
-
-def _check_times(column: pa.ChunkedArray) -> None:
-    if len(column) == 0:
-        return
-    bounds = pc.min_max(column.cast(pa.int64())).as_py()
-    if bounds["min"] < 0 or bounds["max"] >= limits.TIMESTAMP_MS_END:
-        wrong = bounds["min"] if bounds["min"] < 0 else bounds["max"]
-        raise InvalidError(
-            f"table: timestamp {wrong} is outside of the years 1970 to 9999: give milliseconds UTC"
-        )

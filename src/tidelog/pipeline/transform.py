@@ -29,11 +29,11 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
-from tidelog.codec.events import EVENT_SCHEMA
+from tidelog.codec.events import EVENT_SCHEMA, check_times
 from tidelog.errors import InvalidError, TidelogError
 from tidelog.pipeline.base import Outcome, Produced, Task
 from tidelog.sinks.base import Written
-from tidelog.spark.columns import arrow_schema, spark_schema
+from tidelog.spark.columns import arrow_schema, floored_times, spark_schema
 
 __all__ = ["Transform", "load_transform", "transformed"]
 
@@ -173,8 +173,11 @@ def _as_events(task: Task, batch: pa.RecordBatch) -> pa.RecordBatch:
         column = batch.column(field.name)
         if not field.nullable and column.null_count:
             raise InvalidError(f"transform: column `{field.name}` has nulls: keep its values")
-        columns.append(column.cast(field.type, safe=field.name != "timestamp"))
+        columns.append(
+            floored_times(column) if field.name == "timestamp" else column.cast(field.type)
+        )
     rows = pa.record_batch(columns, schema=EVENT_SCHEMA)
+    check_times(rows.column("timestamp"))
     here = task.range.partition
     for name, wanted in (("topic", here.topic), ("partition", here.name)):
         found = rows.column(name).unique().to_pylist()

@@ -31,7 +31,15 @@ from tidelog.errors import InvalidError
 from tidelog.log.rows import Rows
 from tidelog.model.address import nearest
 
-__all__ = ["Place", "arrow_schema", "check_writable", "shown", "spark_schema", "stored"]
+__all__ = [
+    "Place",
+    "arrow_schema",
+    "check_writable",
+    "floored_times",
+    "shown",
+    "spark_schema",
+    "stored",
+]
 
 _HEADERS = ArrayType(
     StructType([StructField("name", StringType()), StructField("value", BinaryType())])
@@ -133,10 +141,8 @@ def stored(batch: pa.RecordBatch, now_ms: int) -> pa.Table:
     """Spark's rows in stored columns. ``InvalidError`` for what no event can be."""
     table = pa.Table.from_batches([batch])
     if "timestamp" in table.schema.names:
-        # An event's time has milliseconds; Spark's microseconds are cut off.
         index = table.schema.get_field_index("timestamp")
-        times = table.column(index).cast(_MILLISECONDS, safe=False)
-        table = table.set_column(index, "timestamp", times)
+        table = table.set_column(index, "timestamp", floored_times(table.column(index)))
     found = stored_batch(table, now_ms)
     headers = found.column("headers")
     if headers.null_count < len(headers):
@@ -146,6 +152,14 @@ def stored(batch: pa.RecordBatch, now_ms: int) -> pa.Table:
     if "id" in table.schema.names and pc.any(pc.equal(found.column("id"), "")).as_py():
         raise InvalidError("table: an id is empty: give text, or null for no id")
     return found
+
+
+def floored_times(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """Returns Spark's microseconds as an event's milliseconds, rounded towards the past.
+
+    A plain cast rounds towards 1970, and would make 23:59:59.9995 of the day before a valid time.
+    """
+    return pc.floor_temporal(column, unit="millisecond").cast(_MILLISECONDS)
 
 
 # Made of buffers: `pa.array` and `pa.scalar` would first import pandas, in every Python worker.
