@@ -12,7 +12,9 @@ In five steps; the same call again goes on after a crash anywhere:
 
 Every event that has the id is amended, should there be several. The last write wins, by the
 sequence that the head of its partition counts; but a delete is final: an update that finds one
-finds no event. An update replaces the value alone. A value too large for a row is put into the
+finds no event. A lot of rows that is durable is never written again: where a compile makes the rest
+look its events up again, and where a reply was lost (``journal.marks``). An update replaces the
+value alone. A value too large for a row is put into the
 store between 3 and 4; nobody names it when the call dies there, and a sweep removes it.
 """
 
@@ -29,7 +31,7 @@ from tidelog.errors import UnavailableError
 from tidelog.journal.audit import Audited, AuditRecord, Why, key_mark, put_record
 from tidelog.journal.keyed import with_key
 from tidelog.journal.lookup import Found, Lookup, Seen
-from tidelog.journal.marks import Mark, Marker
+from tidelog.journal.marks import Applied, Mark, Marker
 from tidelog.journal.rows import MovedError
 from tidelog.log.base import Log
 from tidelog.log.ledger import enter_erased
@@ -92,9 +94,10 @@ class Amender:
         for first in range(0, len(ids), _IDS_AT_ONCE):
             some = ids[first : first + _IDS_AT_ONCE]
             found = self._lookup.find(some)  # step 1
+            heads = dict(found.heads)
             done: set[str | None] = set()
             for marks in _records(_marks(op, found, some, values)):
-                applied = self._apply(op, marks, found.heads)
+                applied = self._apply(op, marks, heads)
                 done |= {mark.id for mark in applied}
                 amended += len(applied)
             missing += [each for each in some if each not in done]
@@ -104,7 +107,7 @@ class Amender:
         self,
         op: Literal["update", "delete"],
         marks: Sequence[Mark],
-        heads: Mapping[int, Seen],
+        heads: dict[int, Seen],
         key: str = "",
     ) -> Sequence[Mark]:
         """Steps 2 to 5 for one record; the marks that were there to be put."""
@@ -126,22 +129,23 @@ class Amender:
         return applied
 
     def _put(
-        self, record: AuditRecord, marks: Sequence[Mark], heads: Mapping[int, Seen]
+        self, record: AuditRecord, marks: Sequence[Mark], heads: dict[int, Seen]
     ) -> Sequence[Mark]:
-        """Step 4 in each partition; what was compiled meanwhile is looked for again."""
-        applied: dict[tuple[int, int], Mark] = {}
+        """Step 4 in each partition; what was compiled meanwhile is looked up again.
+
+        ``heads`` are those by which the events were found, and go on with what was written.
+        """
+        applied: Applied = {}
         for _ in range(_ROUNDS):
-            at, moved = heads, list[Mark]()
 
-            def put(here: Sequence[Mark], at: Mapping[int, Seen] = at) -> Sequence[Mark]:
-                return self._put_here(record, here, at[here[0].partition], applied)
+            def put(here: Sequence[Mark]) -> Sequence[Mark]:
+                return self._put_here(record, here, heads, applied)
 
-            for again in self._each(put, _by_partition(marks).values()):
-                moved += again
+            moved = [mark for left in self._each(put, _by_partition(marks)) for mark in left]
             if not moved:
                 return list(applied.values())
             found = self._lookup.find([mark.id for mark in moved if mark.id is not None])
-            heads = found.heads
+            heads.update(found.heads)
             there = {
                 (each.partition, each.offset) for some in found.events.values() for each in some
             }
@@ -154,17 +158,22 @@ class Amender:
         self,
         record: AuditRecord,
         marks: Sequence[Mark],
-        seen: Seen,
-        applied: dict[tuple[int, int], Mark],
+        heads: dict[int, Seen],
+        applied: Applied,
     ) -> Sequence[Mark]:
-        """Put the marks of one partition; all of them again where some must be looked for anew."""
+        """Put the marks of one partition; those that must be looked up again.
+
+        A lot that is durable is not among these: readers have seen it, and by now they may have
+        seen a newer value, which a repeat would replace by the older one.
+        """
         partition = marks[0].partition
-        marker = Marker(self._log, self._topic, partition, seen, record.id, record.at_ms)
+        seen = heads[partition]
+        marker = Marker(self._log, self._topic, partition, seen, record.id, record.at_ms, applied)
         try:
-            for mark in marker.put(marks):
-                applied[mark.partition, mark.offset] = mark
+            marker.put(marks)
         except MovedError:
-            return marks
+            return [mark for mark in marks if (partition, mark.offset) not in applied]
+        heads[partition] = marker.reached
         return ()
 
     def _each(
@@ -184,7 +193,7 @@ def _marks(
 ) -> Iterator[Mark]:
     for each in ids:
         for event in found.events.get(each, ()):
-            yield Mark(each, event.partition, event.offset, op, values[each])
+            yield Mark(each, event.partition, event.offset, op, values[each], event.time_ms)
 
 
 def _records(marks: Iterable[Mark]) -> Iterator[list[Mark]]:
@@ -202,11 +211,11 @@ def _records(marks: Iterable[Mark]) -> Iterator[list[Mark]]:
         yield some
 
 
-def _by_partition(marks: Iterable[Mark]) -> dict[int, list[Mark]]:
+def _by_partition(marks: Iterable[Mark]) -> list[list[Mark]]:
     found: dict[int, list[Mark]] = {}
     for mark in marks:
         found.setdefault(mark.partition, []).append(mark)
-    return {partition: sorted(some, key=_offset) for partition, some in found.items()}
+    return [sorted(some, key=_offset) for some in found.values()]
 
 
 def _offset(mark: Mark) -> int:

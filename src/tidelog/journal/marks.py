@@ -1,13 +1,22 @@
 """Amendments of one partition on their way into the catalog: a few rows in a write, with the head.
 
-Every write expects the head as it is known, and counts its rows in it; so whoever holds a head
-knows all amendments that there are, and an update never lands on a delete that it has not seen. A
-lost reply is settled by the first row: it has our record's id and the sequence that we gave it.
+Every write expects the head as it is known, and counts its rows in it. Three rules follow:
+
+- An update is written only against a head whose amendments, up to that head, were all looked at for
+  the update's own offsets. ``_looked`` is the sequence up to which that is true of every mark still
+  to be written; it moves only over this marker's own rows. A lot that meets a head with more of
+  them reads the rows of its offsets first. So an update never lands on a delete it has not seen.
+- A swap of compile may have removed those rows: the events are then looked up again, by a caller
+  that repeats only what is not in ``applied``.
+- A lost reply is settled by the rows of the lot, once the head has moved past the version that the
+  write expects. A row with a higher sequence than the head had before that write is ours, or
+  newer than ours: either way the mark is done, and writing it again would bring an older value
+  back. An offset without one shows that the lot did not land, and it never will.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -16,7 +25,8 @@ import msgspec
 from tidelog.catalog.base import Put
 from tidelog.errors import ConflictError, NotFoundError, UnavailableError, UnknownOutcomeError
 from tidelog.journal.lookup import Seen, amendment_of
-from tidelog.journal.rows import MovedError
+from tidelog.journal.rows import MovedError, covering
+from tidelog.log.amended import all_pending
 from tidelog.log.base import Log
 from tidelog.log.heads import RACE
 from tidelog.log.topics import find_topic, read_head
@@ -24,10 +34,11 @@ from tidelog.model import layout, limits
 from tidelog.model.run import Amendment, Head, encode_row
 from tidelog.model.topic import Topic
 
-__all__ = ["INLINE_BYTES_MAX", "Mark", "Marker"]
+__all__ = ["INLINE_BYTES_MAX", "Applied", "Mark", "Marker"]
 
 INLINE_BYTES_MAX = 8_192  # of a new value in a row; a larger one is an object
 _ROWS_AT_ONCE = limits.CHANGES_MAX - 1  # beside the head
+_NEAR = 8  # offsets for each mark: a scan over this many costs less than a read of each row
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +50,11 @@ class Mark:
     offset: int
     kind: Literal["update", "delete"]
     value: bytes | None = None
+    time_ms: int = 0  # of the event
+
+
+Applied = dict[tuple[int, int], Mark]
+"""Marks that are durable, by partition and offset."""
 
 
 @dataclass
@@ -48,32 +64,57 @@ class Marker:
     log: Log
     topic: Topic
     partition: int
-    seen: Seen  # the head by which the events were found
+    seen: Seen  # the head by which the events were found; then the one that a write expects
     audit: str
     at_ms: int
+    applied: Applied = field(default_factory=dict)
+    _looked: int = field(init=False)  # amendments up to here were looked at, for all marks
+    _found: Seen = field(init=False)
     _stored: dict[int, tuple[int, str]] = field(default_factory=dict)  # offset → generation, key
 
-    def put(self, marks: Sequence[Mark]) -> Iterator[Mark]:
-        """Write them; those that were there to be amended, once they are durable.
+    def __post_init__(self) -> None:
+        self._found = self.seen
+        self._looked = self.seen[0].amendments
 
-        ``MovedError`` when an update's events must be looked for again, since journals were
-        compiled meanwhile. ``NotFoundError`` when the topic was deleted.
+    @property
+    def reached(self) -> Seen:
+        """The newest head by which other events of the same look may be amended."""
+        head = self.seen[0]
+        is_known = self._looked == head.amendments and head.compiled == self._found[0].compiled
+        return self.seen if is_known else self._found
+
+    def put(self, marks: Sequence[Mark]) -> Sequence[Mark]:
+        """Write them, and return those that were there to be amended.
+
+        Each is in ``applied`` as soon as it is durable.
+
+        ``MovedError`` when the events of those that are not must be looked up again, since
+        journals were compiled meanwhile. ``NotFoundError`` when the topic was deleted.
+        ``UnknownOutcomeError`` when a reply was lost and compile has removed what would tell.
         """
         for first in range(0, len(marks), _ROWS_AT_ONCE):
-            done = self._put(marks[first : first + _ROWS_AT_ONCE])
+            self._put(marks[first : first + _ROWS_AT_ONCE])
             self.log.wakeups.amended(self.topic.incarnation)
-            yield from done
+        return [mark for mark in marks if (mark.partition, mark.offset) in self.applied]
 
-    def _put(self, marks: Sequence[Mark]) -> Sequence[Mark]:
+    def _put(self, marks: Sequence[Mark]) -> None:
+        """Write one lot, against a head whose amendments of its offsets are known."""
         sent_for = write_id = ""
+        before: Head | None = None  # what the first write expected whose outcome is not known
         for delay_s in RACE.delays_s(self.log.random):
             head, version = self.seen
-            left = [mark for mark in marks if mark.offset >= head.start]
-            if not left:
-                return ()
-            new_head, rows = self._plan(left, head)
+            if head.closed:
+                raise self._deleted()
+            if version == write_id:
+                self._wrote(marks, head)
+                return
+            marks = [mark for mark in marks if mark.offset >= head.start]
             if version != sent_for:  # else it is the same write again
+                marks = self._still_to_put(marks, before)
                 sent_for, write_id = version, self.log.ids.new()
+            if not marks:
+                return
+            new_head, rows = self._plan(marks, head)
             try:
                 where = layout.topic_partition(self.topic.incarnation, self.partition)
                 change = Put("head", encode_row(new_head), expect=version)
@@ -81,17 +122,70 @@ class Marker:
             except ConflictError:
                 pass
             except UnknownOutcomeError:
-                if self._landed(left[0], head.amendments + 1):
-                    self.seen = read_head(self.log, self.topic, self.partition)
-                    return left
+                before = before or head
             else:
                 self.seen = new_head, write_id
-                return left
+                self._wrote(marks, new_head)
+                return
             self.log.clock.sleep(delay_s)
-            marks = self._look_again(left)
+            self.seen = read_head(self.log, self.topic, self.partition)
         raise UnavailableError(
             f"partition `{self.topic.name}/{self.partition}`: too many writers at once: try again"
         )
+
+    def _wrote(self, marks: Sequence[Mark], head: Head) -> None:
+        """Count a lot as written, as the last amendments that a head has."""
+        if self._looked == head.amendments - len(marks):
+            self._looked = head.amendments
+        self._done(marks)
+
+    def _done(self, marks: Sequence[Mark]) -> None:
+        for mark in marks:
+            self.applied[mark.partition, mark.offset] = mark
+
+    def _still_to_put(self, marks: Sequence[Mark], before: Head | None) -> Sequence[Mark]:
+        """Return the marks that may be written against the head at hand, by the rules above."""
+        head = self.seen[0]
+        if not marks or marks[0].kind == "delete":
+            return marks  # whatever others did, these events are to be deleted
+        is_settled = before is None or before.amendments == head.amendments
+        rows: Sequence[Amendment | None] = [None] * len(marks)
+        if head.amendments != self._looked or not is_settled:
+            rows = self._rows(marks)
+        left: list[Mark] = []
+        overtaken: list[Mark] = []
+        for mark, row in zip(marks, rows, strict=True):
+            if row is not None and row.kind == "delete":
+                continue  # final: the event is not there any more
+            is_newer = before is not None and row is not None and row.sequence > before.amendments
+            (overtaken if is_newer else left).append(mark)
+        self._done(overtaken)
+        if before is not None and any(row and row.audit == self.audit for row in rows):
+            self._done(left)  # one row of a lot is ours: all of it landed, and some was compiled
+            return []
+        if left and head.compiled != self._found[0].compiled:
+            raise self._moved(is_settled or self._is_not_compiled(left[0], before))
+        return left
+
+    def _is_not_compiled(self, mark: Mark, before: Head | None) -> bool:
+        """Whether no journal has taken in what came after a head: then its row would be there."""
+        offset = mark.offset
+        head = self.seen[0]
+        try:
+            runs = list(covering(self.log, self.topic, self.partition, head, (offset, offset + 1)))
+        except MovedError:
+            return False
+        applied = [run.journal.applied for run in runs if run.journal is not None]
+        return before is not None and all(each <= before.amendments for each in applied)
+
+    def _rows(self, marks: Sequence[Mark]) -> Sequence[Amendment | None]:
+        """Return what became of the events of a lot, so far."""
+        offsets = [mark.offset for mark in marks]
+        first, last = min(offsets), max(offsets)
+        if last - first > _NEAR * len(offsets):
+            return [amendment_of(self.log, self.topic, self.partition, each) for each in offsets]
+        found = all_pending(self.log, self.topic, self.partition, self.seen[0], first, last + 1)
+        return [found.get(each) for each in offsets]
 
     def _plan(self, marks: Sequence[Mark], head: Head) -> tuple[Head, list[Put]]:
         """What one write makes true."""
@@ -113,7 +207,7 @@ class Marker:
         return new_head, rows
 
     def _object(self, mark: Mark, floor: int) -> str:
-        """Where a large value stands; stored anew when a sweep has passed its generation."""
+        """Where a large value stands; stored again when a sweep has passed its generation."""
         generation, key = self._stored.get(mark.offset, (-1, ""))
         if generation < floor or not key:
             topic = self.topic
@@ -128,31 +222,14 @@ class Marker:
             self._stored[mark.offset] = generation, key
         return key
 
-    def _landed(self, mark: Mark, sequence: int) -> bool:
-        row = amendment_of(self.log, self.topic, self.partition, mark.offset)
-        return row is not None and (row.audit, row.sequence) == (self.audit, sequence)
-
-    def _look_again(self, marks: Sequence[Mark]) -> Sequence[Mark]:
-        """Somebody else has written the head: which marks are still to be put."""
-        before = self.seen[0]
-        self.seen = read_head(self.log, self.topic, self.partition)
-        head = self.seen[0]
-        if head.closed:
-            raise self._deleted()
-        if marks[0].kind == "delete":
-            return marks  # whatever others did, it is to go
-        if head.compiled != before.compiled:
-            raise MovedError(
-                f"partition `{self.topic.name}/{self.partition}`: was compiled meanwhile: try again"
-            )
-        if head.amendments == before.amendments:
-            return marks
-        rows = [amendment_of(self.log, self.topic, self.partition, each.offset) for each in marks]
-        return [
-            mark
-            for mark, row in zip(marks, rows, strict=True)
-            if row is None or row.kind != "delete"
-        ]
+    def _moved(self, is_settled: bool) -> Exception:
+        where = f"partition `{self.topic.name}/{self.partition}`"
+        if is_settled:
+            return MovedError(f"{where}: was compiled meanwhile: try again")
+        return UnknownOutcomeError(
+            f"{where}: a reply was lost, and compile has removed the rows that tell whether the "
+            "update landed: read the events, then decide"
+        )
 
     def _deleted(self) -> NotFoundError:
         return NotFoundError(f"topic `{self.topic.name}`: was deleted: nothing was amended")
