@@ -15,6 +15,7 @@ from tests.waiting import until
 from tidelog import Event, Home
 from tidelog.errors import FencedError, InvalidError, NotFoundError
 from tidelog.log import consumer as consumer_module
+from tidelog.log import pace as pace_module
 from tidelog.log.base import LogSettings
 from tidelog.log.consumer import Consumer
 from tidelog.log.lease import Membership
@@ -239,8 +240,9 @@ def test_a_trimmed_cursor_is_reported_not_hidden(home: Home) -> None:
 
 
 def test_a_waiting_poll_wakes_at_once(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consumer_module, "_IDLE_FIRST_S", 120)  # so that no look by itself helps
-    monkeypatch.setattr(consumer_module, "_IDLE_LAST_S", 120)
+    monkeypatch.setattr(pace_module, "FIRST_S", 120)  # so that no look by itself helps
+    monkeypatch.setattr(pace_module, "LAST_S", 120)
+    monkeypatch.setattr(consumer_module, "LAST_S", 120)
     with home.consumer("t", "c") as consumer:
         consumer.poll(timeout_s=0.01)
         threading.Timer(0.2, fill, (home, 1)).start()

@@ -185,6 +185,8 @@ def _tell_cursors(consumer: Consumer) -> None:
 
 def _accept(consumer: Consumer, lost: NotFoundError) -> None:
     partition, cursor, start = (lost.context[name] for name in ("partition", "cursor", "start"))
+    if (consumer.lag()[partition].cursor or 0) >= start:
+        return  # another member has accepted it since, and read on: its cursor stays
     consumer.seek(partition, start)
     consumer.commit()
     click.echo(f"accepted: offsets {cursor} to {start} of partition {partition} are lost", err=True)

@@ -4,6 +4,13 @@ A member joins at its first poll. A thread of its own sends heartbeats and takes
 slow handler keeps them (up to the maximum poll interval); it gives none back: a lease that the
 member should release is released in ``poll``, when what it delivered has been committed. Exactly
 the events after the last commit come again after a crash.
+
+What was read belongs to the lease under which it was read (its epoch). When a lease is lost and
+taken again, reading resumes at the lease's cursor; positions, seeks and errors of the old epoch are
+dropped, and ``commit`` or ``poll`` raises ``FencedError`` for a commit or a seek that went with it.
+
+A quiet partition is read about once a second, whatever the time-outs of polls are (``pace``).
+Events that this process commits are seen at once.
 """
 
 from __future__ import annotations
@@ -33,6 +40,7 @@ from tidelog.log.handling import Handling, dead_letter_of, run
 from tidelog.log.intake import Intake
 from tidelog.log.lag import Lag, consumer_lag
 from tidelog.log.lease import Membership
+from tidelog.log.pace import LAST_S
 from tidelog.log.read import Reader, Stretch, find_offset
 from tidelog.log.start import Start, check_start
 from tidelog.log.topics import read_head
@@ -45,9 +53,9 @@ __all__ = ["Consumer"]
 Append = Callable[[str, list[Event]], object]
 """Appends events to a topic: where dead letters go."""
 
-_IDLE_FIRST_S = 0.02  # waits between looks at a quiet topic grow from here
-_IDLE_LAST_S = 1.0
 _LOOK_S = 0.4  # how soon a member sees that another has come or gone
+_LOOK_SETTLED_S = 1.0  # the same, while it holds its share and no member comes or goes
+_WAIT_MIN_S = 0.005  # between looks for a look that became due meanwhile
 
 
 class Consumer:
@@ -82,7 +90,9 @@ class Consumer:
         self._stop = threading.Event()
         self._keeper: threading.Thread | None = None
         self._polled_s = 0.0
-        self._trouble: BaseException | None = None
+        self._trouble: tuple[BaseException, Intake | None] | None = None  # and where it was met
+        self._living: list[str] = []  # the members when we last looked
+        self._is_settled = False  # they were the same as at the look before
         self._guard = ProcessGuard(f"consumer `{name}`", self._leave_to_parent)
 
     # Reading.
@@ -100,17 +110,15 @@ class Consumer:
             return pa.Table.from_batches([each.arrow() for each in stretches], EVENT_SCHEMA)
 
     def commit(self) -> None:
-        """Store how far everything was delivered. ``FencedError`` for leases that were lost."""
+        """Store how far everything was delivered. ``FencedError`` for leases that were lost.
+
+        Cursors move back only where :meth:`seek` asked for it.
+        """
         lost: FencedError | None = None
         for partition, intake in list(self._intakes.items()):
-            held = self._membership.held.get(partition)
-            same = held is not None and held.lease.epoch == intake.epoch
-            if held and same and held.lease.cursor == intake.position and not intake.moved:
-                continue
             try:
                 with self._lock:
-                    self._membership.commit(partition, intake.position, intake.epoch)
-                intake.committed()
+                    self._commit(partition, intake)
             except FencedError as exc:
                 self._intakes.pop(partition, None)
                 lost = exc
@@ -129,7 +137,10 @@ class Consumer:
                 f"[{head.start}, {head.next}]: give one inside"
             )
         self._ensure_joined()
-        self._trouble = None  # what was wrong with the old place; a poll tells of anything else
+        self._trouble = None  # of the old place; a poll raises anything else
+        before = self._intakes.get(partition)
+        if before is not None and not self._is_current(partition, before):
+            del self._intakes[partition]
         self._intake_of(partition).seek(to)
 
     def skip_to_end(self) -> None:
@@ -141,8 +152,13 @@ class Consumer:
         self.commit()
 
     def lag(self) -> list[Lag]:
-        """How far this consumer is behind, in every partition, whoever holds it."""
-        return consumer_lag(self.log, self._topic, self.name)
+        """How far this consumer is behind, in every partition, whichever member holds it."""
+        lags = consumer_lag(self.log, self._topic, self.name)
+        for lag in lags:
+            intake = self._intakes.get(lag.partition)
+            if intake is not None and lag.end > intake.position:
+                intake.pace.hurry()  # the next poll need not wait to find out
+        return lags
 
     def partitions(self) -> list[int]:
         """The partitions that this member holds now."""
@@ -154,9 +170,13 @@ class Consumer:
         return any(self._is_ahead(partition) for partition in self._intakes)
 
     def rewind(self, partition: int, offset: int) -> None:
-        """Deliver again from ``offset`` on; the cursor stays. For a handler that failed."""
+        """Deliver again from ``offset`` on; the cursor stays. For a handler that failed.
+
+        Does nothing for a partition whose lease was lost since: its next owner begins at the
+        cursor.
+        """
         intake = self._intakes.get(partition)
-        if intake is not None:
+        if intake is not None and self._is_current(partition, intake):
             intake.rewind(offset)
 
     def caught_up(self) -> bool:
@@ -165,7 +185,9 @@ class Consumer:
         for lag in self.lag():
             intake = self._intakes.get(lag.partition)
             done = lag.start if lag.cursor is None else lag.cursor
-            if (done if intake is None else max(done, intake.position)) < lag.end:
+            if intake is not None and self._is_current(lag.partition, intake):
+                done = max(done, intake.position)
+            if done < lag.end:
                 return False
         return True
 
@@ -187,18 +209,26 @@ class Consumer:
         return run(self, handler, Handling(**how))
 
     def read_once(
-        self, partition: int, max_events: int = 20, handler: Callable[[Event], object] | None = None
+        self,
+        partition: int,
+        max_events: int = 20,
+        handler: Callable[[Event], object] | None = None,
+        *,
+        wait_s: float = 0.0,
     ) -> dict[str, Any]:
         """Read a bounded number of events from one partition, for functions that were woken.
 
-        ``{"events_read": n, "done": …}``: not done means that more is there, or that somebody else
-        is reading it just now; call again. The cursor moves after each event that was handled.
+        ``{"events_read": n, "done": …}``: not done means that more is there, or that another reader
+        has the partition (``busy``); call again. The cursor moves after each handled event.
+
+        A reader that died on another machine is replaced once this consumer has seen no sign of it
+        for 1.5 times ``lease_ttl_ms``. Keep the consumer between calls, or let a process that makes
+        one call only wait that long: ``wait_s``.
         """
         self._topic.check_partition(partition)
-        with self._lock:
-            if not self._membership.take_once(partition):
-                return {"events_read": 0, "done": False, "busy": True}
-            intake = self._intake_of(partition)
+        if not self._take_once(partition, wait_s):
+            return {"events_read": 0, "done": False, "busy": True}
+        intake = self._intake_of(partition)
         read = 0
         try:
             while read < max_events and (stretch := intake.take(max_events - read)) is not None:
@@ -260,52 +290,72 @@ class Consumer:
             raise InvalidError(f"poll: max_events is {max_events}: give 1 or more")
         clock = self.log.clock
         end_s = clock.monotonic_s() + timeout_s
-        wait_s = _IDLE_FIRST_S
         while True:
             self._ensure_joined()
             self._polled_s = clock.monotonic_s()
-            trouble, self._trouble = self._trouble, None
-            if trouble is not None:
-                raise trouble
+            self._raise_trouble()
             self._release_excess()
             found = self._collect(max_events)
             if found:
                 return found
-            left_s = end_s - clock.monotonic_s()
-            if left_s <= 0 or self._stop.is_set():
+            now_s = clock.monotonic_s()
+            if now_s >= end_s or self._stop.is_set():
                 return []
-            self._wake.wait(min(wait_s, left_s))
-            wait_s = _IDLE_FIRST_S if self._wake.is_set() else min(_IDLE_LAST_S, wait_s * 1.5)
-            self._wake.clear()
+            self._wait(min(end_s - now_s, self._quiet_s(now_s)))
+
+    def _wait(self, seconds: float) -> None:
+        """Until something may be new, by the pace or by a commit of this process."""
+        self._wake.wait(max(_WAIT_MIN_S, seconds))
+        self._wake.clear()
+
+    def _quiet_s(self, now_s: float) -> float:
+        """How long until a partition is looked at again, or a new one may be ours."""
+        waits = [LAST_S]
+        for partition in self.partitions():
+            intake = self._intakes.get(partition)
+            waits.append(0.0 if intake is None else intake.pace.wait_s(now_s))
+        return min(waits)
 
     def _collect(self, max_events: int) -> list[Stretch]:
         """What the held partitions have, each getting its turn to be first."""
         held = self.partitions()
         found: list[Stretch] = []
-        trouble: TidelogError | None = None
+        trouble: tuple[TidelogError, Intake | None] | None = None
         room = max_events
         self._next += 1
         for step in range(len(held)):
             partition = held[(self._next + step) % len(held)]
+            intake: Intake | None = None
             try:
-                self._intake_of(partition).refresh()
-                while room > 0 and (stretch := self._take(partition, room)) is not None:
-                    found.append(stretch)
-                    room -= stretch.batch.num_rows
+                intake = self._current(partition)
+                if intake is not None:
+                    for stretch in self._take(partition, intake, room):
+                        found.append(stretch)
+                        room -= stretch.batch.num_rows
             except TidelogError as exc:
-                trouble = exc  # the other partitions go first
+                trouble = exc, intake  # the other partitions go first
             if room == 0:
                 break
         if trouble is not None and not found:
-            raise trouble
-        if not isinstance(trouble, UnavailableError):
-            self._trouble = self._trouble or trouble  # it will not pass: the next poll tells
+            raise trouble[0]
+        if trouble is not None and not isinstance(trouble[0], UnavailableError):
+            self._trouble = self._trouble or trouble  # it will not pass: the next poll raises it
         return found
 
-    def _take(self, partition: int, count: int) -> Stretch | None:
-        intake = self._intake_of(partition)
+    def _take(self, partition: int, intake: Intake, room: int) -> Iterator[Stretch]:
+        """What one partition has, up to ``room`` events, if a look is due."""
+        told = self.log.wakeups.newest(self._topic.incarnation, partition)
+        clock, pace = self.log.clock, intake.pace
+        if not intake.is_reading() and not pace.is_due(clock.monotonic_s(), told):
+            return
+        pace.looked(told)
+        taken = False
         try:
-            return intake.take(count)
+            intake.refresh()
+            while room > 0 and (stretch := intake.take(room)) is not None:
+                taken = True
+                room -= stretch.batch.num_rows
+                yield stretch
         except NotFoundError as exc:
             if "start" not in exc.context:
                 raise
@@ -318,48 +368,116 @@ class Consumer:
                 cursor=intake.position,
                 start=start,
             ) from exc
+        if taken:
+            pace.found()
+        else:
+            pace.missed(clock.monotonic_s())
+
+    def _raise_trouble(self) -> None:
+        """Raise what went wrong since the last poll, unless its lease was lost since."""
+        trouble, self._trouble = self._trouble, None
+        if trouble is None:
+            return
+        error, intake = trouble
+        if intake is None or any(
+            each is intake and self._is_current(partition, each)
+            for partition, each in self._intakes.items()
+        ):
+            raise error
+
+    def _current(self, partition: int) -> Intake | None:
+        """The intake of the lease that we hold now, or None where we hold none.
+
+        One of an earlier epoch is dropped: reading resumes at the lease's cursor. ``FencedError``
+        where a seek goes with it.
+        """
+        held = self._membership.held.get(partition)
+        if held is None:
+            return None
+        intake = self._intakes.get(partition)
+        if intake is not None and intake.epoch == held.lease.epoch:
+            return intake
+        reader = Reader(self.log, self._topic, partition, self._pool)
+        self._intakes[partition] = Intake(reader, held.lease.cursor, held.lease.epoch)
+        if intake is not None and intake.moved:
+            raise FencedError(
+                f"lease on `{self._topic.name}/{partition}`: was lost before the seek to "
+                f"{intake.delivered} was committed, and is at {held.lease.cursor} now: seek again",
+                partition=partition,
+            )
+        return self._intakes[partition]
 
     def _intake_of(self, partition: int) -> Intake:
-        held = self._membership.held.get(partition)
-        intake = self._intakes.get(partition)
-        if intake is None or (held is not None and held.lease.epoch != intake.epoch):
-            if held is None:
-                raise InvalidError(
-                    f"consumer `{self.name}`: does not hold partition {partition} of "
-                    f"`{self._topic.name}` now: poll first, or close the other members"
-                )
-            reader = Reader(self.log, self._topic, partition, self._pool)
-            intake = Intake(reader, held.lease.cursor, held.lease.epoch)
-            self._intakes[partition] = intake
+        intake = self._current(partition)
+        if intake is None:
+            raise InvalidError(
+                f"consumer `{self.name}`: does not hold partition {partition} of "
+                f"`{self._topic.name}` now: poll first, or close the other members"
+            )
         return intake
 
+    def _is_current(self, partition: int, intake: Intake) -> bool:
+        """Whether we still hold the lease under which an intake reads."""
+        held = self._membership.held.get(partition)
+        return held is not None and held.lease.epoch == intake.epoch
+
     def _is_ahead(self, partition: int) -> bool:
+        """Whether something that was read under the lease that we hold waits for a commit."""
         held = self._membership.held.get(partition)
         intake = self._intakes.get(partition)
-        return bool(held and intake and intake.delivered != held.lease.cursor)
+        if held is None or intake is None or held.lease.epoch != intake.epoch:
+            return False
+        return intake.moved or intake.delivered > held.lease.cursor
+
+    def _commit(self, partition: int, intake: Intake) -> None:
+        """Move one cursor to what was delivered. ``FencedError`` when the lease is another one."""
+        held = self._membership.held.get(partition)
+        if held is not None and held.lease.epoch == intake.epoch:
+            cursor = held.lease.cursor
+            if intake.position < cursor and not intake.moved:
+                return  # events before the cursor are delivered again: it stays
+            if intake.position == cursor:
+                intake.committed()
+                return
+        self._membership.commit(partition, intake.position, intake.epoch, back=intake.moved)
+        intake.committed()
+
+    def _take_once(self, partition: int, wait_s: float) -> bool:
+        """Take a partition for a one-shot read, watching its owner for up to ``wait_s``."""
+        clock = self.log.clock
+        end_s = clock.monotonic_s() + wait_s
+        while True:
+            is_last = clock.monotonic_s() >= end_s  # before the look, so that a stall costs no look
+            with self._lock:
+                if self._membership.take_once(partition):
+                    return True
+            if is_last:
+                return False
+            clock.sleep(min(_LOOK_S, max(0.0, end_s - clock.monotonic_s())))
 
     def _release_excess(self) -> None:
         """Give back what is more than our share, where nothing is waiting for a commit."""
         for partition in reversed(self.partitions()):
-            if self._excess <= 0:
-                return
-            if not self._is_ahead(partition):
-                self._intakes.pop(partition, None)
-                with self._lock:
+            with self._lock:
+                if self._excess <= 0:
+                    return
+                if partition in self._membership.held and not self._is_ahead(partition):
+                    self._intakes.pop(partition, None)
                     self._membership.release(partition)
                     self._excess -= 1
 
     @contextlib.contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
         """What a poll has taken but could not give out, for whatever reason, comes again."""
-        before = {partition: each.position for partition, each in self._intakes.items()}
+        before = {partition: (each, each.mark()) for partition, each in self._intakes.items()}
         try:
             yield
         except BaseException:
             for partition, intake in list(self._intakes.items()):
-                if partition in before:
-                    intake.rewind(before[partition])
-                else:
+                known, mark = before.get(partition, (None, (0, 0, False)))
+                if known is intake:
+                    intake.restore(mark)
+                else:  # of another epoch, or new: begins at its lease's cursor again
                     del self._intakes[partition]
             raise
 
@@ -380,7 +498,7 @@ class Consumer:
         """The keeper's thread: heartbeats, and a look around more often than that."""
         beat_s = self.log.settings.lease_ttl_ms / 3000
         beaten_s = self.log.clock.monotonic_s()
-        while not self._stop.wait(min(beat_s, _LOOK_S)):
+        while not self._stop.wait(min(beat_s, self._look_s())):
             now_s = self.log.clock.monotonic_s()
             if now_s - self._polled_s > self.log.settings.max_poll_interval_ms / 1000:
                 continue  # the handler hangs: let others take over
@@ -395,11 +513,18 @@ class Consumer:
             except UnavailableError:
                 continue  # nothing is lost: commits are fenced, and the next beat may come through
             except Exception as exc:  # noqa: BLE001 - raised by the next poll
-                self._trouble = exc
+                self._trouble = exc, None
+
+    def _look_s(self) -> float:
+        """How long until the next look around: less while members come and go."""
+        held, share = len(self._membership.held), self._membership.fair_share(self._living)
+        return _LOOK_SETTLED_S if self._is_settled and held == share else _LOOK_S
 
     def _look_around(self) -> bool:
         """Take what we should have; whether something is new."""
         living = self._membership.alive()
+        self._is_settled = living == self._living
+        self._living = living
         taken = self._membership.take_some(living)
         self._excess = len(self._membership.held) - self._membership.fair_share(living)
         return bool(taken)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Handling", "dead_letter_of", "run"]
 
+_WAIT_S = 1.0  # of a poll
+_CAUGHT_UP_FIRST_S = 0.05  # of the first poll before a look whether all is handled; it doubles
 _REASON_MAX = 2_000  # characters of an error that a dead letter carries
 
 
@@ -68,15 +70,18 @@ class Handling:
 def run(consumer: Consumer, handler: Callable[[Any], object], how: Handling) -> int:
     """Poll, handle, commit, until told to stop; how many events were handled."""
     handled = 0
+    wait_s = first_s = _CAUGHT_UP_FIRST_S if how.until_caught_up else _WAIT_S
     with ThreadPoolExecutor(how.workers, "tidelog-handler") as pool:
         while not how.stop.is_set():
-            events = consumer.poll(how.max_events, 0.05 if how.until_caught_up else 1.0)
+            events = consumer.poll(how.max_events, wait_s)
             if not events:
                 with contextlib.suppress(FencedError):
                     consumer.commit()  # what was erased is passed over
                 if how.until_caught_up and consumer.caught_up():
                     break
+                wait_s = min(_WAIT_S, 2 * wait_s)  # each look at the lag reads every partition
                 continue
+            wait_s = first_s
             if how.lag_ms:
                 old_ms = consumer.log.clock.now_ms() - how.lag_ms
                 events, wait_s = until_young(events, old_ms, consumer.rewind)

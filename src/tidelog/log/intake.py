@@ -1,25 +1,38 @@
-"""What a member reads from one partition, and how far it has delivered."""
+"""What a member reads from one partition under one lease, and how far it has delivered."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tidelog.log.pace import Pace
 from tidelog.log.read import Reader, Stretch
 
-__all__ = ["Intake"]
+__all__ = ["Intake", "Mark"]
+
+Mark = tuple[int, int, bool]
+"""Where an intake was: position, delivered, moved."""
 
 
 class Intake:
-    """What a member reads from one partition, and how far it has delivered."""
+    """What a member reads from one partition under one lease, and how far it has delivered.
+
+    It belongs to one epoch of the lease. A lease that was lost and is ours again has another epoch
+    and another intake, which begins at the lease's cursor: no position is carried over.
+    """
 
     def __init__(self, reader: Reader, position: int, epoch: int) -> None:
         self.epoch = epoch  # of the lease under which it reads
         self.position = position  # the next offset to deliver
         self.delivered = position  # the same, without what was passed over since as erased
         self.moved = False  # by a seek, so that a commit is due also when it went back
+        self.pace = Pace()
         self._reader = reader
         self._coming: Iterator[Stretch] | None = None
         self._stretch: Stretch | None = None
+
+    def is_reading(self) -> bool:
+        """Whether something was read ahead, so that more may come without a look."""
+        return self._coming is not None
 
     def refresh(self) -> None:
         """Let go what was read ahead, if amendments were made since; for the start of a poll."""
@@ -42,6 +55,15 @@ class Intake:
                 self.delivered = part.end
                 return part
 
+    def mark(self) -> Mark:
+        """Where it is now, for :meth:`restore`."""
+        return self.position, self.delivered, self.moved
+
+    def restore(self, mark: Mark) -> None:
+        """Go back to where it was: what was taken since comes again."""
+        self.rewind(mark[0])
+        self.delivered, self.moved = mark[1:]
+
     def committed(self) -> None:
         """The cursor is where the position is."""
         self.delivered, self.moved = self.position, False
@@ -55,6 +77,7 @@ class Intake:
         """Deliver again from here on; the cursor stays where it is."""
         self.position = self.delivered = position
         self._coming, self._stretch = None, None
+        self.pace.hurry()
 
     def _next(self) -> Stretch | None:
         """What follows in the page that is being read, or in a new one."""

@@ -12,11 +12,17 @@ ownership and progress are the lease's:
 4. release: owner empty, by the version                 → free, at the cursor
 5. leave: delete the ``member`` row                     → nothing
 
-A commit expects the lease exactly as this member last wrote it. So whoever was taken for dead
-while it was only slow finds another version there, and gets ``FencedError``. Clocks decide only
-when to try a takeover: a member is taken for dead when its row has not changed for the time to
-live *by the watcher's own monotonic clock*, or when its process is known to have ended. Nobody is
-robbed: a member that holds more than its fair share releases by itself.
+A commit expects the lease exactly as this member last wrote it. A member that was taken for dead
+while it was only slow finds another version there, and gets ``FencedError``. What was read under
+one epoch is committed under that epoch or not at all, also by the same member. A commit moves the
+cursor forward; back only where the caller asks for it.
+
+Clocks decide only when to try a takeover, and only one clock counts: an owner is taken for dead
+when its row has not changed for the time to live *by the watcher's own monotonic clock*, or when
+its process is known to have ended. No wall time of another host is compared with ours. The row of a
+member is its ``member`` row. A one-shot reader (:meth:`Membership.take_once`) has none: its lease
+row is watched itself, which each of its commits changes. A member that holds more than its fair
+share releases by itself; no lease is taken from a living owner.
 """
 
 from __future__ import annotations
@@ -26,12 +32,20 @@ from dataclasses import dataclass
 
 import msgspec
 
-from tidelog.catalog.base import Delete, Put, Row
-from tidelog.errors import ConflictError, FencedError, UnavailableError, UnknownOutcomeError
+from tidelog.catalog.base import Check, Delete, Put, Row
+from tidelog.errors import (
+    ConflictError,
+    FencedError,
+    InvalidError,
+    UnavailableError,
+    UnknownOutcomeError,
+)
 from tidelog.forks import ProcessGuard
 from tidelog.log.base import Log
+from tidelog.log.heads import RACE
 from tidelog.log.hold import put_held
 from tidelog.log.start import Start, resolve_start
+from tidelog.log.topics import check_exists
 from tidelog.model import layout
 from tidelog.model.run import decode_row, encode_row
 from tidelog.model.topic import Topic
@@ -44,7 +58,7 @@ class Member(msgspec.Struct, frozen=True):
 
     beat: int
     mark: str  # of its process
-    seen_ms: int  # by its own wall clock; only for readers that cannot watch for a while
+    seen_ms: int  # by its own wall clock; only shown to people, never compared
 
 
 class Lease(msgspec.Struct, frozen=True):
@@ -53,7 +67,8 @@ class Lease(msgspec.Struct, frozen=True):
     owner: str  # a member's id, or empty
     epoch: int
     cursor: int  # the next offset to handle
-    expires_ms: int = 0  # of a one-shot owner, which has no heartbeat
+    once: bool = False  # the owner is a one-shot reader, which has no heartbeat
+    mark: str = ""  # of a one-shot owner's process
 
 
 @dataclass(slots=True)
@@ -79,6 +94,7 @@ class Membership:
         self._beats = 0
         self._guard = ProcessGuard(f"consumer `{name}`")  # leases are its process's to write
         self._seen: dict[str, tuple[str, float]] = {}  # member row → version, since when
+        self._leases: dict[int, tuple[str, float]] = {}  # the same of one-shot readers' leases
 
     def join(self) -> None:
         """Step 1; also registers the consumer, so that it can be listed."""
@@ -147,35 +163,25 @@ class Membership:
 
     def take(self, partition: int, living: list[str]) -> bool:
         """Step 2 for one partition; False when a living member has it."""
-        found = read_lease(self._log, self._topic, self._name, partition)
-        if found is None:
-            cursor = resolve_start(self._log, self._topic, partition, self._start)
-            return self._put(partition, Lease(self.id, 1, cursor), None)
-        lease, version = found
-        # A lease in our own name that we do not hold is one whose release or taking got lost.
-        if lease.owner not in ("", self.id) and not self._is_over(lease, living):
-            return False
-        return self._put(partition, Lease(self.id, lease.epoch + 1, lease.cursor), version)
+        return self._take(partition, Lease(self.id, 1, 0), living)
 
     def take_once(self, partition: int) -> bool:
-        """Take a lease for a short while, without being a member."""
-        now_ms = self._log.clock.now_ms()
-        ttl_ms = self._log.settings.lease_ttl_ms
-        found = read_lease(self._log, self._topic, self._name, partition)
-        if found is None:
-            self._register()
-            cursor = resolve_start(self._log, self._topic, partition, self._start)
-            return self._put(partition, Lease(self.id, 1, cursor, now_ms + ttl_ms), None)
-        lease, version = found
-        if lease.owner not in ("", self.id) and not self._is_over_by_wall_clock(lease):
-            return False
-        mine = Lease(self.id, lease.epoch + 1, lease.cursor, now_ms + ttl_ms)
-        return self._put(partition, mine, version)
+        """Take a lease for a short while, without being a member.
 
-    def commit(self, partition: int, cursor: int, epoch: int | None = None) -> None:
+        The lease of a silent owner is taken once this object has seen it unchanged for the time to
+        live and a half: call again, or keep the object.
+        """
+        return self._take(
+            partition, Lease(self.id, 1, 0, once=True, mark=self._log.processes.mark()), []
+        )
+
+    def commit(
+        self, partition: int, cursor: int, epoch: int | None = None, *, back: bool = False
+    ) -> None:
         """Step 3: move the cursor. ``FencedError`` when the lease is no longer ours.
 
-        With ``epoch``, also when it is ours anew: what was read under another one counts no more.
+        With ``epoch``, also when it is ours again under another one: what was read under the old
+        one no longer counts. ``InvalidError`` for a cursor that would move back without ``back``.
         """
         held = self.held.get(partition)
         if held is None or epoch not in (None, held.lease.epoch):
@@ -184,10 +190,12 @@ class Membership:
                 f"`{self._name}`: stop working on it",
                 partition=partition,
             )
-        expires_ms = held.lease.expires_ms
-        if expires_ms:
-            expires_ms = self._log.clock.now_ms() + self._log.settings.lease_ttl_ms
-        lease = Lease(self.id, held.lease.epoch, cursor, expires_ms)
+        if cursor < held.lease.cursor and not back:
+            raise InvalidError(
+                f"lease on `{self._topic.name}/{partition}`: its cursor is at {held.lease.cursor} "
+                f"and would move back to {cursor}: seek to move it back"
+            )
+        lease = msgspec.structs.replace(held.lease, cursor=cursor)
         if not self._put(partition, lease, held.version):
             self._lost(partition, held)
 
@@ -195,7 +203,9 @@ class Membership:
         """Step 4. One that was lost meanwhile needs no release; a forked child has none."""
         if self._guard.is_foreign:
             return
-        held = self.held.pop(partition)
+        held = self.held.pop(partition, None)
+        if held is None:
+            return
         free = Lease("", held.lease.epoch, held.lease.cursor)
         where = layout.lease_partition(self._topic.incarnation, self._name, partition)
         change = Put("lease", encode_row(free), expect=held.version)
@@ -212,11 +222,23 @@ class Membership:
             self._log.catalog.write(self._members, change, write_id=self._log.ids.new())
 
     def _register(self) -> None:
+        """Let the consumer be listed, in one write with a check that its topic is still there.
+
+        ``NotFoundError`` for a topic that was deleted: else the row would stay behind.
+        """
         row = layout.consumer_row(self._topic.incarnation, self._name)
-        if self._log.catalog.get(layout.REGISTRY, row) is None:
-            change = Put(row, self._name.encode())
-            with contextlib.suppress(UnknownOutcomeError):  # it is only for listing
-                self._log.catalog.write(layout.REGISTRY, change, write_id=self._log.ids.new())
+        for delay_s in RACE.delays_s(self._log.random):
+            if self._log.catalog.get(layout.REGISTRY, row) is not None:
+                return
+            topic = check_exists(self._log, self._topic)
+            changes = Put(row, self._name.encode()), Check(topic.row, topic.version)
+            try:
+                self._log.catalog.write(layout.REGISTRY, *changes, write_id=self._log.ids.new())
+            except (ConflictError, UnknownOutcomeError):
+                self._log.clock.sleep(delay_s)
+            else:
+                return
+        raise UnavailableError(f"consumer `{self._name}`: too many writers at once: try again")
 
     def _put(self, partition: int, lease: Lease, version: str | None) -> bool:
         """Write our lease by the version that we know; False when somebody else was first."""
@@ -240,33 +262,49 @@ class Membership:
             partition=partition,
         )
 
-    def _is_over(self, lease: Lease, living: list[str]) -> bool:
-        """Whether a lease's owner is gone; one that joined a moment ago is not."""
-        if lease.expires_ms:
-            allowance_ms = self._log.settings.lease_ttl_ms // 2
-            return self._log.clock.now_ms() > lease.expires_ms + allowance_ms
-        if lease.owner in living:
-            return False
-        row = self._log.catalog.get(self._members, layout.member_row(lease.owner))
-        if row is None:
-            return True
-        version, since_s = self._seen.get(row.row, ("", 0.0))
-        silent_s = self._log.clock.monotonic_s() - since_s if version == row.version else 0.0
-        member = decode_row(row.value, Member, row.row)
-        ttl_s = self._log.settings.lease_ttl_ms / 1000
-        return silent_s > ttl_s or self._log.processes.is_dead(member.mark)
+    def _take(self, partition: int, wanted: Lease, living: list[str]) -> bool:
+        """Step 2: ``wanted`` under the next epoch, at the cursor that the lease has."""
+        began_s = self._log.clock.monotonic_s()
+        found = read_lease(self._log, self._topic, self._name, partition)
+        if found is None:
+            self._leases.pop(partition, None)
+            self._register()
+            cursor = resolve_start(self._log, self._topic, partition, self._start)
+            return self._put(partition, msgspec.structs.replace(wanted, cursor=cursor), None)
+        lease, version = found
+        # A lease in our own name that we do not hold is one whose release or taking got lost.
+        if lease.owner not in ("", self.id):
+            if lease.owner in living:
+                return False
+            over = self._once_is_over if lease.once else self._member_is_over
+            if not over(partition, lease, version, began_s):
+                return False
+        mine = msgspec.structs.replace(wanted, epoch=lease.epoch + 1, cursor=lease.cursor)
+        return self._put(partition, mine, version)
 
-    def _is_over_by_wall_clock(self, lease: Lease) -> bool:
-        """For one-shot readers, who cannot watch: no heartbeat for twice the time to live."""
-        if lease.expires_ms:
-            return self._is_over(lease, [])
+    def _once_is_over(self, partition: int, lease: Lease, version: str, began_s: float) -> bool:
+        """Whether a one-shot owner has ended, or its lease was the same for 1.5 times to live."""
+        if self._log.processes.is_dead(lease.mark):
+            return True
+        known, since_s = self._leases.get(partition, ("", 0.0))
+        if known != version:
+            self._leases[partition] = (version, self._log.clock.monotonic_s())
+            return False
+        return began_s - since_s > 1.5 * self._log.settings.lease_ttl_ms / 1000
+
+    def _member_is_over(self, partition: int, lease: Lease, version: str, began_s: float) -> bool:
+        """Whether a member is gone; one that joined a moment ago is not."""
         row = self._log.catalog.get(self._members, layout.member_row(lease.owner))
         if row is None:
             return True
         member = decode_row(row.value, Member, row.row)
-        silent_ms = self._log.clock.now_ms() - member.seen_ms
-        too_long = silent_ms > 2 * self._log.settings.lease_ttl_ms
-        return too_long or self._log.processes.is_dead(member.mark)
+        if self._log.processes.is_dead(member.mark):
+            return True
+        known, since_s = self._seen.get(row.row, ("", 0.0))
+        if known != row.version:
+            self._seen[row.row] = (row.version, self._log.clock.monotonic_s())
+            return False
+        return began_s - since_s > self._log.settings.lease_ttl_ms / 1000
 
     def _owns_nothing(self, member_id: str) -> bool:
         for partition in range(self._topic.partitions):

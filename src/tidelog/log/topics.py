@@ -44,6 +44,7 @@ from tidelog.model.run import Head, decode_row, encode_row
 from tidelog.model.topic import Topic, check_topic_name
 
 __all__ = [
+    "check_exists",
     "create_topic",
     "delete_topic",
     "find_target",
@@ -138,6 +139,24 @@ def delete_topic(log: Log, name: str) -> None:
     _remove_audit(log, topic)
     _each_partition(topic, lambda partition: _remove_rows(log, topic, partition))
     change_registry(log, Delete(layout.topic_row(name), row.version))
+
+
+def check_exists(log: Log, topic: Topic) -> Row:
+    """The registry row of a topic that can still be used.
+
+    ``NotFoundError`` when it was deleted or is being deleted, also when another topic has its name
+    now. What a reader of it misses then is no damage.
+    """
+    row = log.catalog.get(layout.REGISTRY, layout.topic_row(topic.name))
+    found = None if row is None else _decode(row)
+    if row is None or found is None or found.incarnation != topic.incarnation:
+        again = "" if row is None else ", and another one has its name now"
+        raise NotFoundError(
+            f"topic `{topic.name}`: was deleted{again}: open it again, or create it"
+        )
+    if found.state == "deleting":
+        raise NotFoundError(f"topic `{topic.name}`: is being deleted: stop using it")
+    return row
 
 
 def read_head(log: Log, topic: Topic, partition: int) -> tuple[Head, str]:

@@ -19,6 +19,7 @@ class Wakeups:
         self._waiting: dict[str, list[threading.Event]] = {}
         self._listeners: list[Callable[[str, int, int], None]] = []
         self._amended: Counter[str] = Counter()
+        self._newest: dict[tuple[str, int], int] = {}  # incarnation and partition → next offset
         self._lock = threading.Lock()
 
     def wait_on(self, incarnation: str, event: threading.Event) -> None:
@@ -39,11 +40,17 @@ class Wakeups:
     def committed(self, incarnation: str, partition: int, next_offset: int) -> None:
         """Tell all who wait."""
         with self._lock:
+            key = (incarnation, partition)
+            self._newest[key] = max(next_offset, self._newest.get(key, 0))
             waiting = list(self._waiting.get(incarnation, ()))
         for event in waiting:
             event.set()
         for listener in self._listeners:
             listener(incarnation, partition, next_offset)
+
+    def newest(self, incarnation: str, partition: int) -> int:
+        """The end of what this process has committed to a partition; 0 for nothing."""
+        return self._newest.get((incarnation, partition), 0)
 
     def amended(self, incarnation: str) -> None:
         """Events of a topic were amended, here."""
