@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidelog.catalog.base import Change, Put
+from tidelog.catalog.base import Change, Put, Row
 from tidelog.catalog.memory import MemoryCatalog
 
 # Rows that are put without an expectation: a repeated packet may put the same beat twice.
@@ -15,10 +15,16 @@ class AuditedCatalog(MemoryCatalog):
     def __init__(self) -> None:
         super().__init__()
         self.writes = 0  # so that a simulation checks only when something has changed
+        self.touched: set[str] = set()  # partitions, since a simulation last cleared it
         self._had: dict[tuple[str, str], set[str]] = {}
+
+    def bare(self, partition: str) -> dict[str, Row]:
+        """The rows of a partition, without a copy."""
+        return self._partitions.get(partition, {})
 
     def write(self, partition: str, *changes: Change, write_id: str) -> None:
         self.writes += 1
+        self.touched.add(partition)
         before = {change.row: self.get(partition, change.row) for change in changes}
         super().write(partition, *changes, write_id=write_id)
         for change in changes:

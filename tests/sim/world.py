@@ -9,56 +9,39 @@ all.
 from __future__ import annotations
 
 import contextlib
-import random
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
 from tests.sim.audit import AuditedCatalog
+from tests.sim.bare import Bare
+from tests.sim.base import SimWorld
 from tidelog.codec.events import table_of
-from tidelog.codec.segment import encode_segment, read_piece
+from tidelog.codec.segment import encode_segment
 from tidelog.errors import (
     ConflictError,
     FencedError,
     NotFoundError,
-    TidelogError,
     UnavailableError,
     UnknownOutcomeError,
 )
 from tidelog.log.append import Appender
-from tidelog.log.base import Log, LogSettings
+from tidelog.log.base import Log
 from tidelog.log.lease import Lease, Membership
 from tidelog.log.read import Reader
 from tidelog.log.sweep import sweep_home
 from tidelog.log.topics import create_topic, find_topic
 from tidelog.log.trim import ToOffsets, trim_topic
 from tidelog.model import layout
-from tidelog.model.backoff import Backoff
 from tidelog.model.event import Event
 from tidelog.model.run import Head, Run
 from tidelog.model.topic import Topic
-from tidelog.store.memory import MemoryStore
-from tidelog.store.retry import RetryingStore
-from tidelog.testing.clock import seeded_ids
-from tidelog.testing.faults import Fault, Faults, FaultyCatalog, FaultyStore
-from tidelog.testing.scheduler import Actor, Scheduler
+from tidelog.testing.faults import FaultyCatalog
 
-RATES = {
-    Fault.LOSE_REQUEST: 0.02,
-    Fault.LOSE_REPLY: 0.04,
-    Fault.DUPLICATE: 0.03,
-    Fault.DELAY: 0.10,
-    Fault.STALL: 0.01,
-    Fault.FREEZE: 0.004,
-    Fault.TRY_AGAIN: 0.02,
-    Fault.CRASH_BEFORE: 0.004,
-    Fault.CRASH_AFTER: 0.004,
-    Fault.STALE_LIST: 0.2,
-}
 PARTITIONS = 2
-RESTARTS = 12  # of all actors together
 
 
 @dataclass
@@ -84,43 +67,18 @@ class Book:
     epochs: dict[int, int] = field(default_factory=dict)
     heads: dict[int, Head] = field(default_factory=dict)
     checked: set[str] = field(default_factory=set)
-    trimmed: dict[int, int] = field(default_factory=dict)
+    deletes: int = -1
 
 
-class CountingStore(MemoryStore):
-    """Counts deletions, so that the invariants are checked only when something has changed."""
-
-    deletes = 0
-
-    def delete(self, keys: Iterable[str]) -> None:
-        self.deletes += 1
-        super().delete(keys)
-
-
-class World:
-    """One seed's world."""
+class World(SimWorld):
+    """One seed's world of appenders, members of a consumer, a sweeper and a trimmer."""
 
     def __init__(self, seed: int, parts: Parts | None = None) -> None:
         self.parts = parts or Parts()
-        self.scheduler = Scheduler(seed)
-        self.faults = Faults(self.scheduler.random, RATES, self.scheduler, page_rows=3)
-        self.rows = self.parts.catalog()
-        self.objects = CountingStore(self.scheduler.clock)
+        super().__init__(seed, self.parts.catalog, self.parts.faulty)
+        self.bare = Bare(self.rows, self.objects)
         self.book = Book()
-        self.restarts = 0
-        self._checked_at = (-1, -1)
-        self._ids = seeded_ids(seed)
-        self._quiet = self._log(faulty=False)
-        wanted = Topic("t", self._ids.new(), PARTITIONS, 0)
-        self.topic = create_topic(self._quiet, wanted)
-        self._actors: list[tuple[str, Callable[[], None], Actor]] = []
-
-    def run(self) -> Counter[Fault]:
-        """Until all have finished; then P1 to P3."""
-        self.spawn_all()
-        self.scheduler.run(steps_max=60_000, after_step=self._after_step)
-        self.check_end()
-        return self.faults.counts
+        self.topic = create_topic(self._quiet, Topic("t", self._ids.new(), PARTITIONS, 0))
 
     def spawn_all(self) -> None:
         """The actors of this world."""
@@ -244,20 +202,17 @@ class World:
 
     # Checks.
 
-    def _after_step(self) -> None:
-        self._restart_the_dead()
-        if self.scheduler.random.random() < 0.002:
-            self.scheduler.time.jump(self.scheduler.random.uniform(-3_600, 3_600))
-        seen = (self.rows.writes, self.objects.deletes)
-        if seen == self._checked_at:
-            return
-        self._checked_at = seen
+    def check(self) -> None:
+        touched, self.rows.touched = self.rows.touched, set()
+        is_swept = self.book.deletes != self.objects.deletes
         for partition in range(PARTITIONS):
-            self._check_partition(partition)
+            where = layout.topic_partition(self.topic.incarnation, partition)
+            if is_swept or where in touched:
+                self._check_partition(partition)
             self._check_lease(partition)
+        self.book.deletes = self.objects.deletes
 
     def _check_partition(self, partition: int) -> None:
-        where = layout.topic_partition(self.topic.incarnation, partition)
         head = self._heads()[partition]
         before = self.book.heads.get(partition, Head())
         assert before.next <= head.next, "next went back"
@@ -265,21 +220,20 @@ class World:
         assert before.floor <= head.floor, "the floor went back"
         self.book.heads[partition] = head
         at: int | None = None
-        for row in self.rows.scan(where, "run/", "run0"):
-            run = msgspec.msgpack.decode(row.value, type=Run)
-            assert at is None or run.base == at, f"rows do not tile: {run.base} after {at}"
-            at = run.end
-            if run.end > head.start:
-                self._check_run(run)
+        for run in self.bare.runs(self.topic.incarnation, partition):
+            assert at is None or run["base"] == at, f"rows do not tile: {run['base']} after {at}"
+            at = run["base"] + run["count"]
+            if at > head.start:
+                self._check_data(run)
         assert at is None or at == head.next, "the last run does not end at the head's next"
         assert at is not None or head.start == head.next, "rows are missing"
 
     def _check_run(self, run: Run) -> None:
-        data = self.objects.get(run.object, run.byte_start, run.byte_end)
-        key = f"{run.base}/{run.object}"
-        if key not in self.book.checked:
-            list(read_piece(data, run.crc, run.count, key))
-            self.book.checked.add(key)
+        self._check_data(msgspec.to_builtins(run))
+
+    def _check_data(self, run: dict[str, Any]) -> None:
+        assert self.objects.holds(run["object"]), f"object {run['object']} is missing"
+        self.bare.events(run)
 
     def _check_lease(self, partition: int) -> None:
         row = self.rows.get(layout.lease_partition(self.topic.incarnation, "c", partition), "lease")
@@ -292,17 +246,18 @@ class World:
         self.book.epochs[partition] = lease.epoch
 
     def check_end(self) -> None:
-        """P1 to P3, with a reader in a good world that drains the rest."""
+        """P1 to P3, by the bare substrates; then the product's reader drains the rest."""
         stored: Counter[bytes] = Counter()
         for partition in range(PARTITIONS):
             head = self._heads()[partition]
             at = max(head.start, self.book.cursors.get(partition, 0))
-            for stretch in Reader(self._quiet, self.topic, partition).stretches(head.start):
+            bare = dict(self._bare_values(partition))
+            stored.update(value for offset, value in bare.items() if offset >= head.start)
+            for stretch in Reader(self._quiet, self.topic, partition).stretches(at):
                 for event in stretch.events():
                     assert event.offset is not None
-                    stored[event.value or b""] += 1
-                    if event.offset >= at:
-                        self._deliver(partition, event.offset, event.value or b"")
+                    assert bare[event.offset] == event.value
+                    self._deliver(partition, event.offset, event.value or b"")
             missing = set(range(head.next)) - self.book.delivered.get(partition, set())
             assert not missing, f"offsets {sorted(missing)} of {partition} were never delivered"
         for value, place in self.book.acknowledged.items():
@@ -312,22 +267,13 @@ class World:
         for value, count in stored.items():
             assert count == 1, f"{value!r} is stored {count} times"
 
-    # Inside.
+    def _bare_values(self, partition: int) -> Iterator[tuple[int, bytes]]:
+        for run in self.bare.runs(self.topic.incarnation, partition):
+            if self.objects.holds(run["object"]):  # else it is below the start
+                for number, event in enumerate(self.bare.events(run)):
+                    yield run["base"] + number, event["value"]
 
-    def _log(self, faulty: bool = True) -> Log:
-        scheduler = self.scheduler
-        chance = random.Random(scheduler.random.getrandbits(64))
-        settings = LogSettings(lease_ttl_ms=3_000)
-        if not faulty:
-            return Log(self.objects, self.rows, scheduler.clock, self._ids, chance, settings)
-        store = RetryingStore(
-            FaultyStore(self.objects, self.faults),
-            clock=scheduler.clock,
-            random=chance,
-            backoff=Backoff(attempts=3),
-        )
-        catalog = self.parts.faulty(self.rows, self.faults, scheduler.clock)
-        return Log(store, catalog, scheduler.clock, self._ids, chance, settings)
+    # Inside.
 
     def _heads(self) -> list[Head]:
         rows = [
@@ -335,22 +281,3 @@ class World:
             for p in range(PARTITIONS)
         ]
         return [msgspec.msgpack.decode(row.value, type=Head) for row in rows if row is not None]
-
-    def _spawn(self, name: str, run: Callable[[], None]) -> None:
-        def live() -> None:
-            try:
-                run()
-            except TidelogError as exc:
-                if not isinstance(exc, UnavailableError | UnknownOutcomeError | FencedError):
-                    raise
-
-        self._actors.append((name, run, self.scheduler.spawn(name, live)))
-
-    def _restart_the_dead(self) -> None:
-        for index, (name, run, actor) in enumerate(self._actors):
-            killed = actor.done and self.scheduler.was_killed(actor)
-            if killed and self.restarts < RESTARTS:
-                self.restarts += 1
-                del self._actors[index]
-                self._spawn(name, run)
-                return

@@ -1,0 +1,207 @@
+"""What all simulated worlds share: hosts, processes that are restarted, faulty substrates, checks.
+
+A world starts processes on hosts whose wall clocks differ and jump. Requests and replies are lost,
+delayed and doubled; calls stall; processes freeze and die, and are started again. Invariants are
+checked on the bare substrates whenever something was written there.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from tests.sim.audit import AuditedCatalog
+from tidelog.errors import FencedError, TidelogError, UnavailableError, UnknownOutcomeError
+from tidelog.log.base import Log, LogSettings
+from tidelog.model.backoff import Backoff
+from tidelog.store.memory import MemoryStore
+from tidelog.store.retry import RetryingStore
+from tidelog.testing.clock import seeded_ids
+from tidelog.testing.faults import Fault, Faults, FaultyCatalog, FaultyStore
+from tidelog.testing.hosts import Host, Process
+from tidelog.testing.scheduler import Scheduler
+from tidelog.testing.threads import simulated
+
+RATES = {
+    Fault.LOSE_REQUEST: 0.02,
+    Fault.LOSE_REPLY: 0.04,
+    Fault.DUPLICATE: 0.03,
+    Fault.DELAY: 0.10,
+    Fault.STALL: 0.01,
+    Fault.FREEZE: 0.004,
+    Fault.TRY_AGAIN: 0.02,
+    Fault.CRASH_BEFORE: 0.004,
+    Fault.CRASH_AFTER: 0.004,
+    Fault.STALE_LIST: 0.2,
+}
+ACCEPTED = (UnavailableError, UnknownOutcomeError, FencedError)
+"""Errors that a bad world explains. Any other that leaves an actor is a violation."""
+
+
+class CountingStore(MemoryStore):
+    """Counts deletions, so that the invariants are checked only when something has changed."""
+
+    deletes = 0
+
+    def delete(self, keys: Iterable[str]) -> None:
+        self.deletes += 1
+        super().delete(keys)
+
+    def bare(self) -> dict[str, bytes]:
+        """All objects, without a copy."""
+        return {key: data for key, (data, _) in self._objects.items()}
+
+    def holds(self, key: str) -> bool:
+        return key in self._objects
+
+    def data(self, key: str) -> bytes:
+        return self._objects[key][0]
+
+
+class SimWorld:
+    """One seed's world. A subclass starts its processes and checks its invariants."""
+
+    rates = RATES
+    restarts_max = 12  # of all processes together
+    steps_max = 60_000
+    hosts_count = 3
+    jump_rate = 0.002  # of a host's clock, at each step
+    preempt = 0.1
+
+    def __init__(
+        self,
+        seed: int,
+        catalog: type[AuditedCatalog] = AuditedCatalog,
+        faulty: type[FaultyCatalog] = FaultyCatalog,
+        faulty_store: type[FaultyStore] = FaultyStore,
+    ) -> None:
+        self.scheduler = Scheduler(seed)
+        self.random = self.scheduler.random
+        self.faults = Faults(self.random, self.rates, self.scheduler, page_rows=3)
+        self.rows = catalog()
+        self.objects = CountingStore(self.scheduler.clock)
+        self.hosts = [Host.seeded(self.scheduler, f"h{n}") for n in range(self.hosts_count)]
+        self.restarts = 0
+        self._faulty = faulty
+        self._faulty_store = faulty_store
+        self._checked_at = (-1, -1)
+        self._ids = seeded_ids(seed)
+        self._quiet = self._log(faulty=False)
+        self._running: list[tuple[Callable[[], None], Process]] = []
+
+    def run(self) -> Counter[Fault]:
+        """Until all processes have finished; then what must hold in the end."""
+        with simulated(self.scheduler, self.preempt):
+            self.spawn_all()
+            self.scheduler.run(self.steps_max, self._after_step)
+            self.faults.rates = {}
+            self.faults.page_rows = None
+            self.check_end()
+        return self.faults.counts
+
+    def spawn_all(self) -> None:
+        """Start the processes of this world."""
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """What must hold after every step that has changed something."""
+        raise NotImplementedError
+
+    def check_end(self) -> None:
+        """What must hold when all have finished. The world has no faults any more."""
+        raise NotImplementedError
+
+    # For actors.
+
+    @property
+    def process(self) -> Process:
+        """The process of the actor that runs now."""
+        current = self.scheduler.current
+        assert current is not None
+        assert isinstance(current.group, Process)
+        return current.group
+
+    def settings(self) -> LogSettings:
+        return LogSettings(lease_ttl_ms=3_000)
+
+    def _log(self, faulty: bool = True) -> Log:
+        """What the current process works with; outside, or without faults, a log in peace."""
+        chance = random.Random(self.random.getrandbits(64))
+        if not faulty:
+            clock = self.scheduler.clock
+            return Log(self.objects, self.rows, clock, self._ids, chance, self.settings())
+        process = self.process
+        store = RetryingStore(
+            self._faulty_store(self.objects, self.faults),
+            clock=process.clock,
+            random=chance,
+            backoff=Backoff(attempts=3),
+        )
+        return Log(
+            store,
+            self._faulty(self.rows, self.faults, process.clock),
+            process.clock,
+            self._ids,
+            chance,
+            self.settings(),
+            processes=process.processes,
+            commits_at_once=self.random.choice([1, 2]),
+        )
+
+    def _spawn(self, name: str, run: Callable[[], None], host: Host | None = None) -> None:
+        """Start a process; one that dies is started again, on another host perhaps."""
+
+        def live(_: Process) -> None:
+            try:
+                run()
+            except TidelogError as exc:
+                if not isinstance(exc, ACCEPTED):
+                    raise
+
+        process = (host or self.random.choice(self.hosts)).start(name, live)
+        self._running.append((run, process))
+
+    def chance(self, rate: float) -> bool:
+        return self.random.random() < rate
+
+    # Inside.
+
+    def _after_step(self) -> None:
+        self._restart_the_dead()
+        if self.random.random() < self.jump_rate:
+            scale_s = self.random.choice([60, 3_600, 86_400, 30 * 86_400])
+            self.random.choice(self.hosts).jump(self.random.uniform(-scale_s, scale_s))
+        seen = (self.rows.writes, self.objects.deletes)
+        if seen != self._checked_at:
+            self._checked_at = seen
+            self.check()
+
+    def _restart_the_dead(self) -> None:
+        for index, (run, process) in enumerate(self._running):
+            if process.crashed and self.restarts < self.restarts_max:
+                self.restarts += 1
+                del self._running[index]
+                self._spawn(process.name, run)
+                return
+
+
+def in_peace(world: SimWorld, name: str, run: Callable[[Log], Any], within_s: float) -> Any:
+    """Run a process without faults, on a host with the right time, when all others have ended.
+
+    It must end within this much fake time: what was left behind may delay it, not block it.
+    """
+    result: list[Any] = []
+
+    def live(process: Process) -> None:
+        log = world._log()
+        result.append(run(log))
+
+    host = Host(world.scheduler, "right")
+    began_s = world.scheduler.time.monotonic_s()
+    host.start(name, live)
+    world.scheduler.run(world.steps_max, world.check)
+    took_s = world.scheduler.time.monotonic_s() - began_s
+    assert took_s <= within_s, f"{name} took {took_s:.0f} s, expected at most {within_s:.0f}"
+    return result[0]
