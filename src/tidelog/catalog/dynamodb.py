@@ -188,6 +188,17 @@ class DynamoCatalog:
         except SDK_ERRORS as exc:
             raise read_error(exc, self._table, self._region()) from exc
 
+    def _query(self, request: dict[str, Any]) -> dict[str, Any]:
+        """One page; a reply that lacks what every page has was lost on the way."""
+        reply = self._read("query", request)
+        if reply.get("Count") != len(reply.get("Items", ())):
+            raise UnavailableError(
+                f"catalog table `{self._table}`: a page of a query says {reply.get('Count')} "
+                f"items and has {len(reply.get('Items', ()))}: try again",
+                table=self._table,
+            )
+        return reply
+
     def _call(self, method: str, request: dict[str, Any]) -> dict[str, Any]:
         reply: dict[str, Any] = getattr(self._live_client(), method)(**request)
         return reply
@@ -236,9 +247,9 @@ class DynamoCatalog:
         while True:
             # BETWEEN takes its end in, so one more item than wanted may come.
             page_limit = {} if left is None else {"Limit": left + 1}
-            read = partial(self._read, "query", request | page_limit)
+            read = partial(self._query, request | page_limit)
             reply = read_repeated(read, self._repeat)
-            for item in reply["Items"]:
+            for item in reply.get("Items", ()):
                 row = _row(partition, item)
                 if row.row == end:
                     continue

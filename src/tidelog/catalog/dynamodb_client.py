@@ -6,11 +6,17 @@ The SDK repeats nothing on its own. Its errors are translated here, once:
   written, so it is a conflict, or ``UnavailableError``, and may be repeated;
 - the reply broke off, came too late, or said that the server itself failed: a write may have
   landed, so it is a lost reply;
-- the table, the permission or the address is wrong: repeating will not mend it.
+- the table, the permission, the clock or the address is wrong: repeating will not help.
+
+The SDK takes whatever arrives for an answer: it reads a body that is not JSON as one without any
+fields, which says "there is no such row". So every reply is checked before it is parsed
+(:func:`check_reply`): only the one that DynamoDB sent, as a whole, is an answer.
 """
 
 from __future__ import annotations
 
+import json
+import zlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -29,13 +35,22 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SDK_ERRORS",
+    "BrokenReplyError",
     "Refused",
+    "check_reply",
     "connect",
     "error_code",
     "missing_error",
     "read_error",
     "write_error",
 ]
+
+
+class BrokenReplyError(sdk.BotoCoreError):
+    """What arrived is not the whole of a reply of DynamoDB."""
+
+    fmt = "the reply to {operation} is damaged: {fault}"
+
 
 SDK_ERRORS = (sdk.ClientError, sdk.BotoCoreError)
 
@@ -82,6 +97,17 @@ _NO_PERMISSION = {
     "SignatureDoesNotMatch",
     "UnrecognizedClientException",
 }
+# How the message of a refused signature says that the time in it was wrong.
+_WRONG_TIME = ("Signature expired", "Signature not yet current", "RequestTimeTooSkewed")
+# The fields of each reply that we read, for bodies that come without a checksum.
+_REPLY_FIELDS = {
+    "GetItem": {"ConsumedCapacity", "Item"},
+    "Query": {"ConsumedCapacity", "Count", "Items", "LastEvaluatedKey", "ScannedCount"},
+    "PutItem": {"Attributes", "ConsumedCapacity", "ItemCollectionMetrics"},
+    "DeleteItem": {"Attributes", "ConsumedCapacity", "ItemCollectionMetrics"},
+    "TransactWriteItems": {"ConsumedCapacity", "ItemCollectionMetrics"},
+    "DescribeTable": {"Table"},
+}
 _NO_CREDENTIALS = (
     sdk.CredentialRetrievalError,
     sdk.LoginError,
@@ -109,7 +135,7 @@ def connect(
     )
     try:
         session = boto3.session.Session(region_name=region, **keys)
-        return session.client("dynamodb", endpoint_url=endpoint, config=config)
+        client = session.client("dynamodb", endpoint_url=endpoint, config=config)
     except sdk.NoRegionError as exc:
         raise InvalidError(
             f"catalog `{url}`: no AWS region: add ?region=… to the address, or set AWS_REGION"
@@ -118,6 +144,53 @@ def connect(
         raise InvalidError(
             f"catalog `{url}`: cannot be opened: {_line(exc)}: fix the address"
         ) from exc
+    client.meta.events.register("before-parse.dynamodb", check_reply)
+    return client
+
+
+def check_reply(operation_model: Any, response_dict: dict[str, Any], **_: Any) -> None:
+    """Refuse a reply that is cut, damaged, or not DynamoDB's, before the SDK reads it.
+
+    A body whose checksum fits is the one that DynamoDB sent, and so is complete. One without a
+    checksum must have the length that its header says, and the shape of a reply: a JSON object
+    with fields of this operation, or an error with a type.
+    """
+    fault = _fault(operation_model.name, response_dict)
+    if fault is not None:
+        raise BrokenReplyError(operation=operation_model.name, fault=fault)
+
+
+def _fault(operation: str, reply: dict[str, Any]) -> str | None:
+    """What is wrong with a reply; None for one that can be parsed."""
+    headers, body = reply["headers"], reply["body"]
+    length = headers.get("content-length")
+    if length is not None and length.isdigit() and int(length) != len(body):
+        return f"{len(body)} of {length} bytes arrived"
+    checksum = headers.get("x-amz-crc32")
+    if checksum is not None:
+        found = zlib.crc32(body)
+        return None if checksum == str(found) else f"expected crc32 {checksum}, found {found}"
+    return _odd_shape(operation, reply)
+
+
+def _odd_shape(operation: str, reply: dict[str, Any]) -> str | None:
+    """What a body without a checksum lacks to be a reply of DynamoDB; None for nothing."""
+    headers, body, status = reply["headers"], reply["body"], reply["status_code"]
+    try:
+        fields = json.loads(body)
+    except ValueError:
+        fields = None
+    if not isinstance(fields, dict):
+        return f"status {status} with a body that is not a JSON object"
+    if status >= 300:
+        named = "__type" in fields or "x-amzn-errortype" in headers
+        return None if named or status >= 500 else f"status {status} without an error's type"
+    if operation == "DescribeTable" and "Table" not in fields:
+        return "it describes no table"
+    known = _REPLY_FIELDS.get(operation)
+    if known is not None and not fields.keys() <= known:
+        return f"unknown fields {', '.join(sorted(fields.keys() - known))}"
+    return None
 
 
 def read_error(exc: Exception, table: str, region: str) -> TidelogError:
@@ -179,7 +252,7 @@ def error_code(exc: Exception) -> str | None:
 
 
 def _lasting_error(exc: Exception, table: str, region: str) -> TidelogError | None:
-    """The error that repeating will not mend, or None for one that may pass."""
+    """The error that repeating will not help, or None for one that may pass."""
     if isinstance(exc, _NO_CREDENTIALS):
         return InvalidError(
             f"catalog table `{table}`: no usable AWS credentials: {_line(exc)}: set "
@@ -191,6 +264,13 @@ def _lasting_error(exc: Exception, table: str, region: str) -> TidelogError | No
         return None
     if code == "ResourceNotFoundException":
         return missing_error(table, region)
+    if any(word in str(exc) for word in _WRONG_TIME):
+        return InvalidError(
+            f"catalog table `{table}`: AWS refuses the time in our requests: {_line(exc)}: "
+            "this machine's clock is wrong: set it, for instance by NTP",
+            table=table,
+            code=code,
+        )
     if code in _NO_PERMISSION:
         return InvalidError(
             f"catalog table `{table}`: AWS refuses these credentials: {_line(exc)}: "
