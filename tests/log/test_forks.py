@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from tidelog.forks import ProcessGuard
 from tidelog.home import Home, create_home, open_home
 from tidelog.log.holding import Holding
 from tidelog.log.lease import read_lease
+from tidelog.log.producer import Producer
 from tidelog.model import layout
 from tidelog.model.run import HeldRow, decode_row
 from tidelog.settings import load_settings
@@ -51,13 +53,10 @@ def values(home: Home) -> list[bytes | None]:
 @pytest.mark.parametrize("name", [None, "named"])
 def test_child_that_ends_inside_with_commits_nothing(folder: Path, name: str | None) -> None:
     with open_home(folder) as home:
-        with home.producer("t", name) as producer:
-            producer._carrier.lock.acquire()  # so that the timer seals nothing meanwhile
-            try:
-                producer.send(b"buffered")
-                status = in_child(lambda: producer.__exit__(None, None, None))
-            finally:
-                producer._carrier.lock.release()
+        unhurried = replace(home.log, settings=replace(home.log.settings, linger_ms=600_000))
+        with Producer(unhurried, home.topic("t"), name) as producer:
+            producer.send(b"buffered")
+            status = in_child(lambda: producer.__exit__(None, None, None))
         assert status == _DONE
         assert values(home) == [b"buffered"]
 
