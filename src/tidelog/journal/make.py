@@ -24,6 +24,7 @@ from tidelog.model import layout
 from tidelog.model.run import Run
 from tidelog.model.topic import Topic
 from tidelog.store.base import Store
+from tidelog.store.fresh import put_fresh
 
 __all__ = ["Made", "Pages", "Work", "make_journals"]
 
@@ -71,7 +72,7 @@ def make_journals(
         )
         end = reading.end
         key = layout.journal(work.topic.incarnation, work.partition, work.epoch, base, ids.new())
-        store.put(key, encoded.data)
+        put_fresh(store, key, encoded.data)
         journals.append(encoded.run(base, end - base, key, committed_ms))
         base = end
     return Made(tuple(journals), reading.amendments)

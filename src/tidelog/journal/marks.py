@@ -33,6 +33,7 @@ from tidelog.log.topics import find_topic, read_head
 from tidelog.model import layout, limits
 from tidelog.model.run import Amendment, Head, encode_row
 from tidelog.model.topic import Topic
+from tidelog.store.fresh import put_fresh
 
 __all__ = ["INLINE_BYTES_MAX", "Applied", "Mark", "Marker"]
 
@@ -218,7 +219,7 @@ class Marker:
                 self.topic = topic
             generation = topic.generation
             key = layout.amendment(topic.incarnation, generation, self.log.ids.new())
-            self.log.store.put(key, mark.value or b"")
+            put_fresh(self.log.store, key, mark.value or b"")
             self._stored[mark.offset] = generation, key
         return key
 

@@ -13,10 +13,18 @@ Append, in five steps; what a crash after each leaves behind:
 
 On a conflict the write is planned again from the rows that the conflict returned, without a read,
 and repeated with the same segment, unless a sweep has raised the floor above its generation: then
-the segment is uploaded again. A lost reply is
-settled by the producer's row, which nobody else writes: it holds this producer's last sequences
-with their offsets. If neither that row nor the run shows them and the head has moved on, the
-write can never land any more, since it expects a version that never recurs.
+the segment is uploaded again.
+
+A lost reply is settled by what only this write stores: its own id, which the producer's row keeps
+with the batch, and the run that names its segment. Sequence and offset prove nothing, since another
+process under the same name may have stored its own events under the same sequence at the same
+offset. If neither the row nor the run shows the write, and the head or the row has changed, it can
+never land: it expects versions that never recur. Where reading back fails too, or the run was
+trimmed or compiled since, the outcome is unknown, and ``UnknownOutcomeError`` is raised.
+``UnavailableError`` always means that nothing of the commit was stored, a failed upload included.
+
+Every commit checks the epoch of the producer's row that it expects. A row with a newer epoch fences
+the appender, and it stays fenced for every partition.
 """
 
 from __future__ import annotations
@@ -34,6 +42,7 @@ from tidelog.errors import (
     FencedError,
     InternalError,
     NotFoundError,
+    TidelogError,
     UnavailableError,
     UnknownOutcomeError,
 )
@@ -44,6 +53,7 @@ from tidelog.model import layout, limits
 from tidelog.model.run import Head, ProducerState, Run, SentBatch, decode_row, encode_row
 from tidelog.model.slot import slots_of
 from tidelog.model.topic import Topic
+from tidelog.store.fresh import copy_fresh, put_fresh
 
 __all__ = ["Appender", "Stored"]
 
@@ -70,6 +80,11 @@ class _Plan:
     batch: SentBatch
     run: Run
 
+    @property
+    def write_id(self) -> str:
+        """The id of its write, which nothing else carries."""
+        return self.batch.write
+
 
 class Appender:
     """One producer's commits to one topic. Calls for one partition must not overlap."""
@@ -84,6 +99,7 @@ class Appender:
         self._once = once  # one commit for each partition, whoever makes it
         self._heads: dict[int, tuple[Head, str]] = {}
         self._states: dict[int, tuple[ProducerState, str | None]] = {}
+        self._fenced_by = -1  # the newest epoch of another process that was seen
 
     @property
     def topic(self) -> Topic:
@@ -108,15 +124,15 @@ class Appender:
         return self._state(partition)[0].last
 
     def upload(self, segment: Segment) -> Stored:
-        """Step 3."""
+        """Step 3. ``UnavailableError`` when it fails in any way: nothing names the object."""
         key, generation = self._fresh_key()
-        self._log.store.put(key, segment.data)
+        put_fresh(self._log.store, key, segment.data)
         return Stored(segment, key, generation)
 
     def adopt(self, staged: str, pieces: tuple[Piece, ...]) -> Stored:
         """Step 3 for a segment that is staged in the store: a copy. ``NotFoundError``."""
         key, generation = self._fresh_key()
-        self._log.store.copy(staged, key)
+        copy_fresh(self._log.store, staged, key)
         return Stored(Segment(b"", pieces), key, generation, staged)
 
     def commit(
@@ -130,11 +146,14 @@ class Appender:
 
         ``ConflictError`` when ``expected_offset`` is not the next one, ``FencedError`` when a newer
         process has taken this producer's name, ``NotFoundError`` when the topic was deleted,
-        ``AlreadyExistsError`` when another process has stored these sequences meanwhile.
+        ``AlreadyExistsError`` when another process has stored these sequences meanwhile. Nothing
+        is stored then, nor with ``UnavailableError``. ``UnknownOutcomeError`` when a reply was lost
+        and reading back could not settle it.
         """
         if expected_offset is not None:
             self._heads.pop(piece.partition, None)  # others may have appended since it was read
         for delay_s in self._delays():
+            self._check_fence(piece.partition)
             head, head_version = self._head(piece.partition)
             last = self.last_sequence(piece.partition)
             if sequences is not None and (sequences[0] <= last or (self._once and last >= 0)):
@@ -181,7 +200,8 @@ class Appender:
         """What one commit writes; pure but for the time and the id that mark it."""
         head, head_version = at
         state, state_version = self._state(piece.partition)
-        batch = sent_batch(head.next, piece.count, sequences, state.last + 1)
+        write_id = self._log.ids.new()
+        batch = sent_batch(head.next, piece.count, sequences, state.last + 1, write_id)
         now_ms = self._log.clock.now_ms()
         run = Run(
             base=head.next,
@@ -202,9 +222,8 @@ class Appender:
             self._epoch, batch.sequences()[-1], recent_batches(state.recent, batch), now_ms
         )
         level, starts = slots_of(piece.first_ms, piece.last_ms, self._topic.slot_ms)
-        slot_id = self._log.ids.new()
         slots = [
-            Put(layout.slot_row(level, start, run.base, slot_id), str(run.end).encode())
+            Put(layout.slot_row(level, start, run.base, write_id), str(run.end).encode())
             for start in starts
         ]
         changes: list[Change] = [
@@ -222,27 +241,29 @@ class Appender:
     def _write(self, partition: int, plan: _Plan) -> bool:
         """Whether the plan became true; False when it never will, so that a new one is needed."""
         where = layout.topic_partition(self._topic.incarnation, partition)
-        write_id = self._log.ids.new()
+        lost = False  # once a reply was lost, any other answer may be to our own write
         for delay_s in self._delays():
             try:
-                self._log.catalog.write(where, *plan.changes, write_id=write_id)
+                self._log.catalog.write(where, *plan.changes, write_id=plan.write_id)
             except ConflictError as exc:
-                self._learn(partition, exc.rows)
-                self._check_fence(partition)
-                return False
+                if not lost:
+                    self._learn(partition, exc.rows)
+                    self._check_fence(partition)
+                    return False
+            except UnavailableError:
+                if not lost:
+                    raise
             except UnknownOutcomeError:
-                landed = self._landed(partition, plan)
-                if landed is not None:
-                    return landed
-                self._log.clock.sleep(delay_s)
+                lost = True
             else:
-                self._heads[partition] = (plan.head, write_id)
-                self._states[partition] = (plan.state, write_id)
+                self._heads[partition] = (plan.head, plan.write_id)
+                self._states[partition] = (plan.state, plan.write_id)
                 return True
-        raise UnknownOutcomeError(
-            f"partition `{self._topic.name}/{partition}`: nobody could tell whether the append "
-            "landed: read the topic's end, then decide"
-        )
+            landed = self._settled(partition, plan)
+            if landed is not None:
+                return landed
+            self._log.clock.sleep(delay_s)
+        raise self._unknown(partition, "replies keep getting lost")
 
     def _learn(self, partition: int, rows: Mapping[str, Row | None]) -> None:
         """Take over the head and the producer's row as a conflict returned them.
@@ -260,28 +281,43 @@ class Appender:
         if ours in rows:
             self._states[partition] = self._state_of(rows[ours])
 
+    def _settled(self, partition: int, plan: _Plan) -> bool | None:
+        """What :meth:`_landed` says; ``UnknownOutcomeError`` when it cannot be read."""
+        try:
+            return self._landed(partition, plan)
+        except (FencedError, NotFoundError, UnknownOutcomeError):
+            raise
+        except TidelogError as exc:
+            raise self._unknown(partition, str(exc)) from exc
+
     def _landed(self, partition: int, plan: _Plan) -> bool | None:
-        """After a lost reply: it landed, it never will, or None where it may be sent again."""
+        """After a lost reply: it landed, it never will, or None where it may be sent again.
+
+        ``FencedError`` when it never will because a newer process has the name.
+        """
         self._forget(partition)
         head, head_version = self._head(partition)  # before the producer's row, on purpose
         state, state_version = self._state(partition)
-        if state.offset_of(plan.batch.first) == plan.batch.base:
+        if state.has_write(plan.write_id):
+            return True
+        same_state = state_version == plan.state_version
+        if head_version == plan.head_version and same_state and not head.closed:
+            return None
+        # An unchanged row of ours proves that it did not land: it would have changed that row too.
+        unchanged = same_state and state_version is not None
+        if not unchanged and self._is_ours(partition, plan.run, head):
             return True
         self._check_fence(partition)
-        if head_version != plan.head_version or head.closed:
-            if state_version is not None and state_version == plan.state_version:
-                return False  # it would have changed that row too
-            return self._is_ours(partition, plan.run, head)
-        return None
+        return False
 
     def _is_ours(self, partition: int, run: Run, head: Head) -> bool:
-        """Whether a run is there though the producer's row, perhaps swept as old, says nothing."""
+        """Whether a run names our segment, though the producer's row does not show the write.
+
+        The row may have been swept as old, or have had more batches since than it keeps.
+        """
         if run.base < max(head.start, head.journaled):
             how = "trimmed" if run.base < head.start else "compiled"
-            raise UnknownOutcomeError(
-                f"partition `{self._topic.name}/{partition}`: what was appended at {run.base} was "
-                f"{how} before anybody could tell whether it was ours: read back what is there"
-            )
+            raise self._unknown(partition, f"what is at offset {run.base} was {how} since")
         where = layout.topic_partition(self._topic.incarnation, partition)
         row = self._log.catalog.get(where, layout.run_row(run.base))
         if row is None:
@@ -313,11 +349,14 @@ class Appender:
         self._states.pop(partition, None)
 
     def _check_fence(self, partition: int) -> None:
+        """Raise ``FencedError`` when a newer process has the name, here or where we met it."""
         state, _ = self._state(partition)
-        if state.epoch > self._epoch:
+        self._fenced_by = max(self._fenced_by, state.epoch)
+        if self._fenced_by > self._epoch:
             raise FencedError(
                 f"producer `{self._producer}` on `{self._topic.name}/{partition}`: opened "
-                f"elsewhere (epoch {state.epoch}), ours was epoch {self._epoch}: stop this process",
+                f"elsewhere (epoch {self._fenced_by}), ours was epoch {self._epoch}: "
+                "stop this process",
                 producer=self._producer,
             )
 
@@ -378,6 +417,13 @@ class Appender:
             self._log.catalog.write(where, change, write_id=self._log.ids.new())
         except (ConflictError, UnknownOutcomeError, UnavailableError):
             return  # the row is a few bytes, and a sweep removes it when it is old
+
+    def _unknown(self, partition: int, why: str) -> UnknownOutcomeError:
+        return UnknownOutcomeError(
+            f"partition `{self._topic.name}/{partition}`: the reply to an append was lost, and "
+            f"reading back does not show whether it is stored ({why}): read the topic's end, "
+            "then decide"
+        )
 
     def _deleted(self) -> NotFoundError:
         return NotFoundError(f"topic `{self._topic.name}`: was deleted: nothing was appended")

@@ -13,14 +13,17 @@ from tidelog.model.run import SentBatch
 __all__ = ["recent_batches", "sent_batch"]
 
 
-def sent_batch(base: int, count: int, given: Sequence[int] | None, following: int) -> SentBatch:
-    """What a commit notes: the sequences that were given, or those that follow."""
+def sent_batch(
+    base: int, count: int, given: Sequence[int] | None, following: int, write_id: str
+) -> SentBatch:
+    """What a commit notes: the sequences that were given, or those that follow, and its id."""
     if given is None or isinstance(given, range):
-        return SentBatch(following if given is None else given.start, base, count)
+        first = following if given is None else given.start
+        return SentBatch(first, base, count, (), write_id)
     steps = tuple(after - before for before, after in pairwise(given))
     if all(step == 1 for step in steps):
         steps = ()
-    return SentBatch(given[0], base, count, steps)
+    return SentBatch(given[0], base, count, steps, write_id)
 
 
 def recent_batches(batches: tuple[SentBatch, ...], new: SentBatch) -> tuple[SentBatch, ...]:
@@ -41,7 +44,7 @@ def _small(batch: SentBatch) -> list[SentBatch]:
         return [batch]
     last = batch.first + sum(batch.steps)
     ends = [(batch.first, batch.base), (last, batch.base + batch.count - 1)]
-    return [SentBatch(sequence, offset, 1) for sequence, offset in ends]
+    return [SentBatch(sequence, offset, 1, (), batch.write) for sequence, offset in ends]
 
 
 def _row_bytes(batches: list[SentBatch]) -> int:

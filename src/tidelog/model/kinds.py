@@ -95,7 +95,10 @@ ROWS = (
     Kind("topic/<t>/<p> · slot/<level>/<start>/<base>/<write id>", "time index: the run's end"),
     Kind("topic/<t>/<p> · amend/<offset>", "an update or a delete that waits to be compiled in"),
     Kind("topic/<t>/<p> · compile", "who compiles it, under which epoch"),
-    Kind("topic/<t>/<p> · producer/<name>", "epoch, last sequence, recent batches and offsets"),
+    Kind(
+        "topic/<t>/<p> · producer/<name>",
+        "epoch, last sequence, recent batches: offsets, write ids",
+    ),
     Kind(
         "topic/<t>/0 · sink/<name>", "a Spark writer's query, its last batch, manifest, done or not"
     ),

@@ -119,6 +119,7 @@ class SentBatch(msgspec.Struct, frozen=True, array_like=True):
     base: int  # offset of that event
     count: int
     steps: tuple[int, ...] = ()  # from each sequence to the next; empty: 1 each
+    write: str = ""  # the id of the write that stored it, which proves whose it is
 
     def sequences(self) -> list[int]:
         """All its sequences, in order."""
@@ -131,7 +132,7 @@ class SentBatch(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ProducerState(msgspec.Struct, frozen=True):
-    """What a producer last did in this partition; only it writes this row."""
+    """What a producer last did in this partition; only processes under its name write this row."""
 
     epoch: int
     last: int = -1  # its highest sequence here
@@ -145,6 +146,10 @@ class ProducerState(msgspec.Struct, frozen=True):
             for batch in self.recent
             for index, sequence in enumerate(batch.sequences())
         }
+
+    def has_write(self, write_id: str) -> bool:
+        """Whether one of its recent batches was stored by this write."""
+        return any(batch.write == write_id for batch in self.recent)
 
     def offset_of(self, sequence: int) -> int | None:
         """The offset that a sequence got, if it is recent enough to be known."""

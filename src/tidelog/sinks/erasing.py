@@ -17,6 +17,7 @@ from tidelog.model.pipeline import FileEntry
 from tidelog.model.run import Piece
 from tidelog.sinks.base import RangeWriter, Written
 from tidelog.store.base import Store
+from tidelog.store.fresh import put_fresh
 
 __all__ = ["ErasingWriter", "without_erased"]
 
@@ -74,7 +75,7 @@ def _staged_anew(
         return Staged(key, (), left_out)
     segment = encode_segment(tables)
     with contextlib.suppress(AlreadyExistsError):  # another driver has put the same
-        store.put(key, segment.data)
+        put_fresh(store, key, segment.data)
     return Staged(key, segment.pieces, left_out)
 
 

@@ -27,6 +27,7 @@ from tidelog.model.limits import EVENT_BYTES_CEILING
 from tidelog.model.pipeline import FileEntry
 from tidelog.sinks.base import RangeWriter, Written
 from tidelog.store.base import Store
+from tidelog.store.fresh import put_fresh
 
 __all__ = [
     "Place",
@@ -81,7 +82,7 @@ class SegmentWriter:
         parts = split(table.drop_columns(["offset"]), places)
         segment = encode_segment([(partition, part) for partition, part, _ in parts])
         staged = f"{self._staging}/{len(self._files)}"
-        self._store.put(staged, segment.data)
+        put_fresh(self._store, staged, segment.data)
         self._files.append(
             FileEntry(
                 staged=staged,

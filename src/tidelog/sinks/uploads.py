@@ -15,6 +15,7 @@ import crc32c
 from tidelog.clock import RandomIds
 from tidelog.model.pipeline import FileEntry
 from tidelog.store.base import Store
+from tidelog.store.fresh import put_fresh
 
 __all__ = ["Put", "Uploads"]
 
@@ -58,5 +59,5 @@ class Uploads:
         self._files.append(future.result())
 
     def _store_file(self, key: str, content: bytes, put: Put) -> FileEntry:
-        self._store.put(key, content)
+        put_fresh(self._store, key, content)
         return put(key, len(content), crc32c.crc32c(content))

@@ -48,6 +48,7 @@ from tidelog.model import layout, limits
 from tidelog.model.decoding import decode_json
 from tidelog.model.run import decode_row, encode_row
 from tidelog.model.topic import Topic
+from tidelog.store.fresh import put_fresh
 
 __all__ = ["Manifest", "Sink", "SinkState"]
 
@@ -121,7 +122,7 @@ class Sink:
         manifest_id = self._log.ids.new()
         incarnation, batch = self._topic.incarnation, wanted.batch
         key = layout.sink_manifest(incarnation, self._name, batch, manifest_id)
-        self._log.store.put(key, msgspec.json.encode(Manifest(batch, staged)))
+        put_fresh(self._log.store, key, msgspec.json.encode(Manifest(batch, staged)))
         ordinal = 0 if before is None else before.ordinal + 1
         state = msgspec.structs.replace(wanted, ordinal=ordinal, manifest=key)
         guard: tuple[Change, ...] = ()

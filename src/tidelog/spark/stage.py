@@ -26,6 +26,7 @@ from tidelog.model.topic import Topic
 from tidelog.settings import Settings
 from tidelog.spark.columns import stored
 from tidelog.spark.task import Workshop, open_workshop
+from tidelog.store.fresh import put_fresh
 
 __all__ = ["StagedMessage", "Staging", "stage"]
 
@@ -102,5 +103,5 @@ def _put(
     segment = encode_segment(parts)
     incarnation, staged_id = staging.topic.incarnation, workshop.ids.new()
     key = layout.sink_staged(incarnation, staging.sink, batch, staged_id)
-    workshop.store.put(key, segment.data)
+    put_fresh(workshop.store, key, segment.data)
     return Staged(key, segment.pieces)
