@@ -28,9 +28,9 @@ def url(tmp_path: Path) -> str:
 
 def test_the_file_survives_power_cuts(url: str) -> None:
     catalog = a_catalog(url)
-    connection = catalog._connection()  # type: ignore[attr-defined]
-    assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-    assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
+    with catalog._connections.use() as connection:  # type: ignore[attr-defined]
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
     catalog.close()
 
 

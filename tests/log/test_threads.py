@@ -464,8 +464,8 @@ def test_threads_that_end_give_their_connections_back(tmp_path: Path) -> None:
 def test_an_interrupted_write_leaves_no_transaction_open(tmp_path: Path) -> None:
     catalog = a_catalog(f"sqlite://{tmp_path}/c.sqlite", create=True)
     changes: tuple[Change, ...] = (Put("a", b"1"),)
-    connection = catalog._connection()  # type: ignore[attr-defined]
-    connection.execute("BEGIN IMMEDIATE")  # where an interrupt would have left it
+    with catalog._connections.use() as connection:  # type: ignore[attr-defined]
+        connection.execute("BEGIN IMMEDIATE")  # where an interrupt would have left it
     with pytest.raises(Exception, match="transaction"):
         catalog.write("p", *changes, write_id="w1")
     catalog.write("p", *changes, write_id="w1")

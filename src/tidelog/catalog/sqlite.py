@@ -1,8 +1,9 @@
 """The catalog in one SQLite file: the default, for any number of processes of one machine.
 
 Write-ahead logging with ``synchronous=FULL``, so that an acknowledged write survives a power cut.
-Each thread has a connection of its own; a scan reads page by page and holds nothing between
-pages. Network file systems are refused: SQLite's locks and shared memory do not work there.
+Each thread has a connection of its own, and none is open while the process forks
+(``sqlite_connections``); a scan reads page by page and holds nothing between pages. Network file
+systems are refused: SQLite's locks and shared memory do not work there.
 """
 
 from __future__ import annotations
@@ -11,8 +12,6 @@ import contextlib
 import errno
 import os
 import sqlite3
-import threading
-import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +31,7 @@ from tidelog.catalog.base import (
     judge,
 )
 from tidelog.catalog.settle import LostReplyError, Repeat, write_settled
+from tidelog.catalog.sqlite_connections import Connections
 from tidelog.errors import CorruptError, InvalidError, NotFoundError, UnavailableError
 from tidelog.model import limits
 from tidelog.model.address import Address
@@ -77,27 +77,13 @@ def open_sqlite(address: Address, *, create: bool, repeat: Repeat) -> SqliteCata
     return catalog
 
 
-class _Held:
-    """One thread's connection; closed when the thread ends and drops it."""
-
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self.connection = connection
-        self.process = os.getpid()
-
-    def __del__(self) -> None:
-        if self.process == os.getpid():  # a child must not touch its parent's connection
-            self.connection.close()
-
-
 class SqliteCatalog:
     """Rows in one table of one file."""
 
     def __init__(self, path: Path, *, repeat: Repeat) -> None:
         self._path = path
         self._repeat = repeat
-        self._local = threading.local()
-        self._opened: weakref.WeakSet[_Held] = weakref.WeakSet()
-        self._lock = threading.Lock()
+        self._connections = Connections(path, self._connect)
 
     @property
     def url(self) -> str:
@@ -107,8 +93,7 @@ class SqliteCatalog:
         """Make the file and its table; a file that is one of ours is left as it is."""
         made_folder = not self._path.parent.exists()
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        connection = self._connect("rwc")
-        try:
+        with self._connections.once("rwc") as connection:
             connection.execute("BEGIN IMMEDIATE")
             try:
                 if not connection.execute("SELECT 1 FROM sqlite_schema").fetchone():
@@ -117,8 +102,6 @@ class SqliteCatalog:
                     connection.execute(f"PRAGMA user_version={_FORMAT}")
             finally:
                 connection.execute("COMMIT")
-        finally:
-            connection.close()
         for folder in [self._path.parent, self._path.parent.parent][: 1 + made_folder]:
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
             os.fsync(descriptor)
@@ -129,11 +112,12 @@ class SqliteCatalog:
         if not self._path.exists():
             _refuse_unwritable(self._path)
             raise self._missing()
-        connection = self._connection()
-        (application,) = connection.execute("PRAGMA application_id").fetchone()
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
-        columns = [row[1] for row in connection.execute("PRAGMA table_info(rows)")]
-        if not connection.execute("SELECT 1 FROM sqlite_schema").fetchone():
+        with self._connections.use() as connection:
+            (application,) = connection.execute("PRAGMA application_id").fetchone()
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            columns = [row[1] for row in connection.execute("PRAGMA table_info(rows)")]
+            is_empty = not connection.execute("SELECT 1 FROM sqlite_schema").fetchone()
+        if is_empty:
             raise self._missing()  # somebody is about to create it
         if application != _APPLICATION_ID or columns != ["partition", "row", "version", "value"]:
             raise InvalidError(
@@ -149,15 +133,11 @@ class SqliteCatalog:
     def get(self, partition: str, row: str) -> Row | None:
         check_name("partition", partition, limits.PARTITION_BYTES_MAX)
         check_name("row", row, limits.ROW_BYTES_MAX)
-        with _translated(self._path):
-            found = (
-                self._connection()
-                .execute(
-                    "SELECT value, version FROM rows WHERE partition = ? AND row = ?",
-                    (partition, row),
-                )
-                .fetchone()
-            )
+        with _translated(self._path), self._connections.use() as connection:
+            found = connection.execute(
+                "SELECT value, version FROM rows WHERE partition = ? AND row = ?",
+                (partition, row),
+            ).fetchone()
         return Row(row, found[0], found[1]) if found else None
 
     def scan(
@@ -192,42 +172,13 @@ class SqliteCatalog:
             return found.version if found else None
 
         def attempt() -> None:
-            with _translated(self._path):
-                self._write_once(partition, changes, write_id)
+            with _translated(self._path), self._connections.use() as connection:
+                _write_once(connection, partition, changes, write_id)
 
         write_settled(attempt, read_version, partition, changes, write_id, self._repeat)
 
     def close(self) -> None:
-        with self._lock:
-            for held in list(self._opened):
-                held.connection.close()
-            self._local = threading.local()
-
-    def _write_once(self, partition: str, changes: tuple[Change, ...], write_id: str) -> None:
-        connection = self._connection()
-        try:
-            connection.execute("BEGIN IMMEDIATE")
-            versions = {
-                change.row: _version(connection, partition, change.row) for change in changes
-            }
-            outcome = judge(changes, versions, write_id)
-            if outcome is Outcome.FAILED:
-                # Read in the same transaction, so that the caller can decide again from them.
-                rows = {name: _read(connection, partition, name) for name in versions}
-                raise conflict(partition, changes, rows)
-            if outcome is Outcome.HOLDS:
-                for change in changes:
-                    _apply(connection, partition, change, write_id)
-        except BaseException:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-            raise
-        try:
-            connection.execute("COMMIT")
-        except sqlite3.Error as exc:
-            with contextlib.suppress(sqlite3.Error):
-                connection.execute("ROLLBACK")
-            raise LostReplyError(str(exc)) from exc
+        self._connections.close()
 
     def _page(
         self, partition: str, bounds: tuple[str, str, str | None], rows: int, reverse: bool
@@ -243,20 +194,9 @@ class SqliteCatalog:
             f"WHERE partition = ? AND row {lower_is} ? {below} "
             f"ORDER BY row {'DESC' if reverse else 'ASC'} LIMIT ?"
         )
-        with _translated(self._path):
-            found = self._connection().execute(query, [*values, rows]).fetchall()
+        with _translated(self._path), self._connections.use() as connection:
+            found = connection.execute(query, [*values, rows]).fetchall()
         return [Row(*columns) for columns in found]
-
-    def _connection(self) -> sqlite3.Connection:
-        """This thread's connection; a forked child opens its own."""
-        held: _Held | None = getattr(self._local, "held", None)
-        if held is not None and held.process == os.getpid():
-            return held.connection
-        held = _Held(self._connect("rw"))
-        with self._lock:
-            self._opened.add(held)
-        self._local.held = held
-        return held.connection
 
     def _missing(self) -> NotFoundError:
         return NotFoundError(
@@ -274,6 +214,32 @@ class SqliteCatalog:
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=FULL")
         return connection
+
+
+def _write_once(
+    connection: sqlite3.Connection, partition: str, changes: tuple[Change, ...], write_id: str
+) -> None:
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        versions = {change.row: _version(connection, partition, change.row) for change in changes}
+        outcome = judge(changes, versions, write_id)
+        if outcome is Outcome.FAILED:
+            # Read in the same transaction, so that the caller can decide again from them.
+            rows = {name: _read(connection, partition, name) for name in versions}
+            raise conflict(partition, changes, rows)
+        if outcome is Outcome.HOLDS:
+            for change in changes:
+                _apply(connection, partition, change, write_id)
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+    try:
+        connection.execute("COMMIT")
+    except sqlite3.Error as exc:
+        with contextlib.suppress(sqlite3.Error):
+            connection.execute("ROLLBACK")
+        raise LostReplyError(str(exc)) from exc
 
 
 def _version(connection: sqlite3.Connection, partition: str, row: str) -> str | None:

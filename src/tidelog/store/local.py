@@ -49,6 +49,21 @@ _PRIVATE = ".tidelog"
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _DURABLE_MAX = 50_000  # remembered folders; forgetting them costs an fsync each
 _LEFTOVER_MS = 24 * 3600 * 1000  # a temporary file this old belongs to no running put
+_lock_files: set[int] = set()  # descriptors of locks that threads of this process hold
+
+
+def _drop_locks() -> None:
+    """In a forked child: close inherited locks, which would last as long as the child does.
+
+    The parent's own descriptors keep them until its threads are done.
+    """
+    for descriptor in _lock_files:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+    _lock_files.clear()
+
+
+os.register_at_fork(after_in_child=_drop_locks)
 
 
 class LocalStore:
@@ -211,10 +226,13 @@ class LocalStore:
         except (FileNotFoundError, NotADirectoryError):
             self._ensure_folder(path.parent)
             descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        _lock_files.add(descriptor)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
         finally:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # also where a forked child has a copy
+            _lock_files.discard(descriptor)
             os.close(descriptor)
 
     def _walk(self, folder: str, prefix: str, start_after: str) -> Iterator[ObjectInfo]:
