@@ -93,7 +93,7 @@ class SimWorld:
 
     def run(self) -> Counter[Fault]:
         """Until all processes have finished; then what must hold in the end."""
-        with simulated(self.scheduler, self.preempt):
+        with simulated(self.scheduler, self.preempt) as self.threads:
             self.spawn_all()
             self.scheduler.run(self.steps_max, self._after_step)
             self.faults.rates = {}
@@ -112,6 +112,10 @@ class SimWorld:
     def check_end(self) -> None:
         """What must hold when all have finished. The world has no faults any more."""
         raise NotImplementedError
+
+    def acknowledged(self) -> int:
+        """How many events were acknowledged."""
+        return 0
 
     # For actors.
 

@@ -273,6 +273,9 @@ class World(SimWorld):
                 for number, event in enumerate(self.bare.events(run)):
                     yield run["base"] + number, event["value"]
 
+    def acknowledged(self) -> int:
+        return len(self.book.acknowledged)
+
     # Inside.
 
     def _heads(self) -> list[Head]:

@@ -1,0 +1,439 @@
+"""The log as its clients see it: the public ``Producer`` and ``Consumer`` with their threads.
+
+Each seed starts some of these kinds of processes, on hosts whose clocks differ: senders whose
+threads share an unnamed producer; two living processes under one producer name, with sequences of
+their own or numbered by the producer; servers that repeat requests under idempotency keys; a
+consumer whose members come, go and stall; members that seek; one-shot readers; a sweeper; a
+trimmer; and notifiers, whose target fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+
+from tests.sim.base import SimWorld, in_peace
+from tests.sim.ledger import Ledger, Place
+from tidelog.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    FencedError,
+    InvalidError,
+    NotFoundError,
+    PartialAppendError,
+    UnavailableError,
+    UnknownOutcomeError,
+)
+from tidelog.log.base import Log, LogSettings
+from tidelog.log.consumer import Consumer
+from tidelog.log.notifier import Notifier
+from tidelog.log.notify import Notification, repair
+from tidelog.log.once import append_once
+from tidelog.log.producer import Producer
+from tidelog.log.sweep import sweep_home
+from tidelog.log.topics import create_topic, find_topic
+from tidelog.log.trim import BeforeTime, KeepBytes, ToOffsets, trim_topic
+from tidelog.log.verify import verify_topic
+from tidelog.model.event import Event, Position
+from tidelog.model.topic import Topic
+
+__all__ = ["ClientsWorld"]
+
+PARTITIONS = 2
+KEYS = 4  # idempotency keys
+PEACE_S = 120.0  # how long what was left behind may delay those who come after
+
+_PASSING = (UnavailableError, UnknownOutcomeError, ConflictError)
+_NOT_STORED = (UnavailableError, ConflictError, NotFoundError)
+
+
+class ClientsWorld(SimWorld):
+    """One seed's world of clients."""
+
+    restarts_max = 8
+    may_delete = False
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.ledger = Ledger(self.rows, self.objects, PARTITIONS)
+        self.create(self._quiet)
+
+    def settings(self) -> LogSettings:
+        """Small buffers, so that producers wait for room."""
+        return LogSettings(
+            lease_ttl_ms=3_000,
+            max_poll_interval_ms=20_000,
+            segment_bytes=400,
+            buffer_bytes=600,
+            event_bytes_max=300,
+        )
+
+    def create(self, log: Log) -> Topic:
+        wanted = Topic("t", log.ids.new(), PARTITIONS, 0, notify=("sim:",), max_latency_ms=500)
+        return create_topic(log, wanted)
+
+    def spawn_all(self) -> None:
+        kinds: list[Callable[[], None]] = [
+            lambda: self._start("sender", self.send, 2),
+            lambda: self._start("sequenced", self.send_sequenced, 2),
+            lambda: self._start("numbered", self.send_numbered, 2),
+            lambda: self._start("server", self.serve, 3),
+        ]
+        others: list[Callable[[], None]] = [
+            lambda: self._start("seeker", self.seek, 2),
+            lambda: self._start("one-shot", self.read_once, 2),
+            lambda: self._start("trimmer", self.trim, 1),
+        ]
+        for start in self.random.sample(kinds, 2):
+            start()
+        self._start("consumer", self.consume, self.random.choice([2, 3]))
+        for start in self.random.sample(others, 1):
+            start()
+        self._start("sweeper", self.sweep, 1)
+
+    def _start(self, name: str, run: Callable[[], None], count: int) -> None:
+        for number in range(count):
+            self._spawn(f"{name}-{number}", run)
+
+    # Producers.
+
+    def send(self) -> None:
+        """Threads that share an unnamed producer; each waits for what it sent."""
+        log = self._log()
+        with self._notifier(log) as topic, self._closing(Producer(log, topic)) as producer:
+
+            def work() -> None:
+                for _ in range(self.random.randint(2, 5)):
+                    how = self.random.choice([self._send_some, self._append, self._append_at])
+                    how(producer, topic, self._values(self.random.randint(1, 3)))
+                    log.clock.sleep(self.random.uniform(0, 1))
+
+            self._in_threads(2, work)
+
+    def _send_some(self, producer: Producer, topic: Topic, values: list[bytes]) -> None:
+        for _ in range(4):
+            left = []
+            futures = []
+            for value in values:
+                key = value if self.chance(0.3) else None
+                try:
+                    futures.append((value, producer.send(value, key)))
+                except UnavailableError:
+                    left.append(value)
+            for value, future in futures:
+                if self._settle(topic, [value], lambda f=future: [f.result()]):  # type: ignore[misc]
+                    left.append(value)
+            if not left:
+                return
+            values = left
+        self.ledger.deny(left)
+
+    def _append(self, producer: Producer, topic: Topic, values: list[bytes]) -> None:
+        """Again as long as the answer is that nothing was stored."""
+        for _ in range(4):
+            events = [Event(value, value if self.chance(0.3) else None) for value in values]
+            if not self._settle(topic, values, lambda e=events: list(producer.append(e))):  # type: ignore[misc]
+                return
+
+    def _append_at(self, producer: Producer, topic: Topic, values: list[bytes]) -> None:
+        """At an expected offset, which others may have taken."""
+        partition = self.random.randrange(PARTITIONS)
+        head = self.ledger.bare.head(topic.incarnation, partition)
+        at = 0 if head is None else head["next"]
+        events = [Event(value) for value in values]
+        self._settle(
+            topic,
+            values,
+            lambda: list(producer.append(events, partition=partition, expected_offset=at)),
+        )
+
+    def _settle(
+        self, topic: Topic, values: Sequence[bytes], call: Callable[[], Sequence[Position]]
+    ) -> bool:
+        """Book what a call answers; whether it says that nothing is stored."""
+        self.ledger.retry(values)
+        try:
+            positions: Sequence[Position | None] = call()
+        except _NOT_STORED:
+            self.ledger.deny(values)
+            return True
+        except UnknownOutcomeError:
+            return False
+        except PartialAppendError as exc:
+            positions = exc.positions
+        for value, position in zip(values, positions, strict=True):
+            if position is not None:
+                self.ledger.acknowledge(value, self._place(topic, position))
+        return False
+
+    def send_sequenced(self) -> None:
+        """Sends sequences 0 to 9 under one name, beside another process that does the same."""
+        log = self._log()
+        topic = find_topic(log, "t")
+        for _ in range(2):
+            with (
+                contextlib.suppress(FencedError, AlreadyExistsError),
+                self._closing(Producer(log, topic, "sequenced")) as producer,
+            ):
+                self._send_sequences(log, topic, producer)
+            log.clock.sleep(self.random.uniform(0, 3))
+
+    def _send_sequences(self, log: Log, topic: Topic, producer: Producer) -> None:
+        for sequence in range(10):
+            value = f"s-{sequence}-{log.ids.new()}".encode()
+            repeated = producer.is_stored(sequence)
+            position = producer.send(value, sequence=sequence).result()
+            if not repeated:
+                self.ledger.acknowledge(value, self._place(topic, position))
+                continue
+            found = self.ledger.values.get(self._place(topic, position), b"")
+            assert found.startswith(f"s-{sequence}-".encode()), f"{sequence} is not at {position}"
+
+    def send_numbered(self) -> None:
+        """Threads that share a named producer, which numbers their events."""
+        log = self._log()
+        topic = find_topic(log, "t")
+        with (
+            contextlib.suppress(FencedError),
+            self._closing(Producer(log, topic, "numbered")) as producer,
+        ):
+
+            def work() -> None:
+                for _ in range(3):
+                    values = self._values(self.random.randint(1, 4))
+                    with contextlib.suppress(FencedError, UnavailableError):
+                        futures = [(value, producer.send(value)) for value in values]
+                        for value, future in futures:
+                            self._settle(topic, [value], lambda f=future: [f.result()])  # type: ignore[misc]
+
+            self._in_threads(3, work)
+
+    def serve(self) -> None:
+        """Requests with idempotency keys that other servers get too."""
+        log = self._log()
+        topic = find_topic(log, "t")
+        for key in self.random.sample(range(KEYS), KEYS):
+            chance = self.random.random()
+            events = [
+                Event(f"k-{key}-{n}".encode(), b"%d" % n if key % 2 else None) for n in (0, 1, 2)
+            ]
+            for _ in range(4):
+                with contextlib.suppress(*_PASSING):
+                    positions = append_once(log, topic, f"key-{key}", events)
+                    for event, position in zip(events, positions, strict=True):
+                        assert event.value is not None
+                        self.ledger.acknowledge(event.value, self._place(topic, position))
+                    if chance < 0.7:
+                        break
+                log.clock.sleep(self.random.uniform(0, 4))
+
+    # Consumers.
+
+    def consume(self, group: str = "c", seeks: bool = False) -> None:
+        log = self._log()
+        topic = find_topic(log, "t")
+        for _ in range(2):
+            consumer = Consumer(log, topic, group, "earliest")
+            for _ in range(self.random.randint(3, 10)):
+                with contextlib.suppress(*_PASSING, FencedError):
+                    self._poll(consumer, topic)
+                    if seeks and self.chance(0.3):
+                        self._seek(consumer, topic)
+                    if self.chance(0.15):
+                        log.clock.sleep(self.random.uniform(2, 10))  # so slow that others take over
+                    if self.chance(0.7):
+                        consumer.commit()
+                log.clock.sleep(self.random.uniform(0, 1))
+            consumer.close()
+
+    def seek(self) -> None:
+        self.consume("s", seeks=True)
+
+    def _poll(self, consumer: Consumer, topic: Topic) -> None:
+        try:
+            events = consumer.poll(self.random.randint(1, 6), self.random.uniform(0, 1.5))
+        except NotFoundError as exc:  # trimmed: reported, and accepted here
+            if "start" not in exc.context:
+                raise
+            with contextlib.suppress(InvalidError):  # the lease may be another's by now
+                consumer.seek(exc.context["partition"], exc.context["start"])
+        else:
+            self.ledger.deliver(consumer.name, topic.incarnation, events)
+
+    def _seek(self, consumer: Consumer, topic: Topic) -> None:
+        partition = self.random.randrange(PARTITIONS)
+        head = self.ledger.bare.head(topic.incarnation, partition)
+        if head is not None:
+            to = self.random.randint(head["start"], head["next"])
+            self.ledger.seek(consumer.name, topic.incarnation, partition, to)
+            with contextlib.suppress(InvalidError):  # not held, or trimmed meanwhile
+                consumer.seek(partition, to)
+
+    def read_once(self) -> None:
+        """A function that is woken now and then, in a new process each time."""
+        log = self._log()
+        topic = find_topic(log, "t")
+        for _ in range(6):
+            with contextlib.suppress(*_PASSING, FencedError):
+                self._read_once(log, topic, wait_s=0.0)
+            log.clock.sleep(self.random.uniform(0, 3))
+
+    def _read_once(self, log: Log, topic: Topic, wait_s: float) -> bool:
+        consumer = Consumer(log, topic, "o", "earliest")
+
+        def handle(event: Event) -> None:
+            self.ledger.deliver("o", topic.incarnation, [event])
+            if self.chance(0.05):
+                log.clock.sleep(10)
+
+        done = []
+        for partition in range(PARTITIONS):
+            try:
+                read = consumer.read_once(partition, 3, handle, wait_s=wait_s)
+            except NotFoundError as exc:
+                if "start" not in exc.context:
+                    raise
+                # A one-shot reader cannot seek: it accepts the loss as a member.
+                with contextlib.suppress(InvalidError):
+                    self.ledger.seek("o", topic.incarnation, partition, exc.context["start"])
+                    consumer.seek(partition, exc.context["start"])
+                    consumer.commit()
+                done.append(False)
+            else:
+                done.append(bool(read["done"]))
+        consumer.close()
+        return all(done)
+
+    # Upkeep.
+
+    def sweep(self) -> None:
+        log = self._log()
+        for _ in range(3):
+            log.clock.sleep(self.random.uniform(0, 6))
+            with contextlib.suppress(*_PASSING):
+                report = sweep_home(log, self.random.choice([1, 5_000]))
+                assert not report.refused, report.refused
+
+    def trim(self) -> None:
+        log = self._log()
+        topic = find_topic(log, "t")
+        for _ in range(3):
+            log.clock.sleep(self.random.uniform(0, 6))
+            with contextlib.suppress(*_PASSING):
+                trim_topic(log, topic, self._trim_to(log, topic))
+
+    def _trim_to(self, log: Log, topic: Topic) -> ToOffsets | BeforeTime | KeepBytes:
+        how = self.random.random()
+        if how < 0.2:
+            return BeforeTime(log.clock.now_ms() - 10_000)
+        if how < 0.3:
+            return KeepBytes(3_000)
+        offsets = {}
+        for partition in range(PARTITIONS):
+            _, after = self.ledger.end(topic.incarnation, partition)
+            offsets[partition] = self.random.randint(0, after // 2)
+        return ToOffsets(offsets)
+
+    @contextlib.contextmanager
+    def _notifier(self, log: Log) -> Iterator[Topic]:
+        topic = find_topic(log, "t")
+        notifier = Notifier(log, lambda _: Target(self, topic))
+        notifier.watch(topic)
+        yield topic
+        notifier.close()
+
+    # Checks.
+
+    def check(self) -> None:
+        self.ledger.check()
+
+    def check_end(self) -> None:
+        self.ledger.check_end()
+        incarnation = self.ledger.bare.topics()["t"]["incarnation"]
+        in_peace(self, "drain", self._drain, PEACE_S)
+        in_peace(self, "one-shot", self._drain_once, PEACE_S)
+        in_peace(self, "repair", self._repair, PEACE_S)
+        for group in ("c", "o"):
+            missing = self.ledger.undelivered(group, incarnation)
+            assert not missing, f"{missing} were never delivered to {group}"
+        for partition in range(PARTITIONS):
+            _, after = self.ledger.end(incarnation, partition)
+            told = self.ledger.told.get((incarnation, partition), -1)
+            assert told == after - 1, f"notified up to {told}, next is {after}"
+        self._check_sequences(incarnation)
+        report = verify_topic(self._quiet, find_topic(self._quiet, "t"))
+        assert report.errors == 0, report.findings
+
+    def _check_sequences(self, incarnation: str) -> None:
+        """The events of a named producer are in the order of their sequences, each once."""
+        last: dict[int, int] = {}
+        for (found, partition, _), value in sorted(self.ledger.values.items()):
+            if found == incarnation and value.startswith(b"s-"):
+                sequence = int(value.split(b"-")[1])
+                assert sequence > last.get(partition, -1), f"sequence {sequence} is stored again"
+                last[partition] = sequence
+
+    def _drain(self, log: Log) -> None:
+        topic = find_topic(log, "t")
+        with Consumer(log, topic, "c", "earliest") as consumer:
+            while True:
+                self._poll(consumer, topic)
+                consumer.commit()
+                if not self.ledger.undelivered("c", topic.incarnation):
+                    return
+
+    def _drain_once(self, log: Log) -> None:
+        topic = find_topic(log, "t")
+        while not self._read_once(log, topic, wait_s=10.0):
+            log.clock.sleep(0.1)
+
+    def _repair(self, log: Log) -> None:
+        topic = find_topic(log, "t")
+        target = Target(self, topic)
+        while True:
+            repaired = repair(log, topic, [target])
+            if not repaired.waiting and not repaired.errors:
+                return
+            log.clock.sleep(1)
+
+    def acknowledged(self) -> int:
+        return len(self.ledger.acknowledged)
+
+    # Inside.
+
+    def _values(self, count: int) -> list[bytes]:
+        return [f"v-{self._ids.new()}".encode() for _ in range(count)]
+
+    def _place(self, topic: Topic, position: Position) -> Place:
+        return (topic.incarnation, position.partition, position.offset)
+
+    def _in_threads(self, count: int, work: Callable[[], None]) -> None:
+        workers = [self.threads.Thread(work, f"worker{n}") for n in range(count)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+
+    @contextlib.contextmanager
+    def _closing(self, producer: Producer) -> Iterator[Producer]:
+        """Close it in the end; what close raises was told to the threads that waited."""
+        yield producer
+        with contextlib.suppress(*_PASSING, FencedError, AlreadyExistsError):
+            producer.close()
+
+
+class Target:
+    """Gets notifications; fails now and then while the world does."""
+
+    def __init__(self, world: ClientsWorld, topic: Topic) -> None:
+        self._world = world
+        self._topic = topic
+
+    def send(self, notification: Notification) -> None:
+        world = self._world
+        world.scheduler.pause("notify")
+        if world.faults.rates and world.chance(0.1):
+            raise UnavailableError("target: no answer (injected): try again")
+        world.ledger.tell(self._topic.incarnation, notification.partition, notification.offset)
+        if world.faults.rates and world.chance(0.05):
+            raise UnavailableError("target: the reply was lost (injected): try again")
