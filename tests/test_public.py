@@ -27,6 +27,7 @@ def test_the_public_names_are_these() -> None:
         "TidelogError",
         "UnavailableError",
         "UnknownOutcomeError",
+        "adopt_home",
         "open",
     ]
     assert all(hasattr(tidelog, name) for name in tidelog.__all__)

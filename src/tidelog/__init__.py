@@ -12,6 +12,7 @@ The public surface is what ``__all__`` lists; everything else may change.
 
 from __future__ import annotations
 
+from tidelog.adoption import adopt_home
 from tidelog.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -46,5 +47,6 @@ __all__ = [
     "TidelogError",
     "UnavailableError",
     "UnknownOutcomeError",
+    "adopt_home",
     "open",
 ]

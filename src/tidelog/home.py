@@ -48,6 +48,7 @@ from tidelog.log.trim import Trimmed, TrimTo, trim_topic
 from tidelog.log.verify import VerifyReport, verify_topic
 from tidelog.model.event import Event
 from tidelog.model.playback import Time, whole_range
+from tidelog.model.standing import Standing
 from tidelog.model.times import duration_ms
 from tidelog.model.topic import Topic, partition_for
 from tidelog.playback.play import play_arrow, play_events
@@ -56,7 +57,14 @@ from tidelog.store import Store
 from tidelog.store.cache import CachedStore
 from tidelog.store.meter import Meter
 from tidelog.store.probe import probe_store
-from tidelog.substrates import World, log_of, open_catalog_of, open_store_of, real_world
+from tidelog.substrates import (
+    World,
+    location_of,
+    log_of,
+    open_catalog_of,
+    open_store_of,
+    real_world,
+)
 
 __all__ = ["Home", "World", "create_home", "open_home"]
 
@@ -83,6 +91,11 @@ class Home(JournalCalls):
         self._pool = ThreadPoolExecutor(_READERS, "tidelog-read")
         self._lookups = Lookups(log, self._pool)
         self._who = user_at_host(world.environ)
+
+    @property
+    def copy_of(self) -> str:
+        """Where the home was made, if it is a copy without an identity of its own; else empty."""
+        return self.log.standing.copy_of
 
     @property
     def store(self) -> Store:
@@ -122,6 +135,7 @@ class Home(JournalCalls):
             created_ms=self.log.clock.now_ms(),
             slot_ms=duration_ms(slot),
             notify=targets,
+            home=self.id,
             max_latency_ms=max_latency_ms,
         )
         return create_topic(self.log, wanted)
@@ -329,11 +343,11 @@ def open_home(home: str | os.PathLike[str] | None = None, *, world: World | None
     store = open_store_of(settings, world, meter)
     catalog = open_catalog_of(settings, world, create=False)
     try:
-        identity = read_pair(store, catalog)
+        identity = read_pair(store, catalog, location_of(world, store, catalog))
     except BaseException:
         catalog.close()
         raise
-    return Home(identity, settings, log_of(settings, world, store, catalog), meter, world)
+    return _home(identity, settings, world, meter, (store, catalog))
 
 
 def create_home(
@@ -351,17 +365,32 @@ def create_home(
     is_new = True
     try:
         claimed = read_catalog(catalog) if catalog else None
-        if catalog and claimed and claimed[0].state == "ready":
-            identity, is_new = read_pair(store, catalog), False
+        if catalog and claimed and claimed[0].state != "creating":
+            identity, is_new = read_pair(store, catalog, location_of(world, store, catalog)), False
         else:
             probe_store(store, world.ids)
             catalog = catalog or open_catalog_of(settings, world, create=True)
-            identity = create_identity(store, catalog, world.ids)
+            where = location_of(world, store, catalog)
+            identity = create_identity(store, catalog, world.ids, where)
     except BaseException:
         if catalog:
             catalog.close()
         raise
-    return Home(identity, settings, log_of(settings, world, store, catalog), meter, world), is_new
+    return _home(identity, settings, world, meter, (store, catalog)), is_new
+
+
+def _home(
+    identity: Identity,
+    settings: Settings,
+    world: World,
+    meter: Meter,
+    halves: tuple[Store, Catalog],
+) -> Home:
+    """The home, which knows whether it is a copy."""
+    store, catalog = halves
+    is_copy = identity.is_copy(location_of(world, store, catalog))
+    standing = Standing(identity.id, str(identity.location) if is_copy else "")
+    return Home(identity, settings, log_of(settings, world, *halves, standing), meter, world)
 
 
 def _find_catalog(

@@ -8,6 +8,17 @@ after each of them leaves behind:
 3. put ``home.json`` with the same id into the store      → the same
 4. mark the identity row as ``ready``                     → a home
 
+A copy keeps the id of its original until it is adopted, in three steps:
+
+1. put the new identity into the catalog, as ``adopting``,
+   with the id that it had                                → open refuses; adopt again goes on
+2. replace ``home.json`` by the new identity              → the same
+3. mark the identity row as ``ready``                     → a home of its own
+
+Both halves say where they and the other half were made (``location``). A home of which both halves
+are elsewhere was copied or moved. One of which a single half is elsewhere shares the other half
+with its original and is refused: two catalogs over one store would delete each other's objects.
+
 A store that has another id, or an id where the catalog has none, belongs to another home and is
 refused. A catalog that is ``ready`` while its store has no ``home.json`` is refused too: the store
 is the wrong one, or was emptied. Step 1 is ``home.create_home``'s; the others are here.
@@ -29,12 +40,14 @@ from tidelog.errors import (
     InvalidError,
     NotFoundError,
 )
+from tidelog.location import Location
 from tidelog.model import layout
 from tidelog.model.decoding import decode_json
 from tidelog.store import Store
 
 __all__ = [
     "Identity",
+    "adopt_identity",
     "create_identity",
     "other_catalog",
     "read_catalog",
@@ -49,14 +62,26 @@ class Identity(msgspec.Struct, frozen=True):
     id: str
     reader: int = layout.FORMAT  # the least format that a reader must know
     writer: int = layout.FORMAT  # the least format that a writer must know
-    state: Literal["creating", "ready"] = "ready"
+    state: Literal["creating", "adopting", "ready"] = "ready"
+    store: str = ""  # where the store was made; empty: it has no place to tell apart
+    catalog: str = ""  # the same of the catalog
+    was: str = ""  # while it is being adopted: the id that the store may still have
+
+    @property
+    def location(self) -> Location:
+        """Where its halves were made."""
+        return Location(self.store, self.catalog)
+
+    def is_copy(self, found: Location) -> bool:
+        """Whether the home was copied or moved, now that it is found at these places."""
+        return self.location not in (Location(), found)
 
 
-def create_identity(store: Store, catalog: Catalog, ids: Ids) -> Identity:
+def create_identity(store: Store, catalog: Catalog, ids: Ids, location: Location) -> Identity:
     """Steps 2 to 4."""
-    identity, version = _claim(store, catalog, ids)
+    identity, version = _claim(store, catalog, ids, location)
     if identity.state == "creating":
-        ready = Identity(identity.id, identity.reader, identity.writer)
+        ready = msgspec.structs.replace(identity, state="ready")
         _mark_store(store, catalog, ready, Delete(layout.HOME_ROW, expect=version), ids)
         with contextlib.suppress(ConflictError):  # somebody else finished it first
             catalog.write(
@@ -64,10 +89,55 @@ def create_identity(store: Store, catalog: Catalog, ids: Ids) -> Identity:
                 Put(layout.HOME_ROW, msgspec.json.encode(ready), expect=version),
                 write_id=ids.new(),
             )
-    return read_pair(store, catalog)
+    return read_pair(store, catalog, location)
 
 
-def _claim(store: Store, catalog: Catalog, ids: Ids) -> tuple[Identity, str]:
+def adopt_identity(
+    store: Store, catalog: Catalog, ids: Ids, location: Location, *, moved: bool
+) -> tuple[Identity, Identity]:
+    """Give a copy an identity of its own, or a moved home its new place; the old and the new one.
+
+    Idempotent, and safe to kill: the next call finishes what is there. ``InvalidError`` for a home
+    that shares a half with its original, unless it was ``moved``.
+    """
+    in_store, claimed = read_store(store), read_catalog(catalog)
+    if in_store is None or claimed is None or claimed[0].state == "creating":
+        raise NotFoundError(
+            f"home of store `{store.url}` and catalog `{catalog.url}`: not found, or not finished: "
+            "run `tidelog init`, or fix the addresses"
+        )
+    before, version = claimed
+    if before.state == "adopting":
+        old, new = msgspec.structs.replace(before, id=before.was), before
+    else:
+        old = read_pair(store, catalog, location, shared=moved)
+        if not old.is_copy(location):
+            return old, old
+        new = msgspec.structs.replace(
+            old,
+            id=old.id if moved else ids.new(),
+            state="adopting",
+            store=location.store,
+            catalog=location.catalog,
+            was=old.id,
+        )
+        version = _put_identity(catalog, new, version, ids)  # step 1
+    ready = msgspec.structs.replace(new, state="ready", was="")
+    if in_store != ready:  # step 2
+        etag = store.head(layout.HOME_OBJECT).etag
+        store.replace(layout.HOME_OBJECT, msgspec.json.encode(ready), etag)
+    _put_identity(catalog, ready, version, ids)  # step 3
+    return old, ready
+
+
+def _put_identity(catalog: Catalog, identity: Identity, version: str, ids: Ids) -> str:
+    write_id = ids.new()
+    change = Put(layout.HOME_ROW, msgspec.json.encode(identity), expect=version)
+    catalog.write(layout.HOME_PARTITION, change, write_id=write_id)
+    return write_id
+
+
+def _claim(store: Store, catalog: Catalog, ids: Ids, location: Location) -> tuple[Identity, str]:
     """Step 2: our new identity in the catalog, or the one that is there already."""
     claimed = read_catalog(catalog)
     if claimed is not None:
@@ -75,7 +145,10 @@ def _claim(store: Store, catalog: Catalog, ids: Ids) -> tuple[Identity, str]:
     in_store = read_store(store)
     if in_store is not None:
         raise other_catalog(store, catalog.url, in_store)
-    mine, write_id = Identity(ids.new(), state="creating"), ids.new()
+    mine, write_id = (
+        Identity(ids.new(), state="creating", store=location.store, catalog=location.catalog),
+        ids.new(),
+    )
     try:
         catalog.write(
             layout.HOME_PARTITION,
@@ -83,7 +156,7 @@ def _claim(store: Store, catalog: Catalog, ids: Ids) -> tuple[Identity, str]:
             write_id=write_id,
         )
     except ConflictError:
-        return _claim(store, catalog, ids)  # somebody else was first: go on with theirs
+        return _claim(store, catalog, ids, location)  # somebody else was first: go on with theirs
     return mine, write_id
 
 
@@ -99,8 +172,13 @@ def _mark_store(store: Store, catalog: Catalog, ready: Identity, undo: Delete, i
             raise other_catalog(store, catalog.url, in_store or ready) from None
 
 
-def read_pair(store: Store, catalog: Catalog) -> Identity:
-    """The identity, if store and catalog have the same and this code knows its format."""
+def read_pair(
+    store: Store, catalog: Catalog, location: Location, *, shared: bool = False
+) -> Identity:
+    """The identity, if store and catalog have the same and this code knows its format.
+
+    ``InvalidError`` when one of them shares its other half with another home, unless ``shared``.
+    """
     in_store, claimed = read_store(store), read_catalog(catalog)
     if claimed is None:
         if in_store is not None:
@@ -119,22 +197,47 @@ def read_pair(store: Store, catalog: Catalog) -> Identity:
             f"store `{store.url}`: holds no home, but catalog `{catalog.url}` is of home "
             f"`{in_catalog.id}`: give the store that belongs to it"
         )
+    if in_catalog.state == "adopting" and in_store.id in (in_catalog.id, in_catalog.was):
+        raise InvalidError(
+            f"home `{in_catalog.id}`: its adoption did not finish: run `tidelog home adopt` again"
+        )
     if in_store.id != in_catalog.id:
         raise InvalidError(
             f"store `{store.url}` is of home `{in_store.id}` and catalog `{catalog.url}` of home "
             f"`{in_catalog.id}`: give two that belong together"
         )
-    return _known_format(in_store)
+    _known_format(in_store)
+    if not shared:
+        for identity in (in_store, in_catalog):
+            _check_not_shared(identity, location)
+    return in_store
 
 
-def _known_format(identity: Identity) -> Identity:
+def _check_not_shared(identity: Identity, found: Location) -> None:
+    """Refuse a home of which one half is where it was made, and the other is not."""
+    made = identity.location
+    pairs = [
+        ("store", made.store, found.store),
+        ("catalog", made.catalog, found.catalog),
+    ]
+    away = [pair for pair in pairs if pair[1] and pair[1] != pair[2]]
+    home = [pair for pair in pairs if pair[1] and pair[1] == pair[2]]
+    if away and home:
+        what, was, now = away[0]
+        raise InvalidError(
+            f"home `{identity.id}`: its {what} was made at `{was}` and this one is `{now}`, with "
+            f"the same {home[0][0]}: copy both halves, or run `tidelog home adopt --moved` if "
+            f"`{was}` is gone"
+        )
+
+
+def _known_format(identity: Identity) -> None:
     needed = max(identity.reader, identity.writer)
     if needed > layout.FORMAT:
         raise InvalidError(
             f"home `{identity.id}`: needs format {needed}, this code knows {layout.FORMAT}: "
             "update tidelog"
         )
-    return identity
 
 
 def read_store(store: Store) -> Identity | None:

@@ -14,16 +14,18 @@ from pathlib import Path
 from tidelog.catalog import Catalog, open_catalog
 from tidelog.catalog.settle import Repeat
 from tidelog.clock import Clock, Ids, RandomIds, SystemClock, system_random
+from tidelog.location import Location, locate, machine_id
 from tidelog.log.base import Log
 from tidelog.log.process import LocalProcesses
 from tidelog.log.spans import NoSpans, Spans
+from tidelog.model.standing import Standing
 from tidelog.settings import Settings
 from tidelog.store import Store, open_store
 from tidelog.store.cache import CachedStore
 from tidelog.store.meter import Meter, MeteredStore
 from tidelog.store.retry import RetryingStore
 
-__all__ = ["World", "log_of", "open_catalog_of", "open_store_of", "real_world"]
+__all__ = ["World", "location_of", "log_of", "open_catalog_of", "open_store_of", "real_world"]
 
 _REMOTE_COMMITS = 8  # partitions of one flush that are committed side by side
 
@@ -38,6 +40,7 @@ class World:
     ids: Ids = field(default_factory=RandomIds)
     random: random.Random = field(default_factory=system_random)
     spans: Spans = field(default_factory=NoSpans)
+    machine: str = field(default_factory=machine_id)  # what a local home's place is told apart by
 
 
 def open_store_of(settings: Settings, world: World, meter: Meter) -> Store:
@@ -62,7 +65,14 @@ def open_catalog_of(settings: Settings, world: World, *, create: bool) -> Catalo
     return open_catalog(settings.catalog, create=create, repeat=repeat, environ=world.environ)
 
 
-def log_of(settings: Settings, world: World, store: Store, catalog: Catalog) -> Log:
+def location_of(world: World, store: Store, catalog: Catalog) -> Location:
+    """Where the two are, for who must tell a copy from its original."""
+    return locate(store.url, catalog.url, world.machine)
+
+
+def log_of(
+    settings: Settings, world: World, store: Store, catalog: Catalog, standing: Standing
+) -> Log:
     """What every part of the log works with, as it suits these two substrates."""
     remote_store = not store.url.startswith(("file:", "memory:"))
     remote_catalog = not catalog.url.startswith(("sqlite:", "memory:"))
@@ -76,6 +86,7 @@ def log_of(settings: Settings, world: World, store: Store, catalog: Catalog) -> 
         backoff=settings.backoff(),
         processes=LocalProcesses(),
         spans=world.spans,
+        standing=standing,
         commits_at_once=_REMOTE_COMMITS if remote_catalog else 1,
     )
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 
 import click
 import msgspec
 
+from tidelog.adoption import adopt_home
 from tidelog.cli.output import Output, json_option
 from tidelog.errors import AlreadyExistsError, InvalidError
 from tidelog.home import Home, create_home, open_home
@@ -64,10 +66,10 @@ def init(
             output.say(f"\nTo use it:  export TIDELOG_HOME='{made.config}'")
 
 
-@click.command()
+@click.group(invoke_without_command=True)
 @json_option
-@click.pass_obj
-def home(home_text: str | None, output: Output) -> None:
+@click.pass_context
+def home(context: click.Context, output: Output) -> None:
     """Show where the home is, and the config string that opens it anywhere.
 
     \b
@@ -76,8 +78,40 @@ def home(home_text: str | None, output: Output) -> None:
       tidelog home --json
       tidelog --home "$CONFIG" home
     """
-    with open_home(home_text) as opened:
-        output.record(_describe(opened))
+    if context.invoked_subcommand is None:
+        with open_home(context.obj) as opened:
+            output.record(_describe(opened))
+
+
+@home.command()
+@click.option("--moved", is_flag=True, help="Keep the id: the original is gone, this is it.")
+@json_option
+@click.pass_obj
+def adopt(home_text: str | None, output: Output, moved: bool) -> None:
+    """Give a copied home an identity of its own.
+
+    A copy reads everything and writes inside itself, but nothing outside until it is adopted. Then
+    it has a new id. What it inherited outside stays the original's: archives in other stores are
+    read-only; pipelines, tables, playbacks and notifications to the outside do not run.
+
+    With --moved the home keeps its id and all that is outside. Use it after a move, or after a
+    restore to another place when the original is gone.
+
+    \b
+    Examples:
+      tidelog --home /srv/copy home adopt
+      tidelog --home /srv/new home adopt --moved
+    """
+    done = adopt_home(home_text, moved=moved)
+    if output.as_json:
+        output.record(dataclasses.asdict(done))
+        return
+    if done.id != done.was:
+        output.say(f"The copy has an id of its own: {done.id}. It was {done.was}.")
+    else:
+        output.say(f"The home is {done.id}, in its place.")
+    for line in done.detached:
+        output.say(f"Detached {line}")
 
 
 def _settings(home_text: str | None, store: str | None, catalog: str | None) -> Settings:
@@ -100,4 +134,5 @@ def _describe(opened: Home) -> dict[str, str]:
         "store": opened.store.url,
         "catalog": opened.catalog.url,
         "found_in": opened.settings.found_in,
+        **({"copy_of": opened.copy_of} if opened.copy_of else {}),
     }

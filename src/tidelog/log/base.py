@@ -15,6 +15,7 @@ from tidelog.log.spans import NoSpans, Spans
 from tidelog.log.wakeups import Wakeups
 from tidelog.model import limits
 from tidelog.model.backoff import Backoff
+from tidelog.model.standing import Standing
 from tidelog.store.base import Store
 
 __all__ = ["Log", "LogSettings", "OpenLog"]
@@ -61,6 +62,7 @@ class Log:
     wakeups: Wakeups = field(default_factory=Wakeups)
     processes: Processes = field(default_factory=NoProcesses)
     spans: Spans = field(default_factory=NoSpans)
+    standing: Standing = field(default_factory=Standing)
     commits_at_once: int = 1  # partitions of one flush; more where a commit is a round trip
 
 

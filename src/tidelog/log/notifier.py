@@ -90,9 +90,12 @@ class Notifier:
     def watch(self, topic: Topic) -> None:
         """Notify what this process commits to the topic from now on; idempotent.
 
-        A topic without targets costs nothing. ``InvalidError`` where a target cannot be opened.
+        A topic without targets costs nothing. A copy never notifies its original's targets.
+        ``InvalidError`` where a target cannot be opened.
         """
         if not topic.notify or topic.incarnation in self._topics:
+            return
+        if not self._log.standing.owns(topic.home):
             return
         targets = [_Once(self._open_target(url)) for url in topic.notify]
         with self._changed:

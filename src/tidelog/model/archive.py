@@ -34,7 +34,7 @@ class Archive(msgspec.Struct, frozen=True):
     incarnation: str
     source: str  # URL
     kind: Literal["backup", "partition"]
-    store: str  # URL of the store that holds staging and the archive
+    store: str  # URL of the store that holds staging and the archive; its row says `home:`
     root: str  # the archive's folder in it
     created_ms: int
     makings: dict[int, Making]  # by generation
@@ -46,6 +46,7 @@ class Archive(msgspec.Struct, frozen=True):
     watermark_ms: int | None = None  # all events before this are in; only finalize moves it
     tables: tuple[str, ...] = ()  # what its files are registered as: delta, iceberg:URI#NAME
     state: Literal["creating", "ready"] = "creating"
+    home: str = ""  # id of the home that an outside folder belongs to; empty: it is in the home
 
     def __post_init__(self) -> None:
         for making in self.makings.values():
@@ -83,6 +84,11 @@ class Archive(msgspec.Struct, frozen=True):
     def owner(self) -> str:
         """The object that says whose folder this is."""
         return f"{self.root}/_owner"
+
+    @property
+    def mark(self) -> bytes:
+        """What that object holds: home and incarnation. Inside a home only the latter counts."""
+        return msgspec.json.encode({"home": self.home, "archive": self.incarnation})
 
 
 def check_archive_name(name: str) -> None:

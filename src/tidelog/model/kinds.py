@@ -20,7 +20,10 @@ class Kind(NamedTuple):
 
 
 OBJECTS = (
-    Kind("home.json", "the home's id and the formats it needs; written once, by init"),
+    Kind(
+        "home.json",
+        "the home's id, where its halves were made, and the formats it needs; replaced by adoption alone",
+    ),
     Kind("probe/<id>", "tries out conditional writes during init; deleted at once"),
     Kind(
         "topics/<t>/segments/<generation>/<xx>/<id>.arrow",
@@ -50,7 +53,10 @@ OBJECTS = (
         "staging/<pipeline>/<epoch>/<attempt>/<id>/<n>",
         "a file that is not yet published; in the store where it will stand",
     ),
-    Kind("archives/<name>/_owner", "whose folder an archive's root is"),
+    Kind(
+        "archives/<name>/_owner",
+        "whose folder an archive's root is: home id, where it is outside, and incarnation",
+    ),
     Kind(
         "archives/<name>/g<generation>/<topic>/<names>/<generation>_<partition>_<offset>.<ext>",
         "archive file; the offset is that of its own first event",
@@ -78,7 +84,7 @@ OBJECTS = (
 )
 
 ROWS = (
-    Kind("home · identity", "the same id and formats, and whether init has finished"),
+    Kind("home · identity", "the same, and whether init or an adoption has finished"),
     Kind("registry · changes", "counts creations and deletions; each of them expects its version"),
     Kind("registry · topic/<name>", "incarnation, settings, segment generation, state"),
     Kind("registry · consumer/<t>/<name>", "that this consumer exists"),

@@ -41,6 +41,7 @@ class NamedPipeline(msgspec.Struct, frozen=True):
     fields: dict[str, str] = msgspec.field(default_factory=dict)  # of JSON, that make an event's
     transform: str = ""  # module:function, from DataFrame to DataFrame
     state: Literal["ready", "deleting"] = "ready"
+    home: str = ""  # id of the home that runs it, where its sink is outside; empty: a topic of ours
 
 
 class Totals(msgspec.Struct, frozen=True):

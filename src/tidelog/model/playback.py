@@ -80,6 +80,7 @@ class Pinned(msgspec.Struct, frozen=True):
     pin: Pin
     began_ms: int
     generation: int = 1  # of its name: how many there were, with this one
+    home: str = ""  # that plays it, where its sink is outside; empty: inside, or nowhere
 
 
 class PlaybackState(msgspec.Struct, frozen=True):

@@ -28,6 +28,7 @@ class Topic(msgspec.Struct, frozen=True):
     state: Literal["creating", "ready", "deleting"] = "creating"
     notify: tuple[str, ...] = ()  # where notifications go
     max_latency_ms: int = 1_000  # between two notifications of a busy partition
+    home: str = ""  # that made it, and alone sends its notifications; empty: not known
 
     def check_partition(self, partition: int) -> None:
         """Refuse a partition that is not there."""

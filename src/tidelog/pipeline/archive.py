@@ -17,20 +17,24 @@ from collections.abc import Iterator
 
 import msgspec
 
-from tidelog.catalog.base import ABSENT, Delete, Put, Row
+from tidelog.catalog.base import ABSENT, Delete, Put
 from tidelog.codec.formats import settings_of
 from tidelog.codec.parsers import LayoutSettings
 from tidelog.errors import AlreadyExistsError, ConflictError, InvalidError, TidelogError
 from tidelog.home import Home
-from tidelog.log.archives import read_archive, read_partitions
+from tidelog.log.archives import (
+    decode_archive,
+    encode_archive,
+    read_archive,
+    read_partitions,
+)
 from tidelog.log.registry import change_registry
 from tidelog.log.replays import counting_files
 from tidelog.model import layout
 from tidelog.model.archive import Archive, check_archive_name
 from tidelog.model.pipeline import FileEntry, Manifest
-from tidelog.model.run import decode_row, encode_row
 from tidelog.pipeline.base import Pipeline, Workers
-from tidelog.pipeline.places import source_at, store_at
+from tidelog.pipeline.places import files_at, source_at, store_at
 from tidelog.pipeline.policy import Policy
 from tidelog.sinks.files import FilesSettings, FilesSink
 
@@ -51,13 +55,14 @@ def create_archive(home: Home, wanted: Archive) -> Archive:
     source = source_at(home, wanted.source)
     source.partitions()
     wanted = msgspec.structs.replace(wanted, source=source.url)  # where `newest` is a time
+    wanted = _placed(home, wanted)
     log, name = home.log, layout.archive_row(wanted.name)
     row = log.catalog.get(layout.REGISTRY, name)
     if row is None:
         _refuse_taken(home, wanted)
-        change_registry(log, Put(name, encode_row(wanted), ABSENT))
+        change_registry(log, Put(name, encode_archive(log, wanted), ABSENT))
         row = log.catalog.get(layout.REGISTRY, name)
-    archive = _decode(row) if row else wanted
+    archive = decode_archive(log, row) if row else wanted
     if row is None or archive.state == "ready":
         raise AlreadyExistsError(f"archive `{wanted.name}`: exists already: choose another name")
     if not _same(archive, wanted):
@@ -73,7 +78,7 @@ def create_archive(home: Home, wanted: Archive) -> Archive:
         raise
     ready = msgspec.structs.replace(archive, state="ready")
     try:
-        change = Put(name, encode_row(ready), row.version)
+        change = Put(name, encode_archive(log, ready), row.version)
         log.catalog.write(layout.REGISTRY, change, write_id=log.ids.new())
     except ConflictError:  # somebody else finished it first, or gave it up
         return find_archive(home, wanted.name)
@@ -88,7 +93,7 @@ def find_archive(home: Home, name: str) -> Archive:
 def list_archives(home: Home) -> Iterator[Archive]:
     """All archives, by name."""
     for row in home.log.catalog.scan(layout.REGISTRY, layout.archive_row(""), "archive0"):
-        yield _decode(row)
+        yield decode_archive(home.log, row)
 
 
 def open_pipeline(
@@ -100,6 +105,7 @@ def open_pipeline(
 ) -> Pipeline:
     """The pipeline that fills a generation of an archive, the promoted one by default."""
     making = archive.making(generation)
+    files_at(home, archive)  # is the folder ours
     backfill = generation is not None and generation != archive.generation
     url = making.source if backfill and making.source else archive.source
     return Pipeline(
@@ -133,6 +139,7 @@ def files_settings(archive: Archive, generation: int | None = None) -> FilesSett
         format_settings=settings_of(making.format_settings),
         file_bytes_max=archive.max_bytes,
         dead_share_max=archive.dead_share_max,
+        owner=archive.mark.decode() if archive.home else "",
     )
 
 
@@ -140,6 +147,16 @@ def committed_files(home: Home, archive: Archive) -> Iterator[tuple[Manifest, Fi
     """The files that count, range by range: what the manifest command lists."""
     for partition in read_partitions(home.log, archive.pipeline()):
         yield from counting_files(home.log, archive.pipeline(), partition)
+
+
+def _placed(home: Home, archive: Archive) -> Archive:
+    """The archive with whose folder it is: one below the home's store is the home's own."""
+    own = home.store.url
+    if f"{archive.store}/".startswith(f"{own}/"):
+        parts = [archive.store[len(own) :].strip("/"), archive.root]
+        return msgspec.structs.replace(archive, store=own, root="/".join(filter(None, parts)))
+    home.log.standing.check(f"archive `{archive.name}` in `{archive.store}/{archive.root}`")
+    return msgspec.structs.replace(archive, home=home.id)
 
 
 def _refuse_taken(home: Home, archive: Archive) -> None:
@@ -154,11 +171,10 @@ def _refuse_taken(home: Home, archive: Archive) -> None:
 def _mark(home: Home, archive: Archive) -> None:
     """Step 2."""
     store = store_at(home, archive.store)
-    mark = msgspec.json.encode({"home": home.id, "archive": archive.incarnation})
     try:
-        store.put(archive.owner, mark)
+        store.put(archive.owner, archive.mark)
     except AlreadyExistsError:
-        if store.get(archive.owner) != mark:
+        if store.get(archive.owner) != archive.mark:
             raise InvalidError(
                 f"archive `{archive.name}`: its folder `{archive.root}` of `{archive.store}` "
                 "belongs to another archive: choose another folder"
@@ -169,7 +185,3 @@ def _same(one: Archive, other: Archive) -> bool:
     apart = ("incarnation", "created_ms", "state")
     names = [name for name in one.__struct_fields__ if name not in apart]
     return all(getattr(one, name) == getattr(other, name) for name in names)
-
-
-def _decode(row: Row) -> Archive:
-    return decode_row(row.value, Archive, f"registry row `{row.row}`")

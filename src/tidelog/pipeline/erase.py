@@ -51,7 +51,7 @@ from tidelog.model.run import decode_row, encode_row
 from tidelog.model.topic import Topic
 from tidelog.pipeline.descent import archives_of, partitions_of
 from tidelog.pipeline.erase_file import Lessened, Lessener
-from tidelog.pipeline.places import store_at
+from tidelog.pipeline.places import files_at
 from tidelog.pipeline.tables.registration import retell
 from tidelog.sinks.publish import discard_files
 from tidelog.sinks.uploads import Uploads
@@ -116,7 +116,7 @@ def erase_from_archive(
 ) -> ArchiveErasure:
     """Take events out of one generation, by source partition and offset; dead letters too."""
     report = ArchiveErasure(archive.name, generation)
-    store = store_at(home, archive.store)
+    store = files_at(home, archive)
     own = archive.pipeline(generation)
     for pipeline in (own, replay_pipeline(own)):
         for partition in read_partitions(home.log, pipeline):

@@ -66,7 +66,7 @@ from tidelog.model.pipeline import Totals
 from tidelog.model.run import decode_row, encode_row
 from tidelog.pipeline.counting import Counting
 from tidelog.pipeline.folders import DateFolders
-from tidelog.pipeline.places import source_at, store_at
+from tidelog.pipeline.places import files_at, source_at, store_at
 from tidelog.sources.base import Range, Source, waits
 from tidelog.store.base import Store
 
@@ -127,9 +127,11 @@ def finalize(home: Home, archive: Archive, how: Finalizing | None = None) -> Fin
     somebody is in ``errors``, and is told again by the next one.
     """
     how = how or Finalizing()
+    if how.notify:
+        home.log.standing.check(f"notification target `{how.notify}`")
     target = cast(Listener, open_target(how.notify, home.world.environ)) if how.notify else None
     source = source_at(home, archive.source)
-    files = store_at(home, archive.store)
+    files = store_at(home, archive.store) if how.dry_run else files_at(home, archive)
     return Finalizer(home.log, archive, source, files, target).run(how)
 
 

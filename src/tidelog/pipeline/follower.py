@@ -258,7 +258,7 @@ class Follower:
     def _repair_round(self, errors: list[str]) -> None:
         home = self._home
         for topic in home.topics():
-            if not topic.notify or topic.state != "ready":
+            if not topic.notify or topic.state != "ready" or not home.log.standing.owns(topic.home):
                 continue
             try:
                 targets = [open_target(url, home.world.environ) for url in topic.notify]

@@ -27,7 +27,7 @@ from tidelog.log.archives import change_archive, read_partitions, read_progress
 from tidelog.log.replays import replay_pipeline
 from tidelog.model.archive import Archive, Making
 from tidelog.pipeline.archive import find_archive, open_sink
-from tidelog.pipeline.places import source_at, store_at
+from tidelog.pipeline.places import files_at, source_at
 from tidelog.pipeline.removal import close_heads, delete_below, remove_work
 from tidelog.pipeline.tables import register
 
@@ -37,6 +37,7 @@ __all__ = ["begin_backfill", "drop_generation", "promote", "remove_retired", "re
 def begin_backfill(home: Home, name: str, making: Making) -> tuple[Archive, int]:
     """A generation to be built with these settings: a new one, or the one that is being built."""
     present = find_archive(home, name)
+    files_at(home, present)  # is the folder ours
     makings = {**present.makings, present.newest + 1: making}
     open_sink(msgspec.structs.replace(present, makings=makings), present.newest + 1)
     source_at(home, making.source or present.source).partitions()
@@ -64,6 +65,7 @@ def promote(home: Home, name: str, *, force: bool = False, keep: bool = False) -
     ``InvalidError`` when there is none, or when it has not come as far as the present one.
     """
     archive = find_archive(home, name)
+    files_at(home, archive)  # before the registry changes
     building = _building(archive)
     if building is None:
         if not _retired(archive):
@@ -100,7 +102,7 @@ def remove_retired(home: Home, archive: Archive) -> Archive:
 
 def remove_strays(home: Home, archive: Archive) -> None:
     """What a driver of a removed generation has copied into its folder since."""
-    files = store_at(home, archive.store)
+    files = files_at(home, archive)
     for generation in range(1, archive.newest):
         if generation not in archive.makings:
             delete_below(files, f"{archive.folder(generation)}/")
@@ -142,9 +144,9 @@ def _remove(home: Home, archive: Archive, generation: int) -> Archive:
     """Steps 3 and 4 for one generation."""
     pipeline = archive.pipeline(generation)
     pipelines = (pipeline, replay_pipeline(pipeline))
+    files = files_at(home, archive)
     for each in pipelines:
         close_heads(home.log, each)
-    files = store_at(home, archive.store)
     delete_below(files, f"{archive.folder(generation)}/")
     delete_below(files, f"{archive.dead}/", lambda key: _is_of(key, generation))
     for each in pipelines:

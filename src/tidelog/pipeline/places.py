@@ -6,8 +6,10 @@ import contextlib
 from collections.abc import Iterator
 
 from tidelog.home import Home, open_home
+from tidelog.log.archives import check_outside
 from tidelog.log.base import Log
 from tidelog.model.address import parse_address
+from tidelog.model.archive import Archive
 from tidelog.sinks import open_sink
 from tidelog.sinks.base import TargetSink
 from tidelog.sources import open_source
@@ -16,7 +18,7 @@ from tidelog.store import open_store
 from tidelog.store.base import Store
 from tidelog.store.retry import RetryingStore
 
-__all__ = ["sink_at", "source_at", "store_at"]
+__all__ = ["files_at", "sink_at", "source_at", "store_at"]
 
 
 def source_at(home: Home, url: str) -> Source:
@@ -44,6 +46,16 @@ def store_at(home: Home, url: str) -> Store:
     )
     backoff = home.settings.backoff()
     return RetryingStore(store, clock=world.clock, random=world.random, backoff=backoff)
+
+
+def files_at(home: Home, archive: Archive) -> Store:
+    """The store of an archive's files, to be written to and deleted from.
+
+    ``InvalidError`` when its folder is outside of the home, and is not this home's.
+    """
+    store = store_at(home, archive.store)
+    check_outside(home.log, archive, store)
+    return store
 
 
 class _LogOf:

@@ -34,6 +34,7 @@ from tidelog.log.base import Log
 from tidelog.log.heads import RACE
 from tidelog.log.registry import change_registry
 from tidelog.model import layout
+from tidelog.model.address import parse_address
 from tidelog.model.pipeline import NamedPipeline, check_pipeline_name
 from tidelog.model.run import decode_row, encode_row
 from tidelog.pipeline.base import Pipeline, Workers
@@ -45,10 +46,12 @@ from tidelog.sources.base import Completing, Source
 
 __all__ = [
     "check_behind",
+    "check_reach",
     "create_pipeline",
     "delete_pipeline",
     "ensure_pipeline",
     "find_pipeline",
+    "is_inside",
     "list_pipelines",
     "open_named",
 ]
@@ -62,6 +65,8 @@ def create_pipeline(home: Home, name: str, source: str, sink: str) -> NamedPipel
     Source and sink are looked at, so that nothing is made that could never run.
     """
     check_pipeline_name(name)
+    if not is_inside(sink):
+        home.log.standing.check(f"pipeline `{name}` into `{sink}`")
     opened = sink_at(home, sink)
     reads = source_at(home, source)
     opened.check([each.text for each in reads.partitions()])
@@ -106,6 +111,22 @@ def find_pipeline(home: Home, name: str) -> NamedPipeline:
     return found
 
 
+def is_inside(sink: str) -> bool:
+    """Whether a sink's URL names something of the home itself."""
+    return parse_address(sink).scheme == "topic"
+
+
+def check_reach(home: Home, named: NamedPipeline) -> None:
+    """Raise ``InvalidError`` for a pipeline to the outside that another home runs.
+
+    Its transactions, groups and numbers are the same in a copy: both would send everything.
+    """
+    if not is_inside(named.sink):
+        what = f"pipeline `{named.name}` into `{named.sink}`"
+        remedy = f"run `tidelog pipeline delete {named.name}`, and make it again"
+        home.log.standing.check_own(what, named.home, remedy)
+
+
 def list_pipelines(home: Home) -> Iterator[NamedPipeline]:
     """All pipelines with names of their own, also those whose removal did not finish."""
     for row in home.log.catalog.scan(layout.REGISTRY, layout.pipeline_row(""), "pipeline0"):
@@ -114,6 +135,7 @@ def list_pipelines(home: Home) -> Iterator[NamedPipeline]:
 
 def open_named(home: Home, named: NamedPipeline, workers: Workers) -> Pipeline:
     """The pipeline, ready to run. ``InvalidError`` when its target was made anew meanwhile."""
+    check_reach(home, named)
     source: Source = source_at(home, named.source)
     sink = sink_at(home, named.sink)
     if sink.incarnation != named.target:
@@ -158,6 +180,7 @@ def _new(home: Home, name: str, source: str, sink: TargetSink) -> NamedPipeline:
         sink=sink.url,
         target=sink.incarnation,
         created_ms=home.log.clock.now_ms(),
+        home="" if is_inside(sink.url) else home.id,
     )
 
 

@@ -44,7 +44,7 @@ from tidelog.pipeline.base import Pipeline, Workers
 from tidelog.pipeline.cycle import CycleReport
 from tidelog.pipeline.dead import read_dead_files, remove_replaced
 from tidelog.pipeline.driver import Driver, Driving
-from tidelog.pipeline.places import store_at
+from tidelog.pipeline.places import files_at
 from tidelog.sinks.base import RangeWriter, Sink
 from tidelog.sinks.files import FilesSettings, FilesSink
 from tidelog.sources.base import Bounds, Chunk, Range, RangeReader, Source, SourcePartition
@@ -86,8 +86,8 @@ class Replayed:
 
 def replay(home: Home, archive: Archive, how: Replaying, workers: Workers) -> Replayed:
     """Try all dead letters again. Safe to kill, to repeat, and to run twice at once."""
+    store = files_at(home, archive)
     pipeline = open_replay(home.log, archive, how, workers)
-    store = store_at(home, archive.store)
     done = Replayed()
 
     def tell(report: CycleReport) -> None:

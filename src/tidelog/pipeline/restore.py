@@ -25,7 +25,7 @@ from tidelog.pipeline.archive import find_archive
 from tidelog.pipeline.base import Pipeline, Workers
 from tidelog.pipeline.driver import Driver, Driving
 from tidelog.pipeline.places import sink_at, source_at
-from tidelog.pipeline.registry import ensure_pipeline
+from tidelog.pipeline.registry import check_reach, ensure_pipeline, is_inside
 from tidelog.sinks.base import TargetSink
 from tidelog.sources.base import Bounds, Chunk, Range, RangeReader, Source, SourcePartition
 
@@ -74,9 +74,12 @@ def open_restore(
     archive.making(wanted.generation)
     chosen = "" if wanted.generation is None else f"?generation={wanted.generation}"
     source = _Held(source_at(home, f"archive:{archive.name}{chosen}"))
+    if not is_inside(wanted.sink()):
+        home.log.standing.check(f"restore of `{archive.name}` into `{wanted.to}`")
     sink = sink_at(home, wanted.sink())
     sink.check([each.text for each in source.partitions()])
     named = ensure_pipeline(home, _named(home, archive, sink))
+    check_reach(home, named)
     if _placing(named.sink) != _placing(sink.url):
         raise InvalidError(
             f"restore of `{archive.name}` to `{wanted.to}`: was begun with partition "
@@ -132,6 +135,7 @@ def _named(home: Home, archive: Archive, sink: TargetSink) -> NamedPipeline:
         sink=sink.url,
         target=sink.incarnation,
         created_ms=home.log.clock.now_ms(),
+        home="" if is_inside(sink.url) else home.id,
     )
 
 

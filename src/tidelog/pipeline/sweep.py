@@ -24,7 +24,7 @@ from itertools import groupby
 
 from tidelog.errors import TidelogError
 from tidelog.home import Home
-from tidelog.log.archives import read_commits, read_partitions, read_progress
+from tidelog.log.archives import is_outside, read_commits, read_partitions, read_progress
 from tidelog.log.replays import replay_pipeline
 from tidelog.model import layout
 from tidelog.model.archive import Archive
@@ -33,7 +33,7 @@ from tidelog.model.run import decode_row
 from tidelog.pipeline.archive import list_archives
 from tidelog.pipeline.generations import remove_retired, remove_strays
 from tidelog.pipeline.history import forget_history
-from tidelog.pipeline.places import store_at
+from tidelog.pipeline.places import files_at
 from tidelog.pipeline.registry import list_pipelines
 from tidelog.store.base import ObjectInfo, Store
 
@@ -60,7 +60,7 @@ def sweep_archives(home: Home, grace_ms: int) -> PipelineSweep:
     tally = PipelineSweep()
     errors: list[TidelogError] = []
     for archive in list_archives(home):
-        if archive.state == "ready":
+        if archive.state == "ready" and _is_ours(home, archive):
             try:
                 _sweep_archive(home, archive, grace_ms, tally)
             except TidelogError as exc:
@@ -105,13 +105,18 @@ def sweep_pipeline(
 
 
 def _sweep_archive(home: Home, archive: Archive, grace_ms: int, tally: PipelineSweep) -> None:
-    store = store_at(home, archive.store)
+    store = files_at(home, archive)
     for generation in sorted(archive.makings):
         if generation >= archive.generation:
             pipeline = archive.pipeline(generation)
             for each in (pipeline, replay_pipeline(pipeline)):
                 sweep_pipeline(home, each, store, grace_ms, tally)
     remove_strays(home, remove_retired(home, archive))
+
+
+def _is_ours(home: Home, archive: Archive) -> bool:
+    """Whether to sweep it: what is outside of a copy is left to the original."""
+    return not is_outside(home.log, archive) or home.log.standing.owns(archive.home)
 
 
 def _sweep_playbacks(home: Home, grace_ms: int, tally: PipelineSweep) -> None:

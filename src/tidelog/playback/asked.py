@@ -20,6 +20,7 @@ from tidelog.playback.pin import AsOf, pin_topic
 __all__ = ["Asked", "parse_as_of", "pin_asked", "pinned_playback"]
 
 _OFFSETS = re.compile(r"\d+:\d+(,\d+:\d+)*", re.ASCII)
+_INSIDE = ("topic", "stdout", "null")  # sinks that no other home can share
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +70,20 @@ def pinned_playback(
     """
     address = check_outlet(asked.sink, named=True)
     target = find_target(log, address.path).incarnation if address.scheme == "topic" else ""
+    inside = address.scheme in _INSIDE
+    if not inside:
+        log.standing.check(f"playback `{name}` to `{asked.sink}`")
     found = find_playback(log, name)
     if found is None:
         topic, pin = pin_asked(log, asked, pool)
         now_ms = log.clock.now_ms()
-        wanted = Pinned(asked.topic, asked.sink, target, asked.texts, pin, now_ms)
+        home = "" if inside else log.standing.id
+        wanted = Pinned(asked.topic, asked.sink, target, asked.texts, pin, now_ms, home=home)
         found = start_playback(log, name, wanted)
     _check_same(log, name, asked, found)
+    if not inside:
+        what = f"playback `{name}` to `{asked.sink}`"
+        log.standing.check_own(what, found.home, "begin another one, under another name")
     topic = find_topic(log, asked.topic)
     for role, there, was in (
         ("topic", topic.incarnation, found.pin.incarnation),

@@ -37,6 +37,7 @@ from tidelog.sinks.publish import discard_files, publish_files
 from tidelog.sinks.uploads import Uploads
 from tidelog.store.base import Store
 from tidelog.store.here import open_store_here
+from tidelog.store.mark import check_mark
 
 __all__ = ["FilesSettings", "FilesSink"]
 
@@ -64,6 +65,7 @@ class FilesSettings:
     held_bytes_max: int = 64 << 20  # of events that wait; then all are written
     folders_max: int = RANGE_FOLDERS_MAX
     dead_share_max: float = 0.1
+    owner: str = ""  # what `_owner` in the root must say before anything is published; empty: any
 
 
 class FilesSink:
@@ -86,10 +88,18 @@ class FilesSink:
         return FilesWriter(self._settings, self._store(), partition, staging)
 
     def publish(self, manifest: Manifest) -> None:
+        self._check_owner()
         publish_files(self._store(), manifest.files, at_once=_PUBLISH_AT_ONCE)
 
     def discard(self, manifest: Manifest) -> None:
         discard_files(self._store(), manifest.files)
+
+    def _check_owner(self) -> None:
+        settings = self._settings
+        if settings.owner:
+            where = f"archive in `{settings.store}/{settings.root}`"
+            key = f"{settings.root}/_owner"
+            check_mark(self._store(), key, settings.owner.encode(), where)
 
     def _store(self) -> Store:
         return open_store_here(self._settings.store)

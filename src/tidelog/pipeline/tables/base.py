@@ -37,6 +37,7 @@ class Plan:
     """What a table is made of."""
 
     archive: Archive
+    home: str  # id
     columns: pa.Schema  # of the files
     names: Mapping[str, str]  # what event columns are called in them, those that are kept
 

@@ -68,6 +68,7 @@ class Through(msgspec.Struct, frozen=True):
     archive: str  # incarnation
     generation: int
     lanes: dict[str, int]
+    home: str = ""  # id
 
 
 class IcebergTable:
@@ -100,7 +101,7 @@ class IcebergTable:
             archive, known = self._plan.archive, self._through
             same = known is not None and known.generation == archive.generation
             lanes = {**(known.lanes if known and same else {}), **lot.through}
-            after = Through(archive.incarnation, archive.generation, lanes)
+            after = Through(archive.incarnation, archive.generation, lanes, self._plan.home)
             said = msgspec.json.encode(after).decode()
             mapping = table.schema().name_mapping.model_dump_json()
             with _once(table).transaction() as change:
@@ -151,6 +152,11 @@ class IcebergTable:
                 f"iceberg table `{self._name}`: was not made by `tidelog archive register`: "
                 "give the name of another one"
             ) from exc
+        if found.home != self._plan.home:
+            raise InvalidError(
+                f"iceberg table `{self._name}`: belongs to archive `{archive.name}` of home "
+                f"`{found.home}`, of which this home was a copy: give the name of another one"
+            )
         if found.archive != archive.incarnation or found.generation > archive.generation:
             raise InvalidError(
                 f"iceberg table `{self._name}`: belongs to another archive than "

@@ -34,6 +34,7 @@ from tidelog.log.base import Log
 from tidelog.log.replays import replay_pipeline
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import FileEntry
+from tidelog.pipeline.places import files_at
 from tidelog.pipeline.tables.base import Lot, Plan, Registered, Table, TableFile
 
 __all__ = [
@@ -120,7 +121,10 @@ def retell(home: Home, archive: Archive, files: Sequence[FileEntry]) -> None:
 def open_table(home: Home, archive: Archive, name: str) -> Table:
     """The table of a name; nobody is asked yet."""
     check_table(archive, name)
-    plan, environ = _plan(archive), home.world.environ
+    if name != "delta":
+        home.log.standing.check(f"archive `{archive.name}`: table `{name}`")
+    files_at(home, archive)  # is the folder ours
+    plan, environ = _plan(archive, home.id), home.world.environ
     if name == "delta":
         from tidelog.pipeline.tables.delta import DeltaLog  # noqa: PLC0415 - an extra
 
@@ -130,7 +134,7 @@ def open_table(home: Home, archive: Archive, name: str) -> Table:
     return IcebergTable(plan, name.removeprefix("iceberg:"), environ)
 
 
-def _plan(archive: Archive) -> Plan:
+def _plan(archive: Archive, home: str = "") -> Plan:
     making = archive.making()
     opened = open_format(making.format, making.codec or None, settings_of(making.format_settings))
     if not isinstance(opened, ParquetFormat):
@@ -140,7 +144,7 @@ def _plan(archive: Archive) -> Plan:
         )
     columns = opened.columns.schema
     kept = {event: name for event, name in opened.columns.names.items() if name in columns.names}
-    return Plan(archive, columns, kept)
+    return Plan(archive, home, columns, kept)
 
 
 def _next_lot(home: Home, archive: Archive, table: Table) -> Lot:

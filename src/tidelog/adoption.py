@@ -1,0 +1,131 @@
+"""Adoption: a copied home gets an identity of its own, a moved one its new place.
+
+The steps and what a crash leaves are in ``identity``. Nothing else is written: all that reaches
+outside of the home names the id of the home that it belongs to, so a new id detaches it. What a
+copy has inherited stays readable; its archives in folders of other stores, its pipelines and named
+playbacks to the outside, its Iceberg tables and its topics' notifications are the original's.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tidelog.catalog.base import Catalog
+from tidelog.errors import InvalidError
+from tidelog.identity import Identity, adopt_identity, read_catalog
+from tidelog.location import Location
+from tidelog.log.archives import decode_archive, is_outside
+from tidelog.log.base import Log
+from tidelog.log.topics import list_topics
+from tidelog.model import layout
+from tidelog.model.address import parse_address
+from tidelog.model.pipeline import NamedPipeline
+from tidelog.model.playback import Pinned
+from tidelog.model.run import decode_row
+from tidelog.model.standing import Standing
+from tidelog.settings import load_settings
+from tidelog.store import Store
+from tidelog.store.meter import Meter
+from tidelog.substrates import (
+    World,
+    location_of,
+    log_of,
+    open_catalog_of,
+    open_store_of,
+    real_world,
+)
+
+__all__ = ["Adoption", "adopt_home"]
+
+
+@dataclass(frozen=True, slots=True)
+class Adoption:
+    """What an adoption did."""
+
+    id: str  # of the home from now on
+    was: str  # before; the same where the home had moved, or had nothing to adopt
+    made_at: str  # where the halves were made that it was copied or moved from
+    detached: tuple[str, ...]  # what belongs to the home that it was copied from, in words
+
+
+def adopt_home(
+    home: str | os.PathLike[str] | None = None, *, moved: bool = False, world: World | None = None
+) -> Adoption:
+    """Give a copied home an identity of its own; or say that this is the original, which moved.
+
+    Idempotent, and safe to kill at any point. A home that is where it was made is left as it is.
+    ``InvalidError`` when it shares a half with its original, or when it did not move: the original
+    is still there.
+    """
+    world = world or real_world()
+    settings = load_settings(None if home is None else os.fspath(home), world.environ, world.folder)
+    store = open_store_of(settings, world, Meter())
+    catalog = open_catalog_of(settings, world, create=False)
+    try:
+        found = location_of(world, store, catalog)
+        if moved:
+            _check_gone(store, catalog, found, world.machine)
+        old, new = adopt_identity(store, catalog, world.ids, found, moved=moved)
+        log = log_of(settings, world, store, catalog, Standing(new.id))
+        detached = tuple(_detached(log)) if new.id != old.id else ()
+    finally:
+        catalog.close()
+    return Adoption(new.id, old.id, str(old.location), detached)
+
+
+def _check_gone(store: Store, catalog: Catalog, found: Location, machine: str) -> None:
+    """Refuse a home as moved whose original is still there, as far as that can be seen."""
+    claimed = read_catalog(catalog)
+    if claimed is None:
+        return
+    identity = claimed[0]
+    here = f" on machine {machine}" if machine else ""
+    for was, now, name in (
+        (identity.store, found.store, layout.HOME_OBJECT),
+        (identity.catalog, found.catalog, ""),
+    ):
+        scheme, _, path = was.partition(":")
+        if was == now or scheme not in ("file", "sqlite") or not was.endswith(here):
+            continue
+        there = Path(path.removesuffix(here)) / name
+        if there.exists() and _is_same(there, identity, scheme):
+            raise InvalidError(
+                f"home `{identity.id}`: did not move, `{there}` is still there: run `tidelog home "
+                "adopt` without --moved, or delete the original first"
+            )
+
+
+def _is_same(file: Path, identity: Identity, scheme: str) -> bool:
+    try:
+        return scheme == "sqlite" or identity.id.encode() in file.read_bytes()
+    except OSError:
+        return True
+
+
+def _detached(log: Log) -> Iterator[str]:
+    """What reaches outside, and belongs to another home than this one."""
+    own = log.standing
+    for topic in list_topics(log):
+        if topic.notify and not own.owns(topic.home):
+            yield f"topic `{topic.name}`: does not notify {', '.join(topic.notify)}"
+    for row in log.catalog.scan(layout.REGISTRY, layout.archive_row(""), "archive0"):
+        archive = decode_archive(log, row)
+        if is_outside(log, archive):
+            yield f"archive `{archive.name}`: read-only, in `{archive.store}/{archive.root}`"
+        for table in archive.tables:
+            if table != "delta":
+                yield f"archive `{archive.name}`: no longer keeps table `{table}`"
+    for row in log.catalog.scan(layout.REGISTRY, layout.pipeline_row(""), "pipeline0"):
+        named = decode_row(row.value, NamedPipeline, f"registry row `{row.row}`")
+        if parse_address(named.sink).scheme != "topic":
+            yield f"pipeline `{named.name}`: does not run, into `{named.sink}`"
+    for row in log.catalog.scan(layout.REGISTRY, layout.playback_row(""), "playback0"):
+        name = row.row.partition("/")[2]
+        pin = log.catalog.get(layout.playback_partition(name), layout.PLAYBACK_PIN)
+        if pin is not None:
+            pinned = decode_row(pin.value, Pinned, f"playback `{name}`")
+            if pinned.home and pinned.home != own.id:
+                yield f"playback `{name}`: is not resumed, to `{pinned.sink}`"
