@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidelog import Event, InvalidError
-from tidelog.cli.fields import Fields, event_of_json
 from tidelog.codec.event_json import event_lines, event_of_line
+from tidelog.codec.events import STORED_SCHEMA, events_of, one_batch, table_of, with_position
+from tidelog.codec.fields import FieldPaths, FieldTaker, JsonLines
 from tidelog.model import limits
 
 TEXT = st.text(st.characters(codec="utf-8"))
@@ -106,33 +107,70 @@ def test_what_is_no_event_is_told(line: bytes, message: str) -> None:
 )
 def test_times_of_json_lines(written: str, expected_ms: int) -> None:
     line = f'{{"meta": {{"at": {written}}}}}'.encode()
-    assert event_of_json(line, Fields(time="meta.at")) == Event(line, timestamp=expected_ms)
+    assert event_of_json(line, FieldPaths(time="meta.at")) == Event(line, timestamp=expected_ms)
 
 
-def test_keys_and_ids_of_json_lines() -> None:
+def event_of_json(line: bytes, paths: FieldPaths) -> Event:
+    (found,) = JsonLines(paths).events([line])
+    if isinstance(found, InvalidError):
+        raise found
+    return found
+
+
+def test_keys_ids_and_types_of_json_lines() -> None:
     line = '{"user": {"id": 7, "ok": true}, "a.b": "dotted", "ü": "ñ"}'.encode()
-    assert event_of_json(line, Fields(key="user.id", id="a.b")) == Event(line, b"7", "dotted")
-    assert event_of_json(line, Fields(key="ü", id="user.ok")) == Event(line, "ñ".encode(), "true")
-    assert event_of_json(line, Fields()) == Event(line)
+    paths = FieldPaths(key="user.id", id="/a.b", type="user.ok")
+    assert event_of_json(line, paths) == Event(line, b"7", "dotted", type="true")
+    assert event_of_json(line, FieldPaths(key="ü")) == Event(line, "ñ".encode())
+    assert event_of_json(line, FieldPaths()) == Event(line)
+
+
+def test_a_bad_line_does_not_harm_its_neighbours() -> None:
+    lines = [b'{"id": "a"}', b"{", b'{"id": 7}']
+    first, second, third = JsonLines(FieldPaths(id="id")).events(lines)
+    assert (first, third) == (Event(lines[0], id="a"), Event(lines[2], id="7"))
+    assert isinstance(second, InvalidError)
 
 
 @pytest.mark.parametrize(
-    ("line", "fields", "message"),
+    ("line", "paths", "message"),
     [
-        (b"[1]", Fields(), "no JSON object"),
-        (b"nonsense", Fields(), "no JSON object"),
-        (b'{"a": "\xff"}', Fields(), "no JSON object"),
-        (b'{"a": {}}', Fields(key="a.b"), "no field `a.b`"),
-        (b'{"a": 1}', Fields(key="a.b"), "no field `a.b`"),
-        (b'{"a": null}', Fields(id="a"), "no field `a`, or null"),
-        (b'{"a": [1]}', Fields(key="a"), "no plain value"),
-        (b'{"a": true}', Fields(time="a"), "no time"),
-        (b'{"a": "soon"}', Fields(time="a"), "ISO 8601"),
-        (b'{"a": -5}', Fields(time="a"), "1970"),
-        (b'{"a": 1e300}', Fields(time="a"), "1970"),
+        (b"[1]", FieldPaths(), "not a JSON object"),
+        (b"nonsense", FieldPaths(), "not a JSON object"),
+        (b'{"a": "\xff"}', FieldPaths(), "not UTF-8"),
+        (b'{"a": {}}', FieldPaths(key="a.b"), "field `a.b` is missing or null"),
+        (b'{"a": 1}', FieldPaths(key="a.b"), "field `a.b` is missing or null"),
+        (b'{"a": null}', FieldPaths(id="a"), "field `a` is missing or null"),
+        (b'{"a": [1]}', FieldPaths(key="a"), "not a plain value"),
+        (b'{"a": ""}', FieldPaths(id="a"), "id is empty"),
+        (b'{"a": true}', FieldPaths(time="a"), "neither an epoch nor an ISO 8601 time"),
+        (b'{"a": "soon"}', FieldPaths(time="a"), "neither an epoch nor an ISO 8601 time"),
+        (b'{"a": -5}', FieldPaths(time="a"), "1970"),
+        (b'{"a": 1e300}', FieldPaths(time="a"), "neither an epoch"),
     ],
 )
-def test_json_lines_that_cannot_be_taken(line: bytes, fields: Fields, message: str) -> None:
+def test_json_lines_that_cannot_be_taken(line: bytes, paths: FieldPaths, message: str) -> None:
     with pytest.raises(InvalidError) as told:
-        event_of_json(line, fields)
+        event_of_json(line, paths)
     assert message in str(told.value)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"user": {"id": 7}, "at": "1700000000"}',
+        b'{"user": {"id": "x"}, "at": "2023-11-14T22:13:20Z"}',
+        b'{"user": {"id": {}}, "at": "soon"}',
+        b'{"user.id": 7, "at": 1700000000.25}',
+        b'{"user": {"id": null}}',
+    ],
+)
+def test_produce_and_pump_extract_the_same_fields(line: bytes) -> None:
+    paths = FieldPaths(key="user.id", time="at")
+    batch = with_position(one_batch(table_of([Event(line, timestamp=5)], 0)), "t", 0, 0)
+    pumped = next(events_of(FieldTaker(paths).take(batch).select(STORED_SCHEMA.names), "t", 0, 0))
+    (produced,) = JsonLines(paths).events([line])
+    if isinstance(produced, InvalidError):
+        assert pumped.headers, "the pump keeps the event, and says why"
+    else:
+        assert (pumped.key, pumped.timestamp) == (produced.key, produced.timestamp)

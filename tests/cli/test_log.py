@@ -155,9 +155,9 @@ def test_a_topic_is_copied_by_its_events(tidelog: Run) -> None:
 @pytest.mark.parametrize(
     ("format", "bad", "message"),
     [
-        ("json", b"{nonsense}", "no JSON object"),
-        ("json", b"[]", "no JSON object"),
-        ("json", b'{"other": 1}', "no field `id`"),
+        ("json", b"{nonsense}", "not a JSON object"),
+        ("json", b"[]", "not a JSON object"),
+        ("json", b'{"other": 1}', "field `id` is missing or null"),
         ("json", b'{"id": ""}', "id is empty"),
         ("events", b'{"id": "x"}', "missing required field `value`"),
         ("events", b'{"value": "x", "timestamp": -1}', "1970"),
@@ -414,7 +414,10 @@ def test_a_line_that_is_nested_too_deeply_is_told_by_its_number(tidelog: Run) ->
     lines = b'{"value": "x"}\n' + b'{"value":' * 100_000
     done = tidelog("produce", "t", "--format", "json", stdin=lines)
     assert done.code == 1
-    assert "line 2: is nested too deeply: 1 event is stored, up to line 1" in done.err
+    assert (
+        "line 2: is nested too deeply: the limit is 200 levels: 1 event is stored, up to line 1"
+        in done.err
+    )
     assert len(tidelog("consume", "t", "--name", "c", "--start", "0").out.splitlines()) == 1
 
 

@@ -7,10 +7,11 @@ import sys
 import msgspec
 import pytest
 
-from tidelog.cli.fields import Fields, event_of_json
 from tidelog.codec.event_json import event_of_line
+from tidelog.codec.fields import FieldPaths, JsonLines
 from tidelog.errors import InvalidError
 from tidelog.model.depth import check_json_depth, check_msgpack_depth, is_deep_json
+from tidelog.model.event import Event
 from tidelog.model.limits import NESTING_MAX
 
 
@@ -49,10 +50,10 @@ def test_event_lines_have_the_same_bound_in_the_server_and_on_the_command_line()
     deep = b'{"value":"x","more":' + _json(NESTING_MAX) + b"}"
     with pytest.raises(InvalidError, match="nested too deeply"):
         event_of_line(deep)
-    with pytest.raises(InvalidError, match="nested too deeply"):
-        event_of_json(deep, Fields())
     fits = b'{"more":' + _json(NESTING_MAX - 1) + b"}"
-    assert event_of_json(fits, Fields()).value == fits
+    refused, taken = JsonLines(FieldPaths()).events([deep, fits])
+    assert "nested too deeply" in str(refused)
+    assert taken == Event(fits)
 
 
 @pytest.mark.parametrize("opens", [b"\x91", b"\x81\xa1a", b"\xdc\x00\x01", b"\xdf\0\0\0\x01\x01"])

@@ -19,8 +19,8 @@ from tidelog.model.event import Event, check_event
 
 __all__ = ["Parse", "Storing", "Tally", "storing"]
 
-Parse = Callable[[bytes], Event | None]
-"""A line's event; None for a line that says nothing. ``InvalidError``."""
+Parse = Callable[[Sequence[bytes]], Sequence[Event | InvalidError]]
+"""Returns for each line, none of which is blank, its event or the error why it has none."""
 
 
 @dataclass
@@ -68,7 +68,7 @@ def storing(
     if name is None:
         yield _Appended(home, topic, parse, if_absent)
     else:
-        with contextlib.closing(_Sent(home, topic, name, parse or Event)) as sent:
+        with contextlib.closing(_Sent(home, topic, name, parse)) as sent:
             yield sent
 
 
@@ -87,7 +87,7 @@ class _Appended:
             table = pa.table({"value": pa.array(lines.lines, pa.binary())})
             self._append(table, range(lines.first, lines.first + len(lines.lines)), tally)
             return
-        numbers, events, failure = _parsed(lines, self._parse or Event, self._bytes_max)
+        numbers, events, failure = _parsed(lines, self._parse, self._bytes_max)
         if events:
             self._append(events, numbers, tally)
         if failure is not None:
@@ -115,7 +115,7 @@ class _Appended:
 class _Sent:
     """One by one, by a named producer; the sequence is the line's number, from 0."""
 
-    def __init__(self, home: Home, topic: str, name: str, parse: Parse) -> None:
+    def __init__(self, home: Home, topic: str, name: str, parse: Parse | None) -> None:
         self._parse = parse
         self._bytes_max = home.log.settings.event_bytes_max
         self._producer = home.producer(topic, name)
@@ -157,16 +157,23 @@ class _Sent:
 
 
 def _parsed(
-    lines: Lines, parse: Parse, bytes_max: int
+    lines: Lines, parse: Parse | None, bytes_max: int
 ) -> tuple[list[int], list[Event], FailedError | None]:
-    """The events of lines that have one with their lines' numbers, up to the first bad line."""
+    """The events of lines that have one with their lines' numbers, up to the first bad line.
+
+    A parser skips blank lines; without a parser every line is a value.
+    """
+    given = list(enumerate(lines.lines, lines.first))
+    if parse is not None:
+        given = [(number, line) for number, line in given if line.strip()]
+    texts = [line for _, line in given]
+    found = parse(texts) if parse and texts else [Event(text) for text in texts]
     numbers: list[int] = []
     events: list[Event] = []
-    for number, line in enumerate(lines.lines, lines.first):
+    for (number, _), event in zip(given, found, strict=True):
         try:
-            event = parse(line)
-            if event is None:
-                continue
+            if isinstance(event, InvalidError):
+                raise event
             check_event(event, bytes_max)
         except InvalidError as exc:
             failure = FailedError(f"line {number}: {exc}", line=number)

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO
 
 import click
 
 from tidelog.cli.append import Parse, Storing, Tally, storing
 from tidelog.cli.exit_codes import FailedError
-from tidelog.cli.fields import Fields, event_of_json
 from tidelog.cli.interruption import Interruption
 from tidelog.cli.lines import LinesReader
 from tidelog.cli.output import Output, json_option
 from tidelog.cli.progress import progress_bar
 from tidelog.codec.event_json import event_of_line
+from tidelog.codec.fields import FieldPaths, JsonLines
 from tidelog.errors import InvalidError, TidelogError
 from tidelog.home import Home, open_home
+from tidelog.model.event import Event
 
 __all__ = ["produce"]
 
@@ -38,13 +38,15 @@ _LINE_FACTOR = 8  # an event as JSON may be so many times as long as the event
     help="lines: each line is a value, as it is. json: the same, and each must be a JSON object. "
     "events: what `tidelog consume --json` prints.",
 )
-@click.option("--key-field", metavar="F", help="The field of a JSON line that is its key.")
-@click.option("--id-field", metavar="F", help="The field of a JSON line that is its id.")
+@click.option("--key-field", default="", metavar="F", help="JSON field that makes the key.")
+@click.option("--id-field", default="", metavar="F", help="JSON field that makes the id.")
+@click.option("--type-field", default="", metavar="F", help="JSON field that makes the type.")
 @click.option(
     "--time-field",
+    default="",
     metavar="F",
-    help="The field of a JSON line that is its time: ISO 8601, or seconds or milliseconds "
-    "since 1970.",
+    help="JSON field that makes the time: ISO 8601, or a number since 1970 in seconds, "
+    "milliseconds, microseconds or nanoseconds.",
 )
 @click.option(
     "--name",
@@ -62,8 +64,9 @@ _LINE_FACTOR = 8  # an event as JSON may be so many times as long as the event
 def produce(home_text: str | None, output: Output, /, topic: str, file: str, **given: Any) -> None:
     """Append the lines of a file, or of standard input, as events.
 
-    Fields may be nested: user.id. A line that cannot be taken ends the command with its number;
-    what came before it is stored, and counted. Ctrl-C ends it after what is under way.
+    A field may be nested (user.id), or be a JSON pointer (/user.id, for a name with a dot).
+    A line that is not valid ends the command with its number; what came before it is stored,
+    and counted. Ctrl-C ends it after what is under way.
 
     \b
     Examples:
@@ -134,17 +137,28 @@ def _show(tally: Tally, output: Output, named: bool) -> None:
     output.record(values)
 
 
-def _parser(format: str, given: dict[str, str | None]) -> Parse | None:
-    """What makes an event of a line; None where the line is the value as it is."""
-    fields = Fields(given["key_field"], given["id_field"], given["time_field"])
+def _parser(format: str, given: dict[str, str]) -> Parse | None:
+    """What makes events of lines; None where a line is the value as it is."""
+    names = ("key_field", "id_field", "type_field", "time_field")
+    fields = FieldPaths(*(given[name] for name in names))
     if fields.given() and format != "json":
         raise InvalidError(
             f"produce: lines of format {format} have no fields: give --format json too"
         )
     if format == "lines":
         return None
-    read = event_of_line if format == "events" else functools.partial(event_of_json, fields=fields)
-    return lambda line: read(line) if line.strip() else None
+    return _events_of_lines if format == "events" else JsonLines(fields).events
+
+
+def _events_of_lines(lines: Sequence[bytes]) -> list[Event | InvalidError]:
+    return [_event_of_line(line) for line in lines]
+
+
+def _event_of_line(line: bytes) -> Event | InvalidError:
+    try:
+        return event_of_line(line)
+    except InvalidError as exc:
+        return exc
 
 
 @contextlib.contextmanager

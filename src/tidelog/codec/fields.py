@@ -1,11 +1,16 @@
 """Key, id, type and time of events from fields of their JSON values, column by column.
 
-A field is named as parsers name it: ``user.id``, or a JSON pointer. What cannot be taken leaves the
-event as it was, and a header says why: an event is never lost because a field of it is missing.
+Every command that extracts fields uses this module, so a path and a value mean the same to all of
+them. A field is named as parsers name it: ``user.id``, or a JSON pointer (``/user.id``) where the
+name itself has a dot. A time is ISO 8601 text, or a number since 1970 whose size tells its unit.
+
+A pump keeps an event whose field cannot be extracted as it is, and a header says why
+(:class:`FieldTaker`). ``produce`` stops at such a line (:class:`JsonLines`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import pyarrow as pa
@@ -15,10 +20,14 @@ from tidelog.codec.events import EVENT_SCHEMA
 from tidelog.codec.parsers.base import Found, Spec
 from tidelog.codec.parsers.engine import Engine
 from tidelog.codec.parsers.json import JsonField
+from tidelog.codec.parsers.texts import texts_of
 from tidelog.codec.parsers.times import moment_reader
+from tidelog.errors import InvalidError
 from tidelog.model import limits
+from tidelog.model.depth import is_deep_json
+from tidelog.model.event import Event
 
-__all__ = ["UNTAKEN_HEADER", "FieldPaths", "FieldTaker"]
+__all__ = ["UNTAKEN_HEADER", "FieldPaths", "FieldTaker", "JsonLines"]
 
 UNTAKEN_HEADER = "tidelog.untaken"  # of an event: which field could not be taken, and why
 
@@ -40,37 +49,89 @@ class FieldPaths:
         return any(getattr(self, field.name) for field in fields(self))
 
 
-class FieldTaker:
-    """Takes fields out of batches in event columns. Belongs to one thread."""
+class _Fields:
+    """The columns that some paths give. Belongs to one thread."""
 
     def __init__(self, paths: FieldPaths) -> None:
         engine = Engine()
-        self._picks: dict[str, JsonField] = {}
+        self._fields: dict[str, JsonField] = {}
         for field in fields(paths):
             path = getattr(paths, field.name)
             if path:
                 spec = Spec(f"json:{path}", "json", path)
-                self._picks[field.name] = JsonField(spec, path, engine)
-        if "time" in self._picks:
-            self._moment = moment_reader(self._picks["time"].what, engine)
+                self._fields[field.name] = JsonField(spec, path, engine)
+        if "time" in self._fields:
+            self._moment = moment_reader(self._fields["time"].what, engine)
+
+    def find(self, batch: pa.RecordBatch) -> dict[str, Found]:
+        """Each event column that a path gives: for every row a value or an error text."""
+        columns: dict[str, Found] = {}
+        for name, field in self._fields.items():
+            found = field.pick(batch)
+            if name == "time":
+                found = self._moment(found)
+                columns["timestamp"] = Found(_times(found.values), found.errors)
+                continue
+            nested = f"{field.what} is an object or an array, not a plain value"
+            found = found.reject(field.nested(batch), nested)
+            if name == "id":
+                found = _checked_ids(found)
+            columns[name] = Found(found.values.cast(EVENT_SCHEMA.field(name).type), found.errors)
+        return columns
+
+
+class FieldTaker:
+    """Takes fields out of batches in event columns. Belongs to one thread."""
+
+    def __init__(self, paths: FieldPaths) -> None:
+        self._fields = _Fields(paths)
 
     def take(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The batch with the fields that were found."""
         columns = {name: batch.column(name) for name in batch.schema.names}
-        untaken: list[pa.Array] = []
-        for name, field in self._picks.items():
-            found = field.pick(batch)
-            target = "timestamp" if name == "time" else name
-            if name == "time":
-                found = self._moment(found)
-            elif name == "id":
-                found = _checked_ids(found)
-            kind = EVENT_SCHEMA.field(target).type
-            values = found.values.cast(kind) if target != "timestamp" else _times(found.values)
-            columns[target] = pc.if_else(pc.is_valid(found.errors), columns[target], values)
-            untaken.append(found.errors)
-        columns["headers"] = _with_reasons(columns["headers"], untaken)
+        found = self._fields.find(batch)
+        for name, each in found.items():
+            columns[name] = pc.if_else(pc.is_valid(each.errors), columns[name], each.values)
+        columns["headers"] = _with_reasons(
+            columns["headers"], [each.errors for each in found.values()]
+        )
         return pa.record_batch(list(columns.values()), schema=EVENT_SCHEMA)
+
+
+class JsonLines:
+    """Makes events of lines that are JSON objects. Belongs to one thread."""
+
+    def __init__(self, paths: FieldPaths) -> None:
+        self._fields = _Fields(paths)
+        self._engine = Engine()
+
+    def events(self, lines: Sequence[bytes]) -> list[Event | InvalidError]:
+        """Returns for each line its event, or the error that says why it has none."""
+        batch = pa.record_batch({"value": pa.array(lines, pa.binary())})
+        found = self._fields.find(batch)
+        columns = {
+            name: each.values.cast(pa.int64()) if name == "timestamp" else each.values
+            for name, each in found.items()
+        }
+        values = {name: column.to_pylist() for name, column in columns.items()}
+        errors = [self._errors(batch, lines), *(each.errors.to_pylist() for each in found.values())]
+        return [
+            InvalidError(problem)
+            if (problem := next(filter(None, said), None))
+            else Event(line, **{name: column[row] for name, column in values.items()})
+            for row, (line, *said) in enumerate(zip(lines, *errors, strict=True))
+        ]
+
+    def _errors(self, batch: pa.RecordBatch, lines: Sequence[bytes]) -> list[str | None]:
+        """For each line why it is not a JSON object; None where it is one."""
+        texts = texts_of(batch, repair=False)
+        kind = self._engine.column("coalesce(try(json_type(v)), '') = 'OBJECT'", texts.values)
+        objects = texts.reject(pc.invert(kind), "is not a JSON object")
+        deep = f"is nested too deeply: the limit is {limits.NESTING_MAX} levels"
+        return [
+            deep if is_deep_json(line) else error
+            for line, error in zip(lines, objects.errors.to_pylist(), strict=True)
+        ]
 
 
 def _times(values: pa.Array) -> pa.Array:
