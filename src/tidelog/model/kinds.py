@@ -22,7 +22,7 @@ class Kind(NamedTuple):
 OBJECTS = (
     Kind(
         "home.json",
-        "the home's id, where its halves were made, and the formats it needs; replaced by adoption alone",
+        "the home's id, where its halves were made, the formats it needs; replaced by adoption",
     ),
     Kind("probe/<id>", "tries out conditional writes during init; deleted at once"),
     Kind(
