@@ -9,7 +9,7 @@
     ├── UnavailableError     store or catalog unreachable → retry with backoff
     ├── NotFoundError        (also KeyError)              → create it or fix the name
     ├── AlreadyExistsError                                → choose another or accept it
-    ├── PartialAppendError   some events are stored       → append its remainder
+    ├── PartialAppendError   some events are stored       → append its remainder, read back unknown
     ├── InvalidError         (also ValueError)            → fix the argument or setting
     ├── CorruptError         bytes are not what we wrote  → stop, keep the evidence, tell a person
     └── InternalError        our bug                      → report
@@ -111,10 +111,12 @@ class AlreadyExistsError(TidelogError):
 
 
 class PartialAppendError(TidelogError):
-    """Some events of an append are stored and some are not.
+    """Some events of an append are stored, and others are not, or may not be.
 
-    ``positions`` has one entry for each event that was given, None where it is not stored, and
-    ``remainder`` the indexes of those. The cause says why.
+    ``positions`` has one entry for each event that was given: its position, or None where it is not
+    known to be stored. ``remainder`` has the indexes of events that are certainly not stored:
+    append these again. ``unknown`` has the indexes of events whose fate is unknown: read back
+    before you append one of these again. The cause says why.
     """
 
     kind = "partial_append"
@@ -125,8 +127,18 @@ class PartialAppendError(TidelogError):
         return stored
 
     @property
+    def unknown(self) -> list[int]:
+        found: list[int] = self.context.get("unknown", [])
+        return found
+
+    @property
     def remainder(self) -> list[int]:
-        return [index for index, position in enumerate(self.positions) if position is None]
+        unknown = set(self.unknown)
+        return [
+            index
+            for index, position in enumerate(self.positions)
+            if position is None and index not in unknown
+        ]
 
 
 class InvalidError(TidelogError, ValueError):

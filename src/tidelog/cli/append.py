@@ -99,13 +99,7 @@ class _Appended:
         except PartialAppendError as exc:
             for position in filter(None, exc.positions):
                 tally.add(position.partition, position.offset + 1)
-            line = numbers[exc.remainder[0]]
-            raise FailedError(
-                f"topic `{self._topic}`: {tally.count()}, line {line} is the first that is not: "
-                f"{exc.__cause__}",
-                line=line,
-                events=tally.events,
-            ) from exc
+            raise _broken_off(self._topic, tally, numbers, exc) from exc
         for partition in set(positions.partitions.tolist()):
             offsets = positions.offsets[positions.partitions == partition]
             tally.add(partition, int(offsets[-1]) + 1, len(offsets))
@@ -154,6 +148,23 @@ class _Sent:
             headers=event.headers,
             sequence=sequence,
         )
+
+
+def _broken_off(
+    topic: str, tally: Tally, numbers: Sequence[int], partial: PartialAppendError
+) -> FailedError:
+    """The error of an append that stored a part: its first lines that are not, or may not be."""
+    said = [f"topic `{topic}`: {tally.count()}"]
+    context: dict[str, Any] = {"events": tally.events}
+    if partial.remainder:
+        context["line"] = line = numbers[partial.remainder[0]]
+        said.append(f"line {line} is the first that is not")
+    if partial.unknown:
+        context["unknown_line"] = line = numbers[partial.unknown[0]]
+        context["unknown"] = len(partial.unknown)
+        lines = "line" if len(partial.unknown) == 1 else "lines"
+        said.append(f"{len(partial.unknown)} {lines} from line {line} on may be stored")
+    return FailedError(f"{', '.join(said)}: {partial.__cause__}", **context)
 
 
 def _parsed(

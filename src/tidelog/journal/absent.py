@@ -20,13 +20,14 @@ from tidelog.errors import (
     AlreadyExistsError,
     ConflictError,
     InvalidError,
-    PartialAppendError,
     TidelogError,
     UnavailableError,
+    UnknownOutcomeError,
 )
 from tidelog.journal.lookup import Lookup, Occurrence
 from tidelog.log.base import Log
 from tidelog.log.heads import RACE
+from tidelog.log.outcome import append_error
 from tidelog.log.partitioner import partitions_for
 from tidelog.log.positions import Positions
 
@@ -58,6 +59,7 @@ def append_absent(log: Log, lookup: Lookup, events: Events, append: Append) -> P
     keys = pa.chunked_array([pa.array(ids, pa.string()).cast(pa.binary())])
     places = partitions_for(keys, partitions, 0)
     offsets = np.full(len(ids), -1, np.int64)
+    rows = np.empty(0, np.int64)
     try:
         for partition in np.unique(places).tolist():
             rows = np.flatnonzero(places == partition)
@@ -65,14 +67,8 @@ def append_absent(log: Log, lookup: Lookup, events: Events, append: Append) -> P
             end = found.heads[partition][0].next
             offsets[rows] = lot.append(log, lookup, append, end).offsets
     except TidelogError as exc:
-        if not (offsets >= 0).any():
-            raise
-        stored = Positions(name, places, offsets)
-        raise PartialAppendError(
-            f"append to `{name}`: {int((offsets >= 0).sum())} of {len(ids)} events are stored, "
-            f"then: {exc}: append the remainder",
-            positions=[None if each.offset < 0 else each for each in stored],
-        ) from exc
+        unknown = rows.tolist() if isinstance(exc, UnknownOutcomeError) else []
+        raise append_error(Positions(name, places, offsets), unknown, exc)  # noqa: B904 - its cause
     return Positions(name, places, offsets)
 
 

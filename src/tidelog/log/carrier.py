@@ -13,11 +13,18 @@ import threading
 from concurrent.futures import ThreadPoolExecutor, wait
 
 from tidelog.codec.segment import Piece, encode_segment
-from tidelog.errors import ConflictError, InvalidError, UnavailableError
+from tidelog.errors import (
+    ConflictError,
+    InvalidError,
+    TidelogError,
+    UnavailableError,
+    UnknownOutcomeError,
+)
 from tidelog.forks import ProcessGuard, RefusingLock
 from tidelog.log.append import Appender, Stored
 from tidelog.log.base import Log
 from tidelog.log.flush import Flush, Part
+from tidelog.log.partitioner import KeylessTurns
 from tidelog.model.topic import Topic
 
 __all__ = ["UPLOADS", "Carrier"]
@@ -40,7 +47,7 @@ class Carrier:
         self.closed = False
         self.under_way: dict[int, Flush] = {}
         self.held_bytes = 0  # under way
-        self._keyless = itertools.count(log.random.randrange(topic.partitions))
+        self.keyless = KeylessTurns(topic.partitions, log.random.randrange(topic.partitions))
         self._numbers = itertools.count()
         self._turn = 0
         self._failed_until = 0  # flushes numbered below this fail with their forerunner
@@ -48,10 +55,6 @@ class Carrier:
         self._unreported: Flush | None = None
         self._pool = ThreadPoolExecutor(UPLOADS, "tidelog-upload")
         self._committers: ThreadPoolExecutor | None = None
-
-    def next_keyless(self) -> int:
-        """The partition for events without a key: one for each flush, in turns."""
-        return next(self._keyless) % self._topic.partitions
 
     def start(self, flush: Flush) -> None:
         """With the lock held: send a flush on its way."""
@@ -109,7 +112,7 @@ class Carrier:
         parts: list[Part] = []
         stored: Stored | None = None
         try:
-            parts = flush.parts(self.next_keyless(), self._named)
+            parts = flush.parts(self.keyless.next, self._named)
             segment = encode_segment([(part.partition, part.table) for part in parts])
             with spans.span("tidelog.upload", bytes=len(segment.data)):
                 stored = self._appender.upload(segment)
@@ -129,7 +132,13 @@ class Carrier:
     def _commit(self, flush: Flush, parts: list[Part], stored: Stored) -> None:
         def commit(part: Part, piece: Piece, stored: Stored) -> Stored:
             expected = flush.expected_offset
-            base, moved = self._appender.commit(stored, piece, part.sequences, expected)
+            try:
+                base, moved = self._appender.commit(stored, piece, part.sequences, expected)
+            except BaseException as exc:
+                known = isinstance(exc, TidelogError) and not isinstance(exc, UnknownOutcomeError)
+                if not known:  # an error of another kind may have cut in anywhere
+                    flush.unknown(part, exc)
+                raise
             flush.stored(part, base)
             return moved
 
@@ -143,8 +152,9 @@ class Carrier:
         # All parts end before the flush does: the next one must not overtake a part of this.
         commits = [self._committers.submit(commit, *pair, stored) for pair in pairs]
         wait(commits)
-        for done in commits:
-            done.result()
+        failures = [exc for done in commits if (exc := done.exception()) is not None]
+        if failures:
+            raise flush.unknown_error() or failures[0]
 
     def _finish(
         self, flush: Flush, error: BaseException | None, behind: BaseException | None

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tidelog.errors import TidelogError, UnavailableError
+from tidelog.errors import TidelogError, UnavailableError, UnknownOutcomeError
 from tidelog.log.partitioner import split
 from tidelog.log.pending import Pending
 from tidelog.log.positions import Positions
@@ -48,6 +48,7 @@ class Flush:
         self._done = threading.Event()
         self._calls: list[Callable[[], None]] = []
         self._bases: list[tuple[npt.NDArray[np.int64], int]] = []  # rows and their first offset
+        self._unknown: list[tuple[npt.NDArray[np.int64], BaseException]] = []  # rows, and why
         self._positions: Positions | None = None
 
     @classmethod
@@ -62,15 +63,15 @@ class Flush:
     def __len__(self) -> int:
         return int(self.table.num_rows) if self.table is not None else len(self.pending)
 
-    def parts(self, keyless: int, named: bool) -> list[Part]:
-        """The events of each partition; those without a place go to ``keyless``."""
+    def parts(self, keyless: Callable[[int], int], named: bool) -> list[Part]:
+        """The events of each partition; ``keyless`` is asked for that of events without a place."""
         sequences: list[int] | None = None
         if self.table is None:
             self.places = self.pending.places(keyless)
             sequences = self.pending.sequences() if named else None
             self.table = self.pending.table()
         if self.places is None:
-            self.places = np.full(self.table.num_rows, keyless, np.int32)
+            self.places = np.full(self.table.num_rows, keyless(self.table.num_rows), np.int32)
         return [
             Part(p, t, rows, [sequences[row] for row in rows.tolist()] if sequences else None)
             for p, t, rows in split(self.table, self.places)
@@ -79,6 +80,10 @@ class Flush:
     def stored(self, part: Part, base: int) -> None:
         """Note that a part has its offsets."""
         self._bases.append((part.rows, base))
+
+    def unknown(self, part: Part, error: BaseException) -> None:
+        """Note that a part may or may not be stored."""
+        self._unknown.append((part.rows, error))
 
     def finish(self, error: BaseException | None = None) -> None:
         """Let those who wait go on."""
@@ -105,16 +110,6 @@ class Flush:
         """Wait until it has ended; whether it has."""
         return self._done.wait(timeout_s)
 
-    def wait(self, timeout_s: float | None = None) -> None:
-        """Until it is done; raises what went wrong."""
-        if not self.settled(timeout_s):
-            raise UnavailableError(
-                f"append: not durable after {timeout_s} s: wait longer, it may still be stored"
-            )
-        if self.error is not None:
-            self.told = True
-            raise self.error
-
     def positions(self) -> Positions:
         """Where each event stands; -1 as offset of one that is not stored."""
         if self._positions is None:
@@ -125,6 +120,31 @@ class Flush:
             places = self.places if self.places is not None else np.empty(0, np.int32)
             self._positions = Positions(self.topic, places, offsets)
         return self._positions
+
+    def unknown_rows(self) -> npt.NDArray[np.bool_]:
+        """Which events may or may not be stored."""
+        unknown = np.zeros(len(self.positions()), np.bool_)
+        for rows, _ in self._unknown:
+            unknown[rows] = True
+        return unknown
+
+    def unknown_error(self) -> BaseException | None:
+        """Why the fate of some events is unknown; None when there are none."""
+        return self._unknown[0][1] if self._unknown else None
+
+    def error_of(self, index: int) -> BaseException:
+        """Why one event of a failed flush has no position; says whether it may be stored."""
+        for rows, error in self._unknown:
+            if index in rows:
+                return error
+        if not isinstance(self.error, UnknownOutcomeError):
+            return self.error or UnavailableError(f"append to `{self.topic}`: is under way: wait")
+        known = UnavailableError(
+            f"append to `{self.topic}`: this event is not stored, as another partition's part of "
+            f"its flush failed ({self.error}): send it again"
+        )
+        known.__cause__ = self.error
+        return known
 
     def is_stored(self, index: int) -> bool:
         """Whether this one event has its offset, whatever became of the others."""
@@ -148,13 +168,23 @@ class SendFuture(msgspec.Struct, frozen=True, eq=False, gc=False):
     index: int  # of the event in it
 
     def result(self, timeout_s: float | None = None) -> Position:
-        """The event's position, once it is durable; raises why it is not."""
-        try:
-            self.flush.wait(timeout_s)
-        except TidelogError:
-            if not self.flush.done() or not self.flush.is_stored(self.index):
-                raise
-        return self.flush.positions()[self.index]
+        """The event's position, once it is durable; raises why it is not.
+
+        ``UnknownOutcomeError`` when it may be stored all the same: its reply was lost, or
+        ``timeout_s`` has passed and it is still under way.
+        """
+        flush = self.flush
+        if not flush.settled(timeout_s):
+            raise UnknownOutcomeError(
+                f"append to `{flush.topic}`: not durable after {timeout_s} s, and still under way: "
+                "wait longer"
+            )
+        if flush.error is not None:
+            flush.told = True
+            stored = isinstance(flush.error, TidelogError) and flush.is_stored(self.index)
+            if not stored:
+                raise flush.error_of(self.index)
+        return flush.positions()[self.index]
 
     def done(self) -> bool:
         """Whether :meth:`result` would return at once."""

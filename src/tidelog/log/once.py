@@ -17,17 +17,25 @@ that the key gives, so that every repeat places each event alike.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import numpy as np
 
 from tidelog.codec.events import check_sizes, table_of
 from tidelog.codec.segment import encode_segment
-from tidelog.errors import AlreadyExistsError, InternalError, InvalidError
+from tidelog.errors import (
+    AlreadyExistsError,
+    InternalError,
+    InvalidError,
+    TidelogError,
+    UnavailableError,
+    UnknownOutcomeError,
+)
 from tidelog.log.append import Appender
 from tidelog.log.base import Log
 from tidelog.log.flush import Part
+from tidelog.log.outcome import append_error
 from tidelog.log.partitioner import partitions_for, split
 from tidelog.log.positions import Positions
 from tidelog.model import layout, limits
@@ -39,13 +47,15 @@ __all__ = ["append_once"]
 
 _EVENTS_BITS = 20  # of a sequence; above them stands what the events give
 _DIGEST_BYTES = 5
+_ADVICE = "repeat it with the same key, which stores only what is missing"
 
 
 def append_once(log: Log, topic: Topic, key: str, events: Sequence[Event]) -> Positions:
     """Where the events stand, stored now or by an earlier call with the same key.
 
     ``AlreadyExistsError`` when the key was used for other events, as far as these share a
-    partition. An error leaves some of the events stored at most; a repeat completes them.
+    partition. ``PartialAppendError`` when another error leaves some of the events stored; a repeat
+    with the same key completes them.
     """
     if not 1 <= len(events) <= limits.SEGMENT_EVENTS_MAX:
         raise InvalidError(
@@ -67,9 +77,18 @@ def append_once(log: Log, topic: Topic, key: str, events: Sequence[Event]) -> Po
             missing.append(part)
         else:
             offsets[part.rows] = np.arange(base, base + len(part.rows))
-    for part, base in request.store(missing):
-        offsets[part.rows] = np.arange(base, base + len(part.rows))
-    return Positions(topic.name, places, offsets)
+    positions = Positions(topic.name, places, offsets)
+    done = 0
+    try:
+        for part, base in request.store(missing):
+            offsets[part.rows] = np.arange(base, base + len(part.rows))
+            done += 1
+    except AlreadyExistsError:
+        raise
+    except TidelogError as exc:
+        unknown = missing[done].rows.tolist() if isinstance(exc, UnknownOutcomeError) else []
+        raise append_error(positions, unknown, exc, _ADVICE)  # noqa: B904 - it has its cause
+    return positions
 
 
 class _Request:
@@ -99,25 +118,30 @@ class _Request:
             )
         return base
 
-    def store(self, parts: Sequence[Part]) -> list[tuple[Part, int]]:
-        """Steps 2 and 3: each part with its first offset."""
+    def store(self, parts: Sequence[Part]) -> Iterator[tuple[Part, int]]:
+        """Steps 2 and 3: each part with its first offset, as soon as it is stored."""
         if not parts:
-            return []
+            return
         segment = encode_segment([(part.partition, part.table) for part in parts])
         stored = self._appender.upload(segment)
-        done = []
         for part, piece in zip(parts, segment.pieces, strict=True):
             try:
                 base, stored = self._appender.commit(stored, piece, part.sequences)
-            except AlreadyExistsError:  # somebody else came first
-                found = self.stored(part)
-                if found is None:
-                    raise InternalError(
-                        f"producer `{self._producer}`: has sequences but no row"
-                    ) from None
-                base = found
-            done.append((part, base))
-        return done
+            except AlreadyExistsError:  # another request with this key came first
+                base = self._stored_meanwhile(part)
+            yield part, base
+
+    def _stored_meanwhile(self, part: Part) -> int:
+        try:
+            found = self.stored(part)
+        except UnavailableError as exc:
+            raise UnknownOutcomeError(
+                f"append to `{self._topic.name}` with a key: another request has stored events "
+                f"under it, and where cannot be read ({exc}): repeat it with the same key"
+            ) from exc
+        if found is None:
+            raise InternalError(f"producer `{self._producer}`: has sequences but no row")
+        return found
 
 
 def _first_sequence(events: Sequence[Event]) -> int:

@@ -3,16 +3,39 @@
 from __future__ import annotations
 
 import hashlib
+import heapq
+import threading
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-__all__ = ["partitions_for", "split"]
+__all__ = ["KeylessTurns", "partitions_for", "split"]
 
 _WORDS = 4  # a sha256 digest in 64-bit words
 _AT_ONCE = 1_000  # keys; numpy lets other threads run after each lot, hashing alone would not
+
+
+class KeylessTurns:
+    """Where the keyless events of a flush go: to the partition that has had the fewest so far.
+
+    So partitions differ by one flush at most, whatever the sizes of flushes. A flush without
+    keyless events must not ask, as that would use up a turn. Safe to share between threads.
+    """
+
+    def __init__(self, partitions: int, first: int) -> None:
+        self._lock = threading.Lock()
+        self._turn = partitions
+        self._heap = [(0, turn, (first + turn) % partitions) for turn in range(partitions)]
+
+    def next(self, events: int) -> int:
+        """The partition of this many events."""
+        with self._lock:
+            had, _, partition = self._heap[0]
+            self._turn += 1
+            heapq.heapreplace(self._heap, (had + events, self._turn, partition))
+        return partition
 
 
 def partitions_for(keys: pa.ChunkedArray, partitions: int, keyless: int) -> npt.NDArray[np.int32]:

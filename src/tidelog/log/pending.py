@@ -6,7 +6,7 @@ cost next to nothing to extend; what only some events have stands aside, with it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -61,12 +61,18 @@ class Pending:
         columns = [self.times, ids, keys, self.values, types, headers]
         return pa.Table.from_batches([batch_of(columns)])
 
-    def places(self, keyless: int) -> npt.NDArray[np.int32]:
-        """The partition of each event; ``keyless`` for those that may go anywhere."""
-        places = np.full(len(self), keyless, np.int32)
+    def places(self, keyless: Callable[[int], int]) -> npt.NDArray[np.int32]:
+        """The partition of each event.
+
+        ``keyless`` is asked for that of events that may go anywhere, with their number, if any.
+        """
+        places = np.full(len(self), -1, np.int32)
         if self.rests:
-            given = np.array([rest.partition for rest in self.rests], np.int32)
-            places[self.rows] = np.where(given < 0, keyless, given)
+            places[self.rows] = [rest.partition for rest in self.rests]
+        free = places < 0
+        count = int(np.count_nonzero(free))
+        if count:
+            places[free] = keyless(count)
         return places
 
     def sequences(self) -> list[int]:

@@ -19,14 +19,14 @@ from tidelog.codec.events import batch_bytes, check_sizes, stored_batch, table_o
 from tidelog.errors import (
     AlreadyExistsError,
     InvalidError,
-    PartialAppendError,
     TidelogError,
-    UnavailableError,
+    UnknownOutcomeError,
 )
 from tidelog.log.append import Appender
 from tidelog.log.base import Log
 from tidelog.log.carrier import UPLOADS, Carrier
 from tidelog.log.flush import Flush, Part, SendFuture
+from tidelog.log.outcome import append_error
 from tidelog.log.partitioner import partitions_for
 from tidelog.log.pending import Rest
 from tidelog.log.positions import Positions
@@ -134,11 +134,15 @@ class Producer:
         event = Event(value, key, id, timestamp, type, tuple(headers))
         size = check_event(event, self._event_bytes_max) + _OVERHEAD_BYTES
         time_ms = self._now_ms() if timestamp is None else check_timestamp(timestamp)
-        with self._carrier.lock:  # numbering and entering are one step
+        with self._carrier.lock:
+            if sequence is not None:
+                known = self._repeated(*self._place(key, sequence))
+                if known is not None:
+                    return known
+            self._make_room(size)  # which waits without the lock: numbers are given after it
             partition, number = self._place(key, sequence)
-            known = self._repeated(partition, number) if self._named else None
             rest = Rest(id, key, type, event.headers, partition, number)
-            return known or self._enter(value, time_ms, rest, size)
+            return self._enter(value, time_ms, rest, size)
 
     def append(
         self,
@@ -149,7 +153,8 @@ class Producer:
     ) -> Positions:
         """Store many events; durable on return. Events of one call may land in several commits.
 
-        ``PartialAppendError`` tells which are stored when not all could be. With
+        ``PartialAppendError`` says which are stored, which are not, and of which that is unknown,
+        when some are stored. With
         ``expected_offset`` they go to one partition in one commit, and only if its next offset is
         that one: ``ConflictError`` otherwise.
         """
@@ -185,7 +190,10 @@ class Producer:
         end_s = None if timeout_s is None else now_s() + timeout_s
         for flush in waiting:
             if not flush.settled(None if end_s is None else max(0.0, end_s - now_s())):
-                raise UnavailableError(f"flush: not durable after {timeout_s} s: wait longer")
+                raise UnknownOutcomeError(
+                    f"flush of `{self._topic.name}`: not durable after {timeout_s} s, and still "
+                    "under way: wait longer"
+                )
         self._carrier.raise_unreported()
 
     def close(self) -> None:
@@ -253,8 +261,7 @@ class Producer:
         return SendFuture(flush, 0)
 
     def _enter(self, value: bytes | None, time_ms: int, rest: Rest, size: int) -> SendFuture:
-        """With the lock held: put one event into the open flush, making room for it."""
-        self._make_room(size)
+        """With the lock held since there is room for it: put one event into the open flush."""
         if self._named:
             self._check_sequence(rest)
         flush = self._open
@@ -341,9 +348,10 @@ class Producer:
         return [table.slice(first, rows) for first in range(0, table.num_rows, rows)]
 
     def _flush_of(self, table: pa.Table, partition: int | None) -> Flush:
-        place = self._carrier.next_keyless() if partition is None else partition
         if partition is None:
-            places = partitions_for(table.column("key"), self._topic.partitions, place)
+            keys = table.column("key")
+            keyless = self._carrier.keyless.next(keys.null_count) if keys.null_count else 0
+            places = partitions_for(keys, self._topic.partitions, keyless)
         else:
             places = np.full(table.num_rows, partition, np.int32)
         return Flush.of_table(self._topic.name, table, places, batch_bytes(table))
@@ -357,16 +365,13 @@ class Producer:
 
     def _wait_for(self, flushes: list[Flush]) -> Positions:
         error: BaseException | None = None
+        unknown: BaseException | None = None
         for flush in flushes:
             flush.settled(None)
             error = error or flush.error
+            unknown = unknown or flush.unknown_error()
         positions = Positions.joined(self._topic.name, [f.positions() for f in flushes])
         if error is None:
             return positions
-        if not isinstance(error, TidelogError) or not bool((positions.offsets >= 0).any()):
-            raise error
-        raise PartialAppendError(
-            f"append to `{self._topic.name}`: {int((positions.offsets >= 0).sum())} of "
-            f"{len(positions)} events are stored, then: {error}: append the remainder",
-            positions=[None if each.offset < 0 else each for each in positions],
-        ) from error
+        unknown_rows = np.flatnonzero(np.concatenate([f.unknown_rows() for f in flushes]))
+        raise append_error(positions, unknown_rows.tolist(), unknown or error)

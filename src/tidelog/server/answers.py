@@ -117,7 +117,7 @@ STATUSES: tuple[tuple[type[TidelogError], int], ...] = (
     (AlreadyExistsError, 409),
     (NotFoundError, 404),
     (InvalidError, 400),
-    (PartialAppendError, 503),
+    (PartialAppendError, 504),  # 503 always means that nothing was stored
     (UnavailableError, 503),
     (UnknownOutcomeError, 504),
     (TidelogError, 500),
@@ -127,6 +127,11 @@ _TOLD = {  # what clients are told where the message is about the inside of the 
     504: "nobody can tell whether this was stored: read back, or repeat it with an Idempotency-Key",
     500: "something is wrong on the server: its operator finds the reason on its standard error",
 }
+_PARTIAL = (
+    "a part of the events is stored: those that have a position; the indexes of those that may be "
+    "stored are in `unknown`; send only the others again"
+)
+_KEPT = ("positions", "unknown")  # of an error's context, where its message stays inside
 _encoder = msgspec.json.Encoder(enc_hook=str)
 
 
@@ -152,8 +157,9 @@ def shape(error: TidelogError) -> dict[str, Any]:
     shown = error.as_json()
     status = status_of(error)
     if status >= 500 and not isinstance(error, RefusedError):
-        kept = {name: error.context[name] for name in ("positions",) if name in error.context}
-        shown["error"] |= {"message": _TOLD[status], "context": kept}
+        kept = {name: error.context[name] for name in _KEPT if name in error.context}
+        told = _PARTIAL if isinstance(error, PartialAppendError) else _TOLD[status]
+        shown["error"] |= {"message": told, "context": kept}
     return shown
 
 

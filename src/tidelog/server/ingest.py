@@ -15,18 +15,19 @@ from concurrent.futures import Executor
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from tidelog.codec.event_json import event_of_line
 from tidelog.errors import (
     InvalidError,
     NotFoundError,
-    PartialAppendError,
     TidelogError,
     UnknownOutcomeError,
 )
 from tidelog.home import Home
 from tidelog.log.flush import SendFuture
 from tidelog.log.once import append_once
+from tidelog.log.outcome import append_error
 from tidelog.log.positions import Positions
 from tidelog.model import limits as model_limits
 from tidelog.model.depth import too_deep
@@ -115,7 +116,7 @@ class Ingest:
             await opened.durable(flush)
             if flush.error is None or flush.is_stored(index):
                 return (flush.positions()[index],)
-            raise flush.error.with_traceback(None)
+            raise flush.error_of(index).with_traceback(None)
         for flush in {each.flush: None for each in sent}:
             await opened.durable(flush)
         return _positions(opened.topic.name, sent)
@@ -236,23 +237,27 @@ def _send_all(opened: OpenTopic, events: list[Event]) -> list[SendFuture]:
 
 def _positions(topic: str, sent: list[SendFuture]) -> Sequence[Position]:
     """Where several events stand. ``PartialAppendError`` when not all of them are stored."""
-    found: list[Position | None] = []
+    partitions = np.zeros(len(sent), np.int32)
+    offsets = np.full(len(sent), -1, np.int64)
+    unknown: list[int] = []
     error: BaseException | None = None
-    for each in sent:
+    for number, each in enumerate(sent):
         if each.flush.error is None or each.flush.is_stored(each.index):
-            found.append(each.flush.positions()[each.index])
-        else:
-            found.append(None)
-            error = each.flush.error
-    positions = [position for position in found if position is not None]
+            at = each.flush.positions()[each.index]
+            partitions[number], offsets[number] = at.partition, at.offset
+            continue
+        failure = each.flush.error_of(each.index)
+        is_unknown = isinstance(failure, UnknownOutcomeError) or not isinstance(
+            failure, TidelogError
+        )
+        if is_unknown:
+            unknown.append(number)
+        if error is None or (is_unknown and len(unknown) == 1):
+            error = failure
+    positions = Positions(topic, partitions, offsets)
     if error is None:
         return positions
-    if not positions or not isinstance(error, TidelogError):
-        raise error.with_traceback(None)
-    raise PartialAppendError(
-        f"append to `{topic}`: {len(positions)} of {len(sent)} events are stored, then: {error}",
-        positions=found,
-    )
+    raise append_error(positions, unknown, error).with_traceback(None)
 
 
 def _numbered(number: int, line: bytes) -> Event:

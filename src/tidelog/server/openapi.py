@@ -266,8 +266,10 @@ def _errors() -> Json:
         "429": "Too many requests; Retry-After says how long to wait",
         "431": "The URL or the headers are too large",
         "500": "Something is wrong on the server",
-        "503": "The home is out of reach, or the server is full; Retry-After says how long to wait",
-        "504": "Nobody can tell whether the events were stored",
+        "503": "The home is out of reach, or the server is full: nothing was stored; Retry-After "
+        "says how long to wait",
+        "504": "All or a part of the events may be stored: the context's `positions` shows which "
+        "are, `unknown` the indexes of those that may be",
     }
     return {status: json_answer(what, ref("Error")) for status, what in told.items()}
 

@@ -7,6 +7,7 @@ does not count, leaves objects that nobody names; they go when a batch is done.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -55,8 +56,10 @@ def stage(
 ) -> tuple[Staged, ...]:
     """Stage all rows of a task as segments of a batch."""
     workshop = open_workshop(staging.settings)
+    # Each batch begins elsewhere: many small ones of one task do not all go to one partition.
+    first = zlib.crc32(staging.sink.encode()) + batch + task_index
     return tuple(
-        _put(staging, workshop, batch, _parts(staging, table, places, task_index + number))
+        _put(staging, workshop, batch, _parts(staging, table, places, first + number))
         for number, (table, places) in enumerate(_collected(staging, workshop, rows))
     )
 
