@@ -33,6 +33,16 @@ def erase(home: Home, *ids: str) -> None:
     home.delete("t", ids)
 
 
+def events(*ids: str | None) -> pa.Table:
+    return pa.table(
+        {
+            "id": pa.array(ids, pa.string()),
+            "key": pa.nulls(len(ids), pa.binary()),
+            "timestamp": pa.array([0] * len(ids), pa.timestamp("ms")),
+        }
+    )
+
+
 def ids(home: Home) -> list[str | None]:
     return [event.id for partition in (0, 1) for event in home.read("t", partition)]
 
@@ -42,19 +52,18 @@ def test_a_snapshot_knows_erased_ids_and_is_read_again_only_when_it_must() -> No
         topic = home.create_topic("t", 2)
         nothing = read_erased(home.log, topic)
         assert len(nothing) == 0
-        assert nothing.kept(pa.array(["a", None])) is None
+        assert nothing.kept(events("a", None)) is None
         erase(home, "a", "é" * 5_000, "\U0001f30a")
         erased = read_erased(home.log, topic, nothing)
         assert len(erased) == 3
         assert erased.has("a")
         assert not erased.has("A")
-        column = pa.array(["b", None, "a", "\U0001f30a", "", "é" * 5_000])
-        kept = erased.kept(column)
+        kept = erased.kept(events("b", None, "a", "\U0001f30a", "", "é" * 5_000))
         assert kept is not None
         assert kept.tolist() == [True, True, False, False, True, False]
-        assert erased.kept(pa.array(["b", None])) is None
-        assert erased.kept(pa.array([None, None], pa.string())) is None
-        assert erased.kept(pa.array([], pa.string())) is None
+        assert erased.kept(events("b", None)) is None
+        assert erased.kept(events(None, None)) is None
+        assert erased.kept(events()) is None
         assert read_erased(home.log, topic, erased) is erased
         again = pickle.loads(pickle.dumps(erased))
         assert again.has("a")
@@ -63,12 +72,12 @@ def test_a_snapshot_knows_erased_ids_and_is_read_again_only_when_it_must() -> No
 
 
 def test_the_ledger_holds_no_id(home: Home) -> None:
-    enter_erased(home.log, home.topic("t"), ["a-very-plain-id"])
+    enter_erased(home.log, home.topic("t"), {"a-very-plain-id": 1}, {b"a-very-plain-key": 1})
     topic = home.topic("t").incarnation
     rows = [
         row for number in range(256) for row in home.catalog.scan(f"erased/{topic}/{number:02x}")
     ]
-    assert len(rows) == 1
+    assert len(rows) == 2
     assert "plain" not in str(rows)
 
 

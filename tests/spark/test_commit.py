@@ -15,10 +15,10 @@ from tidelog.catalog.memory import MemoryCatalog
 from tidelog.codec.events import table_of
 from tidelog.codec.segment import encode_segment
 from tidelog.errors import CorruptError, InvalidError, NotFoundError, TidelogError
-from tidelog.log.append import Appender
 from tidelog.log.base import Log
+from tidelog.log.copying import Copier, append_staged
 from tidelog.log.read import Reader
-from tidelog.log.staged import Staged, append_staged
+from tidelog.log.staged import Staged
 from tidelog.log.sweep import sweep_home
 from tidelog.log.topics import create_topic, delete_topic, find_topic
 from tidelog.log.verify import verify_topic
@@ -221,9 +221,9 @@ def test_a_staged_segment_that_is_gone_is_corruption(world: World) -> None:
 
 def test_without_a_name_each_piece_is_stored_once(world: World) -> None:
     staged = world.stage(0, "a")
-    producer = Appender(world.log, world.topic, "~me")
+    producer = Copier(world.log, world.topic, "~me")
     append_staged(producer, staged)
-    append_staged(Appender(world.log, world.topic, "~me"), staged)
+    append_staged(Copier(world.log, world.topic, "~me"), staged)
     producer.close()
     world.check(1)
 

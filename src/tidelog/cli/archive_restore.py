@@ -34,7 +34,8 @@ def restore(home_text: str | None, output: Output, /, name: str, to: str, **give
     """Bring the events of an archive into a topic or into Kafka, each of them once.
 
     The target must be there. Safe to kill, to repeat, and to run twice at once: a restore goes on
-    where it was, and brings what the archive has got since.
+    where it was, and brings what the archive has got since. Events that were erased from a topic
+    are left out, and counted, unless their time is later than that.
 
     \b
     Examples:
@@ -47,4 +48,5 @@ def restore(home_text: str | None, output: Output, /, name: str, to: str, **give
         pipeline = with_workers(open_restore(home, wanted, LocalWorkers(), given["rate"]), given)
         how = Driving(stop=watch.stop, on_look=watch.look, on_cycle=watch.cycle)
         events = Driver(home.log, pipeline, how).run()
-        output.record({"archive": name, "to": to, "events": events})
+        told = {"events": events, "left_out": watch.left_out}
+        output.record({"archive": name, "to": to, **told})

@@ -97,6 +97,7 @@ class Watch:
         )
         self._task = self._bar.add_task(what, total=None, speed="")
         self._done = 0
+        self.left_out = 0  # events that were erased from the target before they came there
 
     def __enter__(self) -> Watch:
         self._interruption.__enter__()
@@ -127,6 +128,7 @@ class Watch:
     def cycle(self, report: CycleReport) -> None:
         """A cycle has ended."""
         self._done += report.events
+        self.left_out += sum(each.left_out for each in report.committed.values())
         self._bar.update(self._task, completed=self._done)
         for partition, manifest in sorted(report.committed.items()):
             if self._output.as_json:
@@ -140,13 +142,16 @@ class Watch:
                         "files": len(manifest.files),
                         "dead": manifest.dead,
                         "dropped": manifest.dropped,
+                        "left_out": manifest.left_out,
                     }
                 )
             else:
+                out = manifest.left_out
                 self.tell(
                     f"{partition.text}: {manifest.start} to {manifest.end}, "
                     f"{counted(manifest.read, 'event')}, {counted(len(manifest.files), 'file')}, "
                     f"{counted(manifest.dead, 'dead letter')}"
+                    + (f", {counted(out, 'event')} left out as erased" if out else "")
                 )
         for partition, error in sorted(report.errors.items()):
             self.tell(f"{partition.text}: {error}")

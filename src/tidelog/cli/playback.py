@@ -201,10 +201,12 @@ class _Told:
         per_s = round(played.events / seconds) if seconds > 0 else 0
         self._line(
             f"{counted(played.events, 'event')} in {counted(played.slots, 'slot')}, "
-            f"{seconds:.1f} s, {per_s:,} events/s",
+            f"{seconds:.1f} s, {per_s:,} events/s"
+            + (f", {played.left_out:,} left out as erased" if played.left_out else ""),
             {
                 "events": played.events,
                 "slots": played.slots,
+                "left_out": played.left_out,
                 "seconds": round(seconds, 3),
                 "events_per_s": per_s,
                 "finished": played.finished,

@@ -86,4 +86,5 @@ def pump(home_text: str | None, output: Output, /, source: str, topic: str, **gi
             on_cycle=watch.cycle,
         )
         events = Driver(home.log, pipeline, how).run()
-        output.record({"pump": pipeline.name, "topic": topic, "events": events})
+        told = {"events": events, "left_out": watch.left_out}
+        output.record({"pump": pipeline.name, "topic": topic, **told})

@@ -1,21 +1,27 @@
 """Updating and deleting events: seen by every reader that begins after the call has returned.
 
-In five steps; the same call again goes on after a crash anywhere:
+In seven steps, of which an update has 1, 2, 6 and 7; the same call again goes on after a crash
+anywhere:
 
 1. look the ids up, in all partitions           → nothing
 2. an audit record, as ``begun``                → a record of something that was not done
-3. of a delete: the hashes of its ids into the
-   ledger                                       → ids that no restore brings, whose events are there
-4. an ``amend/<offset>`` row for each event,
+3. the hashes of the ids into the ledger        → ids that no copy brings, whose events are there
+4. raise ``erasures`` in the head of each
+   partition that something copies into         → the same; copies read the ledger again
+5. look the ids up again, in those of these
+   partitions that have got events since 1;
+   what is found goes into the record           → the same
+6. an ``amend/<offset>`` row for each event,
    some in one write with the ``head``          → those events are amended
-5. the audit record, as ``done``                → all of it
+7. the audit record, as ``done``                → all of it
 
 Every event that has the id is amended, should there be several. The last write wins, by the
 sequence that the head of its partition counts; but a delete is final: an update that finds one
 finds no event. A lot of rows that is durable is never written again: where a compile makes the rest
 look its events up again, and where a reply was lost (``journal.marks``). An update replaces the
-value alone. A value too large for a row is put into the
-store between 3 and 4; nobody names it when the call dies there, and a sweep removes it.
+value alone. A value too large for a row is put into the store between 2 and 6; no row names it
+when the call dies there, and a sweep removes it. ``log.ledger`` says why steps 3 to 5 keep copies
+of a deleted event away.
 """
 
 from __future__ import annotations
@@ -34,7 +40,7 @@ from tidelog.journal.lookup import Found, Lookup, Seen
 from tidelog.journal.marks import Applied, Mark, Marker
 from tidelog.journal.rows import MovedError
 from tidelog.log.base import Log
-from tidelog.log.ledger import enter_erased
+from tidelog.log.ledger import announce_erasure, enter_erased
 from tidelog.log.topics import read_head
 from tidelog.model.event import Event, check_event
 
@@ -75,15 +81,36 @@ class Amender:
         return self._amend("delete", dict.fromkeys(ids))
 
     def delete_key(self, key: bytes, progress: Callable[[int], None]) -> Amended:
-        """Delete all events that have this key, up to the ends of now, with or without ids."""
+        """Delete all events that have this key, up to the ends of now, with or without ids.
+
+        Where it finds some, it then looks at what was appended meanwhile: so it finds copies that
+        got in before the ledger had the key.
+        """
         amended = 0
-        for partition in range(self._topic.partitions):
-            found = with_key(self._log, self._topic, partition, key, progress)
-            marks = (Mark(each, partition, offset, "delete") for each, offset in found)
-            for some in _records(marks):
-                heads = {partition: read_head(self._log, self._topic, partition)}
-                amended += len(self._apply("delete", some, heads, key_mark(key)))
+        starts = [0] * self._topic.partitions
+        for _ in range(2):
+            for partition, start in enumerate(starts):
+                head, _ = read_head(self._log, self._topic, partition)
+                bounds = max(start, head.start), head.next
+                amended += self._delete_key_here(key, partition, bounds, progress)
+                starts[partition] = head.next
+            if not amended:
+                break
         return Amended(amended)
+
+    def _delete_key_here(
+        self, key: bytes, partition: int, bounds: tuple[int, int], progress: Callable[[int], None]
+    ) -> int:
+        amended = 0
+        found = with_key(self._log, self._topic, partition, key, bounds, progress)
+        marks = (
+            Mark(each, partition, offset, "delete", time_ms=time_ms)
+            for each, offset, time_ms in found
+        )
+        for some in _records(marks):
+            heads = {partition: read_head(self._log, self._topic, partition)}
+            amended += len(self._apply("delete", some, heads, key))
+        return amended
 
     def _amend(
         self, op: Literal["update", "delete"], values: Mapping[str, bytes | None]
@@ -108,30 +135,86 @@ class Amender:
         op: Literal["update", "delete"],
         marks: Sequence[Mark],
         heads: dict[int, Seen],
-        key: str = "",
+        key: bytes | None = None,
     ) -> Sequence[Mark]:
-        """Steps 2 to 5 for one record; the marks that were there to be put."""
+        """Steps 2 to 7 for one record; the marks that were there to be put."""
         record = AuditRecord(
             id=self._log.ids.new(),
             op=op,
             who=self._why.who,
             at_ms=self._log.clock.now_ms(),
             why=self._why.why,
-            events=tuple(Audited(mark.id, mark.partition, mark.offset) for mark in marks),
-            key=key,
+            events=_audited(marks),
+            key="" if key is None else key_mark(key),
         )
-        put_record(self._log, self._topic, record)
+        version = put_record(self._log, self._topic, record)
         if op == "delete":
-            ids = (mark.id for mark in marks if mark.id is not None)
-            enter_erased(self._log, self._topic, ids, self._pool)
+            found = self._enter(record, marks, heads, key)
+            if len(found) > len(marks):
+                marks = found
+                record = msgspec.structs.replace(record, events=_audited(marks))
+                version = put_record(self._log, self._topic, record, version)
         applied = self._put(record, marks, heads)
-        put_record(self._log, self._topic, msgspec.structs.replace(record, state="done"))
+        done = msgspec.structs.replace(record, state="done")
+        put_record(self._log, self._topic, done, version)
         return applied
+
+    def _enter(
+        self,
+        record: AuditRecord,
+        marks: Sequence[Mark],
+        heads: dict[int, Seen],
+        key: bytes | None,
+    ) -> Sequence[Mark]:
+        """Steps 3 to 5; the marks, with those of events that were copied here meanwhile.
+
+        Of a delete by key the caller looks for these.
+        """
+        known = {(mark.partition, mark.offset): mark for mark in marks}
+        for _ in range(_ROUNDS):
+            until: dict[str, int] = {}
+            for mark in known.values():
+                if mark.id is not None:
+                    until[mark.id] = max(record.at_ms, mark.time_ms, until.get(mark.id, 0))
+            keys = {}
+            if key is not None:
+                latest = max(mark.time_ms for mark in known.values())
+                keys[key] = max(record.at_ms, latest)
+            enter_erased(self._log, self._topic, until, keys, self._pool)
+            ends = self._announce()
+            grown = [each for each, seen in heads.items() if ends[each] > seen[0].next]
+            if key is not None or not grown:
+                break
+            found = self._lookup.find(list(until), partitions=grown)
+            heads.update(found.heads)
+            values: dict[str, bytes | None] = dict.fromkeys(until)
+            more = list(_marks("delete", found, list(until), values))
+            new = {(m.partition, m.offset): m for m in more} | known
+            if len(new) == len(known):
+                break
+            known = new
+        else:
+            raise UnavailableError(
+                f"topic `{self._topic.name}`: copies of the events come faster than they can be "
+                "found: try again"
+            )
+        return list(known.values())
+
+    def _announce(self) -> Sequence[int]:
+        """Step 4; where each partition ended then."""
+
+        def announce(partition: int) -> int:
+            return announce_erasure(self._log, self._topic, partition).next
+
+        numbers = range(self._topic.partitions)
+        if self._pool is None or self._log.commits_at_once == 1:
+            return list(map(announce, numbers))
+        return list(self._pool.map(announce, numbers))
 
     def _put(
         self, record: AuditRecord, marks: Sequence[Mark], heads: dict[int, Seen]
     ) -> Sequence[Mark]:
-        """Step 4 in each partition; what was compiled meanwhile is looked up again.
+        """Step 6 in each partition; what was compiled meanwhile is looked up again.
 
         ``heads`` are those by which the events were found, and go on with what was written.
         """
@@ -194,6 +277,10 @@ def _marks(
     for each in ids:
         for event in found.events.get(each, ()):
             yield Mark(each, event.partition, event.offset, op, values[each], event.time_ms)
+
+
+def _audited(marks: Iterable[Mark]) -> tuple[Audited, ...]:
+    return tuple(Audited(mark.id, mark.partition, mark.offset) for mark in marks)
 
 
 def _records(marks: Iterable[Mark]) -> Iterator[list[Mark]]:

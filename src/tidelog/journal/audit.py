@@ -17,8 +17,8 @@ from typing import Literal
 
 import msgspec
 
-from tidelog.catalog.base import Put
-from tidelog.errors import InvalidError
+from tidelog.catalog.base import ABSENT, Put
+from tidelog.errors import ConflictError, InvalidError, NotFoundError
 from tidelog.log.base import Log
 from tidelog.log.hold import write_repeatedly
 from tidelog.model import layout
@@ -67,11 +67,20 @@ class Why:
             raise InvalidError("who: is empty: say who does this")
 
 
-def put_record(log: Log, topic: Topic, record: AuditRecord) -> None:
-    """Write a record, or write it anew; the same one twice does no harm."""
+def put_record(log: Log, topic: Topic, record: AuditRecord, version: str | None = None) -> str:
+    """Write a new record, or the next state of one by its version; the version that it has then.
+
+    A delayed repeat of an earlier state changes nothing, since it expects that state's version or
+    none. ``NotFoundError`` when the topic was deleted meanwhile.
+    """
     where = layout.audit_partition(topic.incarnation)
-    change = Put(layout.audit_row(record.at_ms, record.id), encode_row(record))
-    write_repeatedly(log, where, change)
+    row = layout.audit_row(record.at_ms, record.id)
+    try:
+        return write_repeatedly(log, where, Put(row, encode_row(record), version or ABSENT))
+    except ConflictError as exc:
+        raise NotFoundError(
+            f"topic `{topic.name}`: was deleted while its events were amended"
+        ) from exc
 
 
 def read_audit(log: Log, topic: Topic, since_ms: int = 0) -> Iterator[AuditRecord]:

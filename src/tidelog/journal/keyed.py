@@ -1,4 +1,4 @@
-"""All events of a partition that have one key: only ids and keys are read."""
+"""All events of a partition that have one key: only ids, keys and times are read."""
 
 from __future__ import annotations
 
@@ -19,18 +19,26 @@ from tidelog.model.topic import Topic
 
 __all__ = ["with_key"]
 
+Keyed = tuple[str | None, int, int]
+"""The id, the offset and the time of an event."""
+
 _LOSSES_MAX = 5  # of objects one after another that went while they were read
 
 
 def with_key(
-    log: Log, topic: Topic, partition: int, key: bytes, progress: Callable[[int], None]
-) -> Iterator[tuple[str | None, int]]:
-    """The id and the offset of each event that has this key, up to the end of now.
+    log: Log,
+    topic: Topic,
+    partition: int,
+    key: bytes,
+    bounds: tuple[int, int],
+    progress: Callable[[int], None],
+) -> Iterator[Keyed]:
+    """The events of ``[start, end)`` that have this key.
 
     ``progress`` is called with the bytes that are done. ``NotFoundError`` once the topic is gone.
     """
-    head, _ = read_head(log, topic, partition)
-    at, end, losses = head.start, head.next, 0
+    at, end = bounds
+    losses = 0
     while at < end:
         head, _ = read_head(log, topic, partition)
         at = max(at, head.start)
@@ -41,7 +49,7 @@ def with_key(
                 if run.base >= until:
                     break
                 what = describe_run(topic.name, partition, run)
-                cut = Cut(at, until, ("id", "key"))
+                cut = Cut(at, until, ("id", "key", "timestamp"))
                 for rows in read_run(log.store, run, what, cut, amendments):
                     yield from _matches(rows, key)
                     at, losses = rows.end, 0
@@ -52,10 +60,12 @@ def with_key(
                 raise
 
 
-def _matches(rows: Rows, key: bytes) -> Iterator[tuple[str | None, int]]:
+def _matches(rows: Rows, key: bytes) -> Iterator[Keyed]:
     batch = rows.batch
     mask = pc.fill_null(pc.equal(batch.column("key"), pa.scalar(key, pa.binary())), False)
     numbers = np.flatnonzero(mask.to_numpy(zero_copy_only=False))
     if len(numbers):
-        ids = batch.column("id").take(pa.array(numbers)).to_pylist()
-        yield from zip(ids, rows.offsets[numbers].tolist(), strict=True)
+        found = batch.take(pa.array(numbers))
+        times = found.column("timestamp").cast(pa.int64()).to_pylist()
+        ids = found.column("id").to_pylist()
+        yield from zip(ids, rows.offsets[numbers].tolist(), times, strict=True)

@@ -161,8 +161,7 @@ class Appender:
                     f"producer `{self._producer}` on `{self._topic.name}/{piece.partition}`: "
                     f"sequence {sequences[0]} is stored already: go on after {last}"
                 )
-            if head.closed:
-                raise self._deleted()
+            self.check_head(piece.partition, head)
             if expected_offset not in (None, head.next):
                 raise ConflictError(
                     f"partition `{self._topic.name}/{piece.partition}`: append at offset "
@@ -182,6 +181,11 @@ class Appender:
         raise UnavailableError(
             f"partition `{self._topic.name}/{piece.partition}`: too many writers at once: try again"
         )
+
+    def check_head(self, partition: int, head: Head) -> None:
+        """Refuse to commit where a head says so. ``NotFoundError`` when the topic was deleted."""
+        if head.closed:
+            raise self._deleted()
 
     def close(self) -> None:
         """Remove the rows of an unnamed producer; best effort, as sweeps remove old ones too."""

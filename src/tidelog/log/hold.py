@@ -51,17 +51,19 @@ def write_held(log: Log, where: str, what: str, held: Put, *others: Change) -> s
     raise UnavailableError(f"{what}: replies keep getting lost: try again")
 
 
-def write_repeatedly(log: Log, where: str, *changes: Change) -> None:
-    """A write that may land twice, so a lost reply is no matter: it is sent again.
+def write_repeatedly(log: Log, where: str, *changes: Change) -> str:
+    """Send a write again, under the same id, while replies get lost; its id, the rows' version.
 
-    ``UnknownOutcomeError`` when replies keep getting lost.
+    It may also land later than this returns, once more. So give expectations that then fail, or
+    changes that do no harm at any later time. ``UnknownOutcomeError`` when replies keep getting
+    lost.
     """
     write_id = log.ids.new()
     delays = log.backoff.delays_s(log.random)
     while True:
         try:
             log.catalog.write(where, *changes, write_id=write_id)
-            return
+            return write_id
         except UnknownOutcomeError:
             delay_s = next(delays, None)
             if delay_s is None:

@@ -1,134 +1,250 @@
-"""The ledger of erased ids: hashes alone, so that no restore and no pump brings an event back.
+"""The ledger of what was erased: hashes alone, so that no copy brings an event back.
 
-A delete enters its ids before anything else changes. Whoever copies events into a topic from a
-place that may still hold them takes a snapshot, and leaves those out. Ordinary producers do not
-look: an erased id that is appended anew is a new event.
+A row is the hash of an id, or of a key whose events were all deleted. It says up to which time
+events were erased: the time of the delete, or that of the newest deleted event where it is later.
+An event with that id or key and a later time is a new one. Ordinary producers do not look at all.
+
+Whatever copies events into a topic from a place that may still hold erased ones (pumps, restores,
+playbacks, the Spark sink) goes by ``log.copying``. The two sides meet in the head of each
+partition, which every commit expects:
+
+| a copy                                           | a delete                                    |
+|--------------------------------------------------|---------------------------------------------|
+| 1. says in every head that something is copied   | 1. its audit record                         |
+| 2. notes ``erasures`` of every head              | 2. its rows of the ledger                   |
+| 3. reads the ledger, leaves out what was erased  | 3. raises ``erasures`` in every head that   |
+| 4. commits, expecting a head with the same       |    says so                                  |
+|    ``erasures``; else it goes on at 2            | 4. looks up what came into those partitions |
+|                                                  | 5. deletes the events                       |
+
+A copy that is committed before step 3 of the delete is found by its step 4; one that is committed
+later has read the ledger after step 2. Nothing gets between, and a topic into which nothing was
+ever copied pays nothing.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Executor
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from tidelog.catalog.base import Put
+from tidelog.catalog.base import ABSENT, Expectation, Put
+from tidelog.errors import ConflictError, UnavailableError, UnknownOutcomeError
 from tidelog.log.base import Log
-from tidelog.log.hold import write_repeatedly
+from tidelog.log.heads import RACE, raise_head
 from tidelog.log.topics import read_head
 from tidelog.model import layout, limits
+from tidelog.model.run import Erased, Head, decode_row, encode_row
 from tidelog.model.topic import Topic
 
 __all__ = [
     "NOTHING_ERASED",
     "ErasedIds",
     "Stamp",
+    "announce_erasure",
     "enter_erased",
-    "ledger_stamp",
     "read_erased",
     "was_erased",
 ]
 
 _BUCKETS = [f"{number:02x}" for number in range(256)]
+_KEYS = "key/"  # begins the rows of keys
 
 Stamp = tuple[int, ...]
-"""How many amendments each partition has had. The ledger has not grown where it is the same, but
-for what belongs to deletes that have not returned."""
+"""How often each partition was told that the ledger has grown."""
+
+Times = Mapping[bytes, int]
+"""Until when events were erased, by the digest of their id or key."""
 
 
 @dataclass(frozen=True, eq=False)
 class ErasedIds:
     """The ledger as it was at some time. Pickles."""
 
-    digests: frozenset[bytes] = frozenset()
+    ids: Times = field(default_factory=dict)
+    keys: Times = field(default_factory=dict)
     stamp: Stamp = ()
-    _prefixes: npt.NDArray[np.uint64] = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        firsts = [int.from_bytes(each[:8], "big") for each in self.digests]
-        object.__setattr__(self, "_prefixes", np.sort(np.array(firsts, np.uint64)))
 
     def __len__(self) -> int:
-        return len(self.digests)
+        return len(self.ids) + len(self.keys)
 
     @property
     def mark(self) -> str:
-        """The same for the same ids; empty where there are none."""
-        if not self.digests:
+        """The same for the same ledger; empty where that is empty."""
+        if not len(self):
             return ""
-        return hashlib.sha256(b"".join(sorted(self.digests))).hexdigest()[:16]
+        told = hashlib.sha256()
+        for times in (self.ids, self.keys):
+            for digest in sorted(times):
+                told.update(digest + times[digest].to_bytes(8, "big", signed=True))
+            told.update(b"/")
+        return told.hexdigest()[:16]
 
     def has(self, event_id: str) -> bool:
         """Whether an id was erased."""
-        return hashlib.sha256(event_id.encode()).digest() in self.digests
+        return _digest(event_id.encode()) in self.ids
 
-    def kept(self, ids: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.bool_] | None:
-        """Which events of a column of ids were not erased; None where that is all of them."""
-        if not self.digests or ids.null_count == len(ids):
-            return None
-        sha256 = hashlib.sha256
-        hashed = [
-            b"" if each is None else sha256(each.encode()).digest() for each in ids.to_pylist()
-        ]
-        joined = b"".join(each[:8] or bytes(8) for each in hashed)
-        suspects = np.isin(np.frombuffer(joined, ">u8").astype(np.uint64), self._prefixes)
-        rows = [row for row in np.flatnonzero(suspects).tolist() if hashed[row] in self.digests]
-        if not rows:
-            return None
-        keep = np.ones(len(ids), np.bool_)
-        keep[rows] = False
-        return keep
+    def kept(self, events: pa.RecordBatch | pa.Table) -> npt.NDArray[np.bool_] | None:
+        """Which events were not erased; None where that is all of them."""
+        gone = np.zeros(events.num_rows, np.bool_)
+        for name, times in (("id", self.ids), ("key", self.keys)):
+            if times and events.num_rows:
+                until = _until(events.column(name), times)
+                if until is not None:
+                    column = events.column("timestamp").cast(pa.int64())
+                    gone |= column.to_numpy(zero_copy_only=False) <= until
+        return ~gone if gone.any() else None
 
 
 NOTHING_ERASED = ErasedIds()
+_NEVER = np.iinfo(np.int64).min
 
 
-def enter_erased(log: Log, topic: Topic, ids: Iterable[str], pool: Executor | None = None) -> None:
-    """Put ids into the ledger; twice does no harm."""
-    buckets: dict[str, list[str]] = {}
-    for each in set(ids):
-        digest = hashlib.sha256(each.encode()).hexdigest()
-        buckets.setdefault(layout.erased_partition(topic.incarnation, digest), []).append(digest)
-    now = str(log.clock.now_ms()).encode()
+def enter_erased(
+    log: Log,
+    topic: Topic,
+    ids: Mapping[str, int],
+    keys: Mapping[bytes, int] | None = None,
+    pool: Executor | None = None,
+) -> None:
+    """Enter ids and keys, each with the time up to which its events are erased.
 
-    def enter(bucket: tuple[str, Sequence[str]]) -> None:
-        where, digests = bucket
-        for first in range(0, len(digests), limits.CHANGES_MAX):
-            some = digests[first : first + limits.CHANGES_MAX]
-            write_repeatedly(log, where, *[Put(digest, now) for digest in some])
+    A row keeps the latest time of all that were entered, in whatever order writes arrive.
+    """
+    now_ms = log.clock.now_ms()
+    buckets: dict[str, dict[str, Erased]] = {}
+    for prefix, digest, until_ms in (
+        *(("", _digest(each.encode()).hex(), until) for each, until in ids.items()),
+        *((_KEYS, _digest(each).hex(), until) for each, until in (keys or {}).items()),
+    ):
+        where = layout.erased_partition(topic.incarnation, digest)
+        buckets.setdefault(where, {})[prefix + digest] = Erased(now_ms, until_ms)
+
+    def enter(bucket: tuple[str, dict[str, Erased]]) -> None:
+        where, rows = bucket
+        names = list(rows)
+        for first in range(0, len(names), limits.CHANGES_MAX):
+            _enter(log, where, {name: rows[name] for name in names[first:][: limits.CHANGES_MAX]})
 
     each_of: Callable[..., Iterable[Any]] = map if pool is None else pool.map
     for _ in each_of(enter, buckets.items()):
         pass
 
 
+def announce_erasure(log: Log, topic: Topic, partition: int) -> Head:
+    """Let copies into a partition notice that the ledger has grown; the head after that.
+
+    ``NotFoundError`` when the topic was deleted.
+    """
+    head, _ = read_head(log, topic, partition)
+    if not head.copied:
+        return head
+
+    def raised(head: Head) -> Head:
+        return msgspec.structs.replace(head, erasures=head.erasures + 1)
+
+    return raise_head(log, topic, partition, raised)[1]
+
+
 def was_erased(log: Log, topic: Topic, event_id: str) -> bool:
     """Whether one id is in the ledger."""
-    digest = hashlib.sha256(event_id.encode()).hexdigest()
+    digest = _digest(event_id.encode()).hex()
     where = layout.erased_partition(topic.incarnation, digest)
     return log.catalog.get(where, digest) is not None
 
 
-def ledger_stamp(log: Log, topic: Topic) -> Stamp:
-    """What tells whether a snapshot is still good."""
-    return tuple(read_head(log, topic, p)[0].amendments for p in range(topic.partitions))
-
-
 def read_erased(log: Log, topic: Topic, known: ErasedIds = NOTHING_ERASED) -> ErasedIds:
-    """The ledger as it is now; ``known`` where nothing was amended since that was read."""
-    stamp = ledger_stamp(log, topic)
+    """The ledger as it is now, for a copy into the topic; ``known`` where it has not grown.
+
+    ``NotFoundError`` when the topic was deleted.
+    """
+    stamp = tuple(_copied(log, topic, each).erasures for each in range(topic.partitions))
     if stamp == known.stamp:
         return known
-    if not any(stamp):
-        return ErasedIds(stamp=stamp)
-    found = [
-        bytes.fromhex(row.row)
-        for bucket in _BUCKETS
-        for row in log.catalog.scan(layout.erased_partition(topic.incarnation, bucket))
-    ]
-    return ErasedIds(frozenset(found), stamp)
+    audit = layout.audit_partition(topic.incarnation)
+    if next(iter(log.catalog.scan(audit, limit=1)), None) is None:
+        return ErasedIds(stamp=stamp)  # every delete begins with a record
+    ids: dict[bytes, int] = {}
+    keys: dict[bytes, int] = {}
+
+    def read(bucket: str) -> None:
+        for row in log.catalog.scan(layout.erased_partition(topic.incarnation, bucket)):
+            erased = decode_row(row.value, Erased, f"row `{row.row}` of the ledger")
+            times = keys if row.row.startswith(_KEYS) else ids
+            times[bytes.fromhex(row.row.removeprefix(_KEYS))] = erased.until_ms
+
+    if log.commits_at_once == 1:
+        for bucket in _BUCKETS:
+            read(bucket)
+    else:  # each is a round trip
+        with ThreadPoolExecutor(log.commits_at_once) as pool:
+            list(pool.map(read, _BUCKETS))
+    return ErasedIds(ids, keys, stamp)
+
+
+def _copied(log: Log, topic: Topic, partition: int) -> Head:
+    """A head that says that something copies events into its partition."""
+
+    def raised(head: Head) -> Head:
+        return head if head.copied else msgspec.structs.replace(head, copied=True)
+
+    return raise_head(log, topic, partition, raised)[1]
+
+
+def _enter(log: Log, where: str, rows: Mapping[str, Erased]) -> None:
+    """Put rows of one bucket, or raise the times of those that are there."""
+    changes = [Put(name, encode_row(row), ABSENT) for name, row in rows.items()]
+    for delay_s in RACE.delays_s(log.random):
+        if not changes:
+            return
+        try:
+            log.catalog.write(where, *changes, write_id=log.ids.new())
+        except (ConflictError, UnknownOutcomeError):
+            log.clock.sleep(delay_s)
+            changes = list(_raised(log, where, rows))
+        else:
+            return
+    raise UnavailableError("ledger of erased ids: too many writers at once: try again")
+
+
+def _raised(log: Log, where: str, rows: Mapping[str, Erased]) -> Iterable[Put]:
+    for name, row in rows.items():
+        found = log.catalog.get(where, name)
+        expect: Expectation = ABSENT
+        if found is not None:
+            before = decode_row(found.value, Erased, f"row `{name}` of the ledger")
+            if before.until_ms >= row.until_ms:
+                continue
+            expect = found.version
+        yield Put(name, encode_row(row), expect)
+
+
+def _until(column: pa.Array | pa.ChunkedArray, times: Times) -> npt.NDArray[np.int64] | None:
+    """For each value of a column the time up to which it was erased; None where none was."""
+    if column.null_count == len(column):
+        return None
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    coded = pc.dictionary_encode(column)
+    found = [_time_of(each, times) for each in coded.dictionary.to_pylist()]
+    if max(found, default=_NEVER) == _NEVER:
+        return None
+    indices = pc.fill_null(coded.indices, len(found)).to_numpy(zero_copy_only=False)
+    until: npt.NDArray[np.int64] = np.array([*found, _NEVER], np.int64)[indices]
+    return until
+
+
+def _time_of(value: str | bytes, times: Times) -> int:
+    return times.get(_digest(value.encode() if isinstance(value, str) else value), _NEVER)
+
+
+def _digest(value: bytes) -> bytes:
+    return hashlib.sha256(value).digest()

@@ -9,10 +9,7 @@ crash anywhere, or by two drivers at once, and nobody has to be fenced.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Executor
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import numpy as np
@@ -20,12 +17,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tidelog.codec.events import batch_bytes
-from tidelog.errors import AlreadyExistsError
-from tidelog.log.append import Appender, Stored
 from tidelog.model.limits import SEGMENT_EVENTS_MAX
 from tidelog.model.run import Piece
 
-__all__ = ["Collector", "Located", "Staged", "append_staged", "is_appended"]
+__all__ = ["Collector", "Located", "Staged"]
 
 # Larger than a producer's: nobody waits for its linger, and fewer segments are fewer commits.
 _SEGMENT_BYTES = 32 << 20
@@ -40,6 +35,7 @@ class Staged(msgspec.Struct, frozen=True):
     pieces: tuple[Piece, ...]
     # Of each partition, which events of its piece were left out since: these keep their sequences.
     left_out: dict[int, tuple[int, ...]] = {}
+    ledger: str = ""  # begins with the mark of the ledger by which its writer left events out
 
     def sequences(self, piece: Piece, first: int) -> Sequence[int]:
         """Those of a piece's events, which began at ``first`` when it was staged."""
@@ -76,56 +72,3 @@ class Collector:
             given = [places for _, places in self._waiting if places is not None]
             self._waiting, self._bytes, self._events = [], 0, 0
             yield table, np.concatenate(given) if given else None
-
-
-def append_staged(
-    producer: Appender,
-    segments: Sequence[Staged],
-    first_sequence: int = 0,
-    pool: Executor | None = None,
-) -> None:
-    """Copy segments and commit their pieces, partition by partition, each piece once.
-
-    In each partition the events are numbered from ``first_sequence``. ``NotFoundError`` when the
-    topic was deleted, or when a segment is neither staged nor appended.
-    """
-    todo = _pieces(producer, segments, first_sequence)
-    named = {staged.key: staged for pieces in todo.values() for _, _, staged in pieces}
-
-    def copy(staged: Staged) -> Stored:
-        return producer.adopt(staged.key, staged.pieces)
-
-    def commit(partition: int) -> None:
-        copies = dict(stored)
-        for first, piece, staged in todo[partition]:
-            sequences = staged.sequences(piece, first)
-            with contextlib.suppress(AlreadyExistsError):  # by another driver, meanwhile
-                _, copies[staged.key] = producer.commit(copies[staged.key], piece, sequences)
-
-    each: Callable[..., Iterable[Any]] = map if pool is None else pool.map
-    stored = dict(zip(named, each(copy, named.values()), strict=True))
-    for _ in each(commit, todo):
-        pass
-
-
-def is_appended(producer: Appender, segments: Sequence[Staged], first_sequence: int = 0) -> bool:
-    """Whether all pieces are in the topic, as a producer that was just made sees it."""
-    return not _pieces(producer, segments, first_sequence)
-
-
-def _pieces(
-    producer: Appender, segments: Sequence[Staged], first_sequence: int
-) -> dict[int, list[tuple[int, Piece, Staged]]]:
-    """What is not committed yet: for each partition its pieces in order, with their sequences."""
-    counted: dict[int, int] = {}
-    todo: dict[int, list[tuple[int, Piece, Staged]]] = {}
-    for staged in segments:
-        for partition, out in staged.left_out.items():
-            counted[partition] = counted.get(partition, first_sequence) + len(out)
-        for piece in staged.pieces:
-            before = len(staged.left_out.get(piece.partition, ()))
-            first = counted.get(piece.partition, first_sequence) - before
-            counted[piece.partition] = first + before + piece.count
-            if first > producer.last_sequence(piece.partition):
-                todo.setdefault(piece.partition, []).append((first, piece, staged))
-    return todo

@@ -109,7 +109,11 @@ ROWS = (
         "topic/<t>/0 · sink/<name>", "a Spark writer's query, its last batch, manifest, done or not"
     ),
     Kind("audit/<t> · <time>/<id>", "who amended what, when and why; never the bytes"),
-    Kind("erased/<t>/<xx> · <sha256 of id>", "that an id was erased, so nothing brings it back"),
+    Kind(
+        "erased/<t>/<xx> · <sha256 of id>",
+        "up to which time events of an id were erased, so no copy brings them back",
+    ),
+    Kind("erased/<t>/<xx> · key/<sha256 of key>", "the same, of a key whose events were deleted"),
     Kind("consumer/<t>/<name> · member/<id>", "a member's heartbeat, host and process"),
     Kind("consumer/<t>/<name>/<p> · lease", "owner, epoch, cursor, resolved start"),
     Kind("notify/<t>/<p> · state", "the debounce waiter, and the offset notified so far"),

@@ -52,6 +52,7 @@ class Totals(msgspec.Struct, frozen=True):
     bytes: int = 0
     dead: int = 0
     lost: int = 0  # gaps that the source had
+    left_out: int = 0  # events that were erased from the target before they came there
     committed_ms: int = 0  # when the last commit was made
     dead_ms: int = 0  # when the last one with dead letters was
     lost_ms: int = 0  # when the last one with a gap was
@@ -67,6 +68,7 @@ class Totals(msgspec.Struct, frozen=True):
             bytes=self.bytes + sum(file.size for file in manifest.files),
             dead=self.dead + manifest.dead,
             lost=self.lost + len(manifest.lost),
+            left_out=self.left_out + manifest.left_out,
             committed_ms=now_ms,
             dead_ms=now_ms if manifest.dead else self.dead_ms,
             lost_ms=now_ms if manifest.lost else self.lost_ms,
@@ -139,6 +141,7 @@ class Manifest(msgspec.Struct, frozen=True):
     lost: tuple[Gap, ...] = ()
     note: bytes = b""  # what the source wants to find again
     erased: tuple[int, ...] = ()  # offsets whose events were taken out of the files
+    left_out: int = 0  # events that were not written, since they were erased from the target
 
 
 class Committed(msgspec.Struct, frozen=True):
@@ -152,6 +155,7 @@ class Committed(msgspec.Struct, frozen=True):
     dead: int
     committed_ms: int
     rewrite: str = ""  # key of the manifest that an erasure replaces this one by; "": none goes on
+    left_out: int = 0  # events that were erased from the target before they came there
 
 
 def read_manifest(data: bytes, key: str) -> Manifest:

@@ -12,6 +12,7 @@ from tidelog.model.decoding import decode_msgpack
 
 __all__ = [
     "Amendment",
+    "Erased",
     "Head",
     "HeldRow",
     "Journal",
@@ -37,6 +38,8 @@ class Head(msgspec.Struct, frozen=True):
     compiled: int = 0  # how often journals took the place of others; grows with each swap
     amendments: int = 0  # the sequence of the newest amendment
     amended: tuple[int, int] | None = None  # first and last offset with an amendment row, or more
+    copied: bool = False  # pumps, restores or playbacks may copy events into it
+    erasures: int = 0  # how often such copies were told that the ledger has grown
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,13 @@ class Amendment(msgspec.Struct, frozen=True):
     value: bytes | None = None  # of an update, where it is small; None is a value too
     object: str | None = None  # of an update whose value stands in the store
     audit: str = ""  # the record that says who and why
+
+
+class Erased(msgspec.Struct, frozen=True):
+    """A row of the ledger: what was erased under an id or a key, of which it keeps the hash."""
+
+    at_ms: int  # when it was entered
+    until_ms: int  # events up to this time; a later one is a new event
 
 
 class HeldRow(msgspec.Struct, frozen=True):

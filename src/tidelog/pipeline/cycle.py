@@ -276,8 +276,12 @@ class Cycle:
             ordinal=track.head.ordinal,
             read=produced.read,
             written=produced.staged.written,
-            dropped=produced.read - produced.staged.written - produced.staged.dead,
+            dropped=produced.read
+            - produced.staged.written
+            - produced.staged.dead
+            - produced.staged.left_out,
             dead=produced.staged.dead,
+            left_out=produced.staged.left_out,
             files=produced.staged.files,
             lost=intent.lost,
             note=produced.note,
@@ -300,7 +304,8 @@ class Cycle:
         """Steps 6 and 7."""
         partition, events = manifest.partition, manifest.read
         with self._log.spans.span("tidelog.publish", partition=partition, events=events):
-            self._pipeline.sink.publish(manifest)
+            left_out = self._pipeline.sink.publish(manifest) or 0
+        manifest = msgspec.structs.replace(manifest, left_out=manifest.left_out + left_out)
         intent = track.intent
         if intent is None:
             raise self._fenced(track.partition, -1)
@@ -312,6 +317,7 @@ class Cycle:
             files=len(manifest.files),
             dead=manifest.dead,
             committed_ms=self._log.clock.now_ms(),
+            left_out=manifest.left_out,
         )
         head = msgspec.structs.replace(
             track.head,

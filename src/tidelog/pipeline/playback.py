@@ -66,7 +66,7 @@ def play_parallel(
             if how.stopped():
                 break
             for window in _run(session, tasks[first : first + cores * _TASKS_EACH]):
-                target.publish(window, played.events)
+                played.left_out += target.publish(window, played.events)
                 played.events += window.events
                 played.slots += len(window.slots)
                 played.last = window.last or played.last
@@ -179,10 +179,10 @@ class _Target:
             return replace(named, staging=self._staging)
         return named
 
-    def publish(self, window: PlayedWindow, number: int) -> None:
-        """Append what a task has staged, after what came before it."""
+    def publish(self, window: PlayedWindow, number: int) -> int:
+        """Append what a task has staged, after what came before it; how many were left out."""
         if self._topic is None or window.staged is None or not window.staged.files:
-            return
+            return 0
         manifest = Manifest(
             pipeline=f"~playback-{self._id}",  # a producer that sweeps may forget in time
             partition="windows",
@@ -194,8 +194,9 @@ class _Target:
             files=window.staged.files,
         )
         with self._home.log.spans.span("tidelog.publish", events=window.events):
-            self._topic.publish(manifest)
+            left_out = self._topic.publish(manifest)
         self._topic.discard(manifest)
+        return left_out or 0
 
     def close(self) -> None:
         """Remove what attempts have staged and nobody needs."""

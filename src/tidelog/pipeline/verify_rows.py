@@ -84,11 +84,11 @@ def check_manifest(
             f"manifest `{committed.manifest}` {said} from event {manifest.ordinal} on"
         )
         yield Problem("manifest", where, what, _MANIFEST)
-    parts = (manifest.written, manifest.dead, manifest.dropped)
+    parts = (manifest.written, manifest.dead, manifest.dropped, manifest.left_out)
     if manifest.read != sum(parts) or min(parts) < 0:
         what = (
-            f"{manifest.read} events were read, but {parts[0]} written, {parts[1]} dead and "
-            f"{parts[2]} dropped"
+            f"{manifest.read} events were read, but {parts[0]} written, {parts[1]} dead, "
+            f"{parts[2]} dropped and {parts[3]} left out as erased"
         )
         yield Problem("counts", where, what, _KEEP)
     for kind, expected in (("data", manifest.written), ("dead", manifest.dead)):

@@ -4,6 +4,8 @@ A lot goes by one segment and one commit for each partition. A playback with a n
 the producer ``playback:<name>``, and its events have numbers: in each partition those of a lot are
 counted from the lot's own, and the next lot's is beyond them. So a partition whose producer row has
 come to a lot's number has its part of that lot, whole, and gets it no second time.
+
+Events that were erased from the target are left out, and counted (``log.copying``).
 """
 
 from __future__ import annotations
@@ -20,8 +22,10 @@ import pyarrow as pa
 from tidelog.codec.events import STORED_SCHEMA, check_sizes
 from tidelog.codec.segment import Piece, encode_segment
 from tidelog.errors import AlreadyExistsError, InternalError, InvalidError
-from tidelog.log.append import Appender, Stored
+from tidelog.log.append import Stored
 from tidelog.log.base import Log
+from tidelog.log.copying import Copier, LedgerMovedError
+from tidelog.log.ledger import ErasedIds
 from tidelog.log.partitioner import partitions_for, split
 from tidelog.log.topics import find_target
 from tidelog.model.address import Address
@@ -60,34 +64,57 @@ class TopicOutlet:
         self._topic = topic
         self._named = name is not None
         self._keep_partition = keep_partition
-        self._appender = Appender(log, topic, f"playback:{name}" if name else f"~{log.ids.new()}")
+        self._appender = Copier(log, topic, f"playback:{name}" if name else f"~{log.ids.new()}")
         if self._named:
             self._appender.open_named()
         self._pool: ThreadPoolExecutor | None = None
         if log.commits_at_once > 1:
             self._pool = ThreadPoolExecutor(log.commits_at_once, "tidelog-playback-commit")
 
-    def put(self, lot: Lot) -> None:
+    def put(self, lot: Lot) -> int:
         table = pa.Table.from_batches([lot.batch.select(STORED_SCHEMA.names)], STORED_SCHEMA)
         check_sizes(table, self._log.settings.event_bytes_max)
+        places = places_in(self._topic, self._keep_partition, lot.batch)
+        done: set[int] = set()  # partitions that have their part of the lot
+
+        def attempt(erased: ErasedIds) -> int:
+            keep = erased.kept(table)
+            if keep is None:
+                self._put(lot, table, places, done)
+                return 0
+            self._put(lot, table.filter(pa.array(keep)), places[keep], done)
+            return int(np.count_nonzero(~keep))
+
+        return self._appender.copy(attempt)
+
+    def _put(
+        self, lot: Lot, table: pa.Table, places: npt.NDArray[np.int32], done: set[int]
+    ) -> None:
+        """Commit what is not there yet; ``LedgerMovedError`` once all that is under way has ended.
+
+        A partition that has its part is added to ``done``.
+        """
         parts = [
             (partition, part)
-            for partition, part, _ in split(
-                table, places_in(self._topic, self._keep_partition, lot.batch)
-            )
-            if not self._has(partition, lot)
+            for partition, part, _ in (split(table, places) if table.num_rows else ())
+            if partition not in done and not self._has(partition, lot)
         ]
         if not parts:
             return
         segment = encode_segment(parts)
         stored = self._appender.upload(segment)
 
-        def commit(piece: Piece) -> None:
-            self._commit(lot, piece, stored)
+        def commit(piece: Piece) -> LedgerMovedError | None:
+            try:
+                self._commit(lot, piece, stored)
+            except LedgerMovedError as exc:
+                return exc
+            done.add(piece.partition)
+            return None
 
         each: Callable[..., Iterable[Any]] = map if self._pool is None else self._pool.map
-        for _ in each(commit, segment.pieces):
-            pass
+        for error in [error for error in each(commit, segment.pieces) if error is not None]:
+            raise error
 
     def reached(self) -> int:
         return 0

@@ -72,8 +72,11 @@ class Outlet(Protocol):
         """How many events a lot may have: what comes again after a crash, at worst."""
         ...
 
-    def put(self, lot: Lot) -> None:
-        """Put a lot after those before it; on return it is there, or handed over for good."""
+    def put(self, lot: Lot) -> int | None:
+        """Put a lot after those before it; on return it is there, or handed over for good.
+
+        How many of its events were left out, since they were erased from the target.
+        """
         ...
 
     def reached(self) -> int:

@@ -43,6 +43,7 @@ class Played:
     events: int = 0
     slots: int = 0  # with events
     last: Cursor | None = None  # the last event that is out
+    left_out: int = 0  # of the events, since they were erased from the target
     finished: bool = False
 
 
@@ -64,10 +65,10 @@ class Playback:
         """Around all of it, for whoever traces."""
         return self.log.spans.span("tidelog.playback", topic=self.topic.name)
 
-    def put(self, lot: Lot, outlet: Outlet) -> None:
-        """Put a lot, in a span of its own."""
+    def put(self, lot: Lot, outlet: Outlet) -> int:
+        """Put a lot, in a span of its own; how many of its events were left out as erased."""
         with self.log.spans.span("tidelog.put", events=lot.batch.num_rows):
-            outlet.put(lot)
+            return outlet.put(lot) or 0
 
     def lots(
         self,
@@ -95,8 +96,7 @@ def run_playback(playback: Playback, outlet: Outlet) -> Played:
     told = _Told(playback, None)
     with playback.span(), contextlib.closing(playback.batches()) as batches:
         for lot in playback.lots(batches, 0, outlet.lot_events):
-            playback.put(lot, outlet)
-            told.add(lot)
+            told.add(lot, playback.put(lot, outlet))
     return told.done()
 
 
@@ -161,13 +161,12 @@ def _play_rest(
             first, left = split_at(batches, state.until)
             named.beat()  # the lot is intended already, and it must be ours
             if first is not None:
-                playback.put(Lot(number, first), outlet)
-                told.add(Lot(number, first))
+                lot = Lot(number, first)
+                told.add(lot, playback.put(lot, outlet))
             number = state.until_number
         for lot in playback.lots(left, number, outlet.lot_events, is_lost):
             named.intend(lot.last, lot.end, outlet.reached())
-            playback.put(lot, outlet)
-            told.add(lot)
+            told.add(lot, playback.put(lot, outlet))
         if is_lost():
             named.beat()  # says so
     return told.done()
@@ -193,8 +192,9 @@ class _Told:
         )
         self._played = Played(last=after)
 
-    def add(self, lot: Lot) -> None:
+    def add(self, lot: Lot, left_out: int) -> None:
         self._played.events += lot.batch.num_rows
+        self._played.left_out += left_out
         self._played.last = lot.last
         for slot in self._counter.add(lot.batch):
             self._how.on_slot(slot)

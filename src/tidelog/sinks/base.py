@@ -20,6 +20,7 @@ class Written:
     files: tuple[FileEntry, ...] = ()
     written: int = 0
     dead: int = 0
+    left_out: int = 0  # since they were erased from the target
 
 
 class RangeWriter(Protocol):
@@ -41,9 +42,10 @@ class Sink(Protocol):
         """A writer for a range of a source partition, whose files go below ``staging``."""
         ...
 
-    def publish(self, manifest: Manifest) -> None:
+    def publish(self, manifest: Manifest) -> int | None:
         """Make what a manifest names visible; idempotent, by two at once too.
 
+        How many of its events were left out, since they were erased from the target meanwhile.
         ``CorruptError`` when a file is neither staged nor published as it should be.
         """
         ...

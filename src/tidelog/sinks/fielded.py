@@ -36,8 +36,8 @@ class FieldedSink:
     def writer(self, partition: str, staging: str) -> RangeWriter:
         return _FieldedWriter(self.sink.writer(partition, staging), FieldTaker(self.paths))
 
-    def publish(self, manifest: Manifest) -> None:
-        self.sink.publish(manifest)
+    def publish(self, manifest: Manifest) -> int | None:
+        return self.sink.publish(manifest)
 
     def discard(self, manifest: Manifest) -> None:
         self.sink.discard(manifest)

@@ -10,8 +10,9 @@ same time, goes on where it was, and a driver that slept finds nothing to do.
 
 That row is a named producer's, which no sweep takes for expired.
 
-Events whose ids were erased from the topic are left out: by writers, which have the ledger as it
-was known to the driver, and again before the commit, where the ledger has grown since.
+Events that were erased from the topic are left out: by writers, which have the ledger as it was
+known to the driver, and again before the commit, where the ledger has grown since; both are counted
+(``log.copying``).
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tidelog.errors import CorruptError, InternalError, InvalidError, NotFoundError
-from tidelog.log.append import Appender
 from tidelog.log.base import Log, OpenLog
+from tidelog.log.copying import Copier, append_staged, is_appended
 from tidelog.log.ledger import NOTHING_ERASED, read_erased
 from tidelog.log.partitioner import partitions_for
-from tidelog.log.staged import append_staged, is_appended
+from tidelog.log.staged import Staged
 from tidelog.log.topics import find_target
 from tidelog.model.address import Address
-from tidelog.model.pipeline import Manifest
+from tidelog.model.pipeline import FileEntry, Manifest
 from tidelog.model.topic import Topic
 from tidelog.sinks.base import RangeWriter, TargetSink
-from tidelog.sinks.erasing import ErasingWriter, without_erased
+from tidelog.sinks.erasing import ErasingWriter
 from tidelog.sinks.publish import discard_files
 from tidelog.sinks.segments import (
     SegmentWriter,
@@ -118,7 +119,7 @@ class TopicSink:
         writer = SegmentWriter(self._open_store(self._settings.store), staging, target, place)
         return ErasingWriter(writer, erased) if len(erased) else writer
 
-    def publish(self, manifest: Manifest) -> None:
+    def publish(self, manifest: Manifest) -> int:
         """As the interface says. ``NotFoundError`` when the topic is gone, or was made anew."""
         if manifest.written > manifest.read:
             raise InternalError(
@@ -127,10 +128,10 @@ class TopicSink:
             )
         with self._open_log() as log, _side_by_side(log) as pool:
             producer = self._producer(log, manifest)
-            self._erased = read_erased(log, producer.topic, self._erased)
-            segments = [without_erased(log.store, file, self._erased) for file in manifest.files]
+            producer.erased = self._erased
+            segments = [_staged(file) for file in manifest.files]
             try:
-                append_staged(producer, segments, manifest.ordinal, pool)
+                return append_staged(producer, segments, manifest.ordinal, pool)
             except NotFoundError as exc:
                 again = self._producer(log, manifest)  # tells when it is the topic that is gone
                 if not is_appended(again, segments, manifest.ordinal):
@@ -139,24 +140,30 @@ class TopicSink:
                         f"{manifest.start} to {manifest.end}, is neither staged nor stored "
                         f"({exc}): find out who deleted it, and restore it from a copy"
                     ) from exc
-            made = {each.key for each in segments} - {file.staged for file in manifest.files}
-            log.store.delete(made)
+                return 0
+            finally:
+                self._erased = producer.erased
 
     def discard(self, manifest: Manifest) -> None:
         discard_files(self._open_store(self._settings.store), manifest.files)
 
-    def _producer(self, log: Log, manifest: Manifest) -> Appender:
+    def _producer(self, log: Log, manifest: Manifest) -> Copier:
         topic = find_target(log, self._settings.topic.name)
         if topic.incarnation != self.incarnation:
             raise NotFoundError(
                 f"{self._what}: was deleted and made again since this pipeline began: "
                 "start a new pipeline into it"
             )
-        return Appender(log, topic, f"{manifest.pipeline}.{manifest.partition}")
+        return Copier(log, topic, f"{manifest.pipeline}.{manifest.partition}")
 
     @property
     def _what(self) -> str:
         return f"topic `{self._settings.topic.name}`"
+
+
+def _staged(file: FileEntry) -> Staged:
+    """A segment as its writer has staged it; its name tells which ledger that had."""
+    return Staged(file.staged, file.pieces, ledger=file.staged.split("/")[-2])
 
 
 @contextlib.contextmanager

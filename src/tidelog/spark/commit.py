@@ -21,11 +21,15 @@ then commit the same pieces under the same sequences, and a piece that the produ
 partition shows already is skipped. So nobody has to be fenced. The row is never older than a batch
 that was decided, so a driver that was asleep cannot decide an old batch again; a manifest may
 therefore go as soon as its batch is done.
+
+Events that were erased from the topic are left out at step 4, unless they are newer
+(``log.copying``); the row counts them, and a warning says so.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Sequence
 from concurrent.futures import Executor
 
@@ -40,9 +44,9 @@ from tidelog.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from tidelog.log.append import Appender
 from tidelog.log.base import Log
-from tidelog.log.staged import Staged, append_staged
+from tidelog.log.copying import Copier, append_staged
+from tidelog.log.staged import Staged
 from tidelog.log.topics import read_head
 from tidelog.model import layout, limits
 from tidelog.model.decoding import decode_json
@@ -50,8 +54,9 @@ from tidelog.model.run import decode_row, encode_row
 from tidelog.model.topic import Topic
 from tidelog.store.fresh import put_fresh
 
-__all__ = ["Manifest", "Sink", "SinkState"]
+__all__ = ["Manifest", "Sink", "SinkState", "report_left_out"]
 
+_logger = logging.getLogger("tidelog.spark")
 _ORDINAL = 1 << 32  # sequences of one batch in one partition
 
 
@@ -63,6 +68,7 @@ class SinkState(msgspec.Struct, frozen=True):
     ordinal: int  # how many batches were decided before it
     manifest: str  # key of the object that says what is in it
     done: bool = False  # whether all of it is in the topic
+    left_out: int = 0  # events of all its batches that were erased from the topic before
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -124,7 +130,8 @@ class Sink:
         key = layout.sink_manifest(incarnation, self._name, batch, manifest_id)
         put_fresh(self._log.store, key, msgspec.json.encode(Manifest(batch, staged)))
         ordinal = 0 if before is None else before.ordinal + 1
-        state = msgspec.structs.replace(wanted, ordinal=ordinal, manifest=key)
+        left_out = 0 if before is None else before.left_out
+        state = msgspec.structs.replace(wanted, ordinal=ordinal, manifest=key, left_out=left_out)
         guard: tuple[Change, ...] = ()
         if version is None:  # ABSENT alone could come true again later
             _, head_version = read_head(self._log, self._topic, 0)
@@ -136,8 +143,9 @@ class Sink:
         """Steps 4 and 5 for a batch that is decided."""
         try:
             manifest = self._manifest(state)
-            producer = Appender(self._log, self._topic, f"sink:{self._name}")
-            append_staged(producer, manifest.segments, state.ordinal * _ORDINAL, self._pool)
+            producer = Copier(self._log, self._topic, f"sink:{self._name}")
+            first = state.ordinal * _ORDINAL
+            left_out = append_staged(producer, manifest.segments, first, self._pool)
         except NotFoundError as exc:
             if self._read()[1] != version:
                 return  # somebody else has finished it, and removed what was staged
@@ -146,7 +154,9 @@ class Sink:
                 f"({exc}): restore it from a copy, and start the query again"
             ) from exc
         with contextlib.suppress(ConflictError, UnknownOutcomeError):
-            self._write(msgspec.structs.replace(state, done=True), version)
+            done = msgspec.structs.replace(state, done=True, left_out=state.left_out + left_out)
+            self._write(done, version)
+            report_left_out(self._topic, left_out)
             self._remove_staged(state.batch)
 
     def _manifest(self, state: SinkState) -> Manifest:
@@ -187,6 +197,17 @@ class Sink:
     @property
     def _what(self) -> str:
         return f"sink `{self._name}` of topic `{self._topic.name}`"
+
+
+def report_left_out(topic: Topic, left_out: int) -> None:
+    """Log how many events a write did not bring back, since they were erased."""
+    if left_out:
+        _logger.warning(
+            "topic `%s`: %d events were left out: they were erased from the topic, and are not "
+            "newer than that",
+            topic.name,
+            left_out,
+        )
 
 
 def _check_count(segments: Sequence[Staged]) -> None:

@@ -17,12 +17,12 @@ from pyspark.sql.types import StructType
 
 from tidelog.errors import InternalError, NotFoundError, TidelogError, UnknownOutcomeError
 from tidelog.home import Home
-from tidelog.log.append import Appender
-from tidelog.log.staged import Staged, append_staged
+from tidelog.log.copying import Copier, append_staged
+from tidelog.log.staged import Staged
 from tidelog.model import layout
 from tidelog.model.topic import Topic
 from tidelog.spark.columns import check_writable
-from tidelog.spark.commit import Sink
+from tidelog.spark.commit import Sink, report_left_out
 from tidelog.spark.options import WriteOptions
 from tidelog.spark.plan import open_shared
 from tidelog.spark.stage import StagedMessage, Staging, stage
@@ -58,9 +58,9 @@ class TidelogWriter(DataSourceArrowWriter):
             if options.sink is not None and options.batch is not None:
                 Sink(home.log, topic, options.sink, pool).commit("", options.batch, segments)
                 return
-            producer = Appender(home.log, topic, self._staging.sink)
+            producer = Copier(home.log, topic, self._staging.sink)
             try:
-                append_staged(producer, segments, pool=pool)
+                report_left_out(topic, append_staged(producer, segments, pool=pool))
             except TidelogError as exc:
                 raise UnknownOutcomeError(
                     f"write to topic `{topic.name}`: broke off ({exc}): a part of the rows may be "

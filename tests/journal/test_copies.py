@@ -1,0 +1,274 @@
+"""Copies of events into a topic beside deletes: what was deleted does not come back.
+
+Three ways that copy: the topic sink of pumps and restores, playbacks, and the Spark sink.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from tests.journal.compiling import Death, Press
+from tests.journal.test_amend_faults import amender
+from tests.sinks.ranges import batch_of, stage
+from tidelog import Event
+from tidelog.codec.events import table_of
+from tidelog.codec.segment import encode_segment
+from tidelog.home import Home, World, create_home
+from tidelog.log.base import Log
+from tidelog.log.copying import Copier
+from tidelog.log.partitioner import partitions_for, split
+from tidelog.log.read import Reader
+from tidelog.log.staged import Staged
+from tidelog.model import layout
+from tidelog.model.event import Event as Stored
+from tidelog.model.topic import Topic
+from tidelog.pipeline.driver import Driver, Driving
+from tidelog.pipeline.pump import Pumping, open_pump
+from tidelog.pipeline.workers import LocalWorkers
+from tidelog.playback.outlet_topic import TopicOutlet
+from tidelog.playback.outlets import Lot
+from tidelog.settings import Settings
+from tidelog.sinks.topic import TopicSettings, TopicSink
+from tidelog.spark.commit import Sink
+from tidelog.testing.faults import Faults
+from tidelog.testing.scheduler import Crash
+
+T = TypeVar("T")
+IDS = "axbyc"
+EVENTS = [Event(each.encode(), each.encode(), each, 5) for each in IDS]
+Run = Callable[[Log], None]
+WAYS = ["sink", "playback", "spark"]
+
+
+class At(Faults):
+    """Something else happens before the n-th call."""
+
+    def __init__(self, number: int, act: Callable[[], None]) -> None:
+        super().__init__()
+        self._number = number
+        self._act = act
+
+    def call(self, verb: str, effect: Callable[[], T], lost: Callable[[], Exception]) -> T:
+        if self.calls == self._number:
+            self.calls += 1
+            self._act()
+        return super().call(verb, effect, lost)
+
+
+def copying(press: Press, topic: Topic, way: str) -> Run:
+    """Bring the events into the topic; the same again goes on after a death."""
+    if way == "sink":
+        manifest = stage(_sink(press.log, topic), [batch_of(EVENTS)])
+        return lambda log: _publish(log, topic, manifest)
+    if way == "playback":
+        return lambda log: _play(log, topic)
+    staged = _staged(press, topic)
+    return lambda log: Sink(log, topic, "s").commit("q", 1, staged)
+
+
+def _publish(log: Log, topic: Topic, manifest: object) -> None:
+    _sink(log, topic).publish(manifest)  # type: ignore[arg-type]
+
+
+def _sink(log: Log, topic: Topic) -> TopicSink:
+    @contextlib.contextmanager
+    def open_log() -> Iterator[Log]:
+        yield log
+
+    settings = TopicSettings(topic, "memory:", False, 1 << 20)
+    return TopicSink(open_log, settings, lambda _: log.store)
+
+
+def _play(log: Log, topic: Topic) -> None:
+    outlet = TopicOutlet(log, topic, "again", False)
+    outlet.put(Lot(0, batch_of(EVENTS)))
+
+
+def _staged(press: Press, topic: Topic) -> tuple[Staged, ...]:
+    table = table_of(EVENTS, 0)
+    places = partitions_for(table.column("key").combine_chunks(), topic.partitions, 0)
+    segment = encode_segment([(p, part) for p, part, _ in split(table, places)])
+    key = layout.sink_staged(topic.incarnation, "s", 1, press.ids.new())
+    press.store.put(key, segment.data)
+    return (Staged(key, segment.pieces),)
+
+
+def ids(log: Log, topic: Topic) -> list[str]:
+    return sorted(
+        str(event.id)
+        for partition in range(topic.partitions)
+        for stretch in Reader(log, topic, partition).stretches(0)
+        for event in stretch.events()
+    )
+
+
+def world() -> tuple[Press, Topic]:
+    """A topic that has one of the events already, so that it can be deleted."""
+    press = Press()
+    topic = press.topic("t", 2)
+    segment = encode_segment([(0, table_of([Stored(b"old", id="x", timestamp=5)], 5))])
+    appender = press.appender(topic)
+    appender.commit(appender.upload(segment), segment.pieces[0])
+    appender.close()
+    return press, topic
+
+
+def calls_of(way: str) -> int:
+    press, topic = world()
+    run, faults = copying(press, topic, way), Faults()
+    run(press.faulty(faults))
+    return faults.calls
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_delete_at_any_moment_of_a_copy_is_not_undone(way: str) -> None:
+    for number in range(calls_of(way)):
+        press, topic = world()
+        run = copying(press, topic, way)
+        run(press.faulty(At(number, lambda p=press, t=topic: delete(p.log, t))))  # type: ignore[misc]
+        assert ids(press.log, topic) == sorted("abyc"), number
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_copy_at_any_moment_of_a_delete_does_not_stay(way: str) -> None:
+    """The copy is whole, and comes between any two calls of the delete."""
+    for number in range(80):
+        press, topic = world()
+        run = copying(press, topic, way)
+        faults = At(number, lambda p=press, r=run: r(p.log))  # type: ignore[misc]
+        delete(press.faulty(faults), topic)
+        assert "x" not in ids(press.log, topic), number
+        if faults.calls <= number:
+            return
+    pytest.fail("a delete takes more calls than that")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_copy_that_dies_anywhere_goes_on_without_what_was_deleted_since(way: str) -> None:
+    for number in range(1, calls_of(way) + 1):
+        press, topic = world()
+        run = copying(press, topic, way)
+        with contextlib.suppress(Crash):
+            run(press.faulty(Death(number)))
+        delete(press.log, topic)
+        run(press.log)
+        run(press.log)
+        assert ids(press.log, topic) == sorted("abyc"), number
+
+
+def test_delete_that_dies_anywhere_is_finished_by_the_next() -> None:
+    for number in range(1, 40):
+        press, topic = world()
+        run = copying(press, topic, "sink")
+        with contextlib.suppress(Crash):
+            delete(press.faulty(Death(number)), topic)
+        run(press.log)
+        delete(press.log, topic)
+        assert ids(press.log, topic) == sorted("abyc"), number
+
+
+def delete(log: Log, topic: Topic) -> None:
+    amender(log, topic).delete(["x"])
+
+
+def test_topic_without_copies_is_not_written_to_by_deletes_of_other_partitions() -> None:
+    press, topic = world()
+    delete(press.log, topic)
+    assert [press.head(topic, each).erasures for each in (0, 1)] == [0, 0]
+    Copier(press.log, topic, "c").look()
+    amender(press.log, topic).update({})
+    before = press.head(topic, 1)
+    assert before.copied
+    segment = encode_segment([(0, table_of([Stored(b"new", id="z", timestamp=5)], 5))])
+    appender = press.appender(topic)
+    appender.commit(appender.upload(segment), segment.pieces[0])
+    amender(press.log, topic).delete(["z"])
+    assert [press.head(topic, each).erasures for each in (0, 1)] == [1, 1]
+
+
+def copied(press: Press, topic: Topic, *events: Stored) -> tuple[int, list[str]]:
+    """What a playback of some events leaves out, and what the topic has then."""
+    outlet = TopicOutlet(press.log, topic, None, False)
+    left_out = outlet.put(Lot(0, batch_of(events)))
+    outlet.close()
+    return left_out, ids(press.log, topic)
+
+
+def test_event_of_a_later_time_is_a_new_one_and_others_are_counted() -> None:
+    press, topic = world()
+    delete(press.log, topic)
+    now_ms = press.clock.now_ms()
+    old, new = Stored(b"", id="x", timestamp=now_ms), Stored(b"", id="x", timestamp=now_ms + 1)
+    assert copied(press, topic, old, replace_time(old, 5)) == (2, [])
+    assert copied(press, topic, old, new) == (1, ["x"])
+
+
+def test_erased_event_from_the_future_does_not_come_back() -> None:
+    press, topic = world()
+    future = press.clock.now_ms() + 1_000_000
+    assert copied(press, topic, Stored(b"", id="x", timestamp=future)) == (0, ["x", "x"])
+    delete(press.log, topic)
+    assert copied(press, topic, Stored(b"", id="x", timestamp=future)) == (1, [])
+    assert copied(press, topic, Stored(b"", id="x", timestamp=future + 1)) == (0, ["x"])
+
+
+def test_later_delete_keeps_the_latest_time_of_an_id() -> None:
+    press, topic = world()
+    future = press.clock.now_ms() + 1_000_000
+    copied(press, topic, Stored(b"", id="x", timestamp=future))
+    delete(press.log, topic)
+    copied(press, topic, Stored(b"", id="x", timestamp=future + 1))
+    press.clock.advance(1)
+    delete(press.log, topic)
+    assert copied(press, topic, Stored(b"", id="x", timestamp=future + 1)) == (1, [])
+
+
+def replace_time(event: Stored, time_ms: int) -> Stored:
+    return Stored(event.value, event.key, event.id, time_ms)
+
+
+def test_events_without_ids_that_were_deleted_by_key_do_not_come_back() -> None:
+    press, topic = world()
+    old = Stored(b"", b"ada", None, 7)
+    assert copied(press, topic, old, Stored(b"", b"bob", None, 7)) == (0, ["None", "None", "x"])
+    amender(press.log, topic).delete_key(b"ada", lambda _: None)
+    assert copied(press, topic, old) == (1, ["None", "x"])
+    later = replace_time(old, press.clock.now_ms() + 1)
+    assert copied(press, topic, later) == (0, ["None", "None", "x"])
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    settings = Settings(str(tmp_path / "o"), str(tmp_path / "c.sqlite"))
+    with create_home(settings, world=World(environ={}))[0] as found:
+        found.create_topic("from", 1)
+        found.create_topic("t", 2)
+        yield found
+
+
+def test_pump_counts_what_it_leaves_out_and_brings_a_new_event_of_an_erased_id(
+    home: Home,
+) -> None:
+    home.append("from", [Event(b"v", id=each) for each in "abc"])
+    counts: list[tuple[int, int]] = []
+
+    def pump(name: str) -> None:
+        def count(report: object) -> None:
+            counts.extend((m.left_out, m.dropped) for m in report.committed.values())  # type: ignore[attr-defined]
+
+        pipeline = open_pump(home, Pumping("topic:from", "t", name), LocalWorkers(1))
+        Driver(home.log, pipeline, Driving(on_cycle=count)).run()
+
+    pump("one")
+    home.delete("t", "b")
+    pump("two")
+    now_ms = home.log.clock.now_ms() + 10_000
+    home.append("from", [Event(b"new", id="b", timestamp=now_ms)])
+    pump("two")
+    assert counts == [(0, 0), (1, 0), (0, 0)]
+    assert home.get("t", "b").value == b"new"
