@@ -268,3 +268,14 @@ def test_kafka_is_archived_once_over_kills(home: Home, kafka_server: Kafka) -> N
     backup = an_archive(home, "raw", source)
     assert drive(home, backup) == 20_000
     assert listed(home, backup) == listed(home, archive)
+
+
+def test_cycles_leave_no_empty_folders_behind(home: Home) -> None:
+    raw = an_archive(home, "raw")
+    for number in range(25):
+        fill(home, 3, first=3 * number)
+        assert drive(home, raw) == 3
+    root = Path(home.store.url.removeprefix("file://"))
+    assert not (root / "staging").exists()
+    empty = [path for path in root.rglob("*") if path.is_dir() and not any(path.iterdir())]
+    assert [path for path in empty if ".tidelog" not in path.parts] == []

@@ -202,3 +202,66 @@ def test_a_full_disk_is_told_at_once_and_other_trouble_is_tried_again(
     assert (clock.monotonic_s() > began_s) == (waits > 0)
     store.put("a", b"x")
     assert store.get("a") == b"x"
+
+
+def _folders(root: Path) -> set[str]:
+    below = (path for path in root.rglob("*") if path.is_dir())
+    return {str(path.relative_to(root)) for path in below if ".tidelog" not in path.parts}
+
+
+def test_delete_removes_the_folders_that_it_emptied(store: LocalStore, tmp_path: Path) -> None:
+    for key in ("a/b/c/1", "a/b/c/2", "a/b/d/1", "e/f/1"):
+        store.put(key, b"x")
+    root = tmp_path / "objects"
+    store.delete(["a/b/c/1", "e/f/1"])
+    assert _folders(root) == {"a", "a/b", "a/b/c", "a/b/d"}
+    store.delete(["a/b/c/2", "a/b/d/1", "a/b/nothing"])
+    assert _folders(root) == set()
+    assert root.is_dir()
+    store.put("a/b/c/1", b"again")
+    assert store.get("a/b/c/1") == b"again"
+
+
+def test_folder_that_another_process_removed_and_made_again_is_made_durable_again(
+    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "objects"
+    store.put("a/b/1", b"x")  # from here on we know that both folders are durable
+    other = a_store(str(root))
+    other.delete(["a/b/1"])
+    (root / "a" / "b").mkdir(parents=True)  # by a process that did not reach its fsync
+    synced: list[str] = []
+    real_fsync = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        real_fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    store.put("a/b/2", b"x")
+    assert {str(root), f"{root}/a", f"{root}/a/b"} <= set(synced)
+
+
+def _put_and_delete(folder: Path, name: int, rounds: int) -> None:
+    store = a_store(str(folder))
+    for number in range(rounds):
+        key = f"staging/shared/{number % 3}/{name}-{number}"
+        store.put(key, b"x")
+        store.copy(key, f"final/{number % 2}/{name}-{number}")
+        assert store.get(key) == b"x"
+        store.delete([key, f"final/{number % 2}/{name}-{number}"])
+
+
+def test_writers_beside_deletes_lose_neither_folders_nor_objects(tmp_path: Path) -> None:
+    children = []
+    for name in range(4):
+        child = os.fork()
+        if child == 0:
+            try:
+                _put_and_delete(tmp_path, name, 150)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        children.append(child)
+    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0] * 4
+    assert _folders(tmp_path) == set()

@@ -10,9 +10,18 @@ A put takes five steps. What a crash after each of them leaves behind:
 5. remove the fresh name                                    → nothing
 
 A folder on the way is made if need be and fsynced in its parent before this process first links
-anything into it, also when another process made it and may not have come so far; folders are never
-removed, so that a put cannot lose its own. A link is atomic, hence no reader ever
-sees a part of an object. Listings leave out ``.tidelog``, which keys cannot reach.
+anything into it, also when another process made it and may not have come so far. A link is atomic,
+hence no reader ever sees a part of an object.
+
+A delete removes the folders that it has emptied, up to the root; else every attempt of a pipeline
+would leave some, until the file system has no inodes left. A put holds ``.tidelog/folders`` shared
+while it makes sure of the folder and links, a delete holds it alone while it removes: so no folder
+vanishes between the two. One that was removed and made again by another process may not be durable
+yet, though we knew it to be. So the lock's file counts removals, and a put that finds another count
+than it remembers forgets which folders are durable. Dying between unlinking and removing leaves an
+empty folder, which harms no reader, and which the next delete in it removes.
+
+ Listings leave out ``.tidelog``, which keys cannot reach.
 
 An etag is the file's inode, size and modification time, to which the put adds random nanoseconds:
 so a file that reuses an inode within the file system's clock tick still differs.
@@ -48,6 +57,7 @@ __all__ = ["LocalStore"]
 _PRIVATE = ".tidelog"
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _DURABLE_MAX = 50_000  # remembered folders; forgetting them costs an fsync each
+_COUNT_BYTES = 20  # of the number of removals, in the lock's file
 _LEFTOVER_MS = 24 * 3600 * 1000  # a temporary file this old belongs to no running put
 _lock_files: set[int] = set()  # descriptors of locks that threads of this process hold
 
@@ -76,6 +86,7 @@ class LocalStore:
         self._ids = ids
         self._random = random
         self._durable: set[Path] = set()  # folders that are known to outlast a power cut
+        self._removals = -1  # how often folders were removed when we learned of those
 
     @property
     def url(self) -> str:
@@ -137,6 +148,7 @@ class LocalStore:
                     folders.add(path.parent)
             for folder in sorted(folders):
                 _fsync_folder(folder)
+            self._remove_empty(folders)
 
     def copy(self, source: str, target: str) -> None:
         source_path, target_path = self._path(source), self._path(target)
@@ -193,15 +205,56 @@ class LocalStore:
     def _link(self, source: Path, target: Path, key: str) -> None:
         """Steps 3 and 4."""
         try:
-            self._ensure_folder(target.parent)
-            os.link(source, target)
+            with self._folders_locked(fcntl.LOCK_SH) as removals:
+                if removals != self._removals:
+                    self._durable.clear()
+                    self._removals = removals
+                self._ensure_folder(target.parent)
+                os.link(source, target)
         except FileExistsError:
             raise exists_already(key) from None
         except NotADirectoryError:
             raise InvalidError(
                 f"object key `{key}`: a part of it is itself an object: choose another key"
             ) from None
-        _fsync_folder(target.parent)
+        with contextlib.suppress(FileNotFoundError):  # it was deleted already, and its folder too
+            _fsync_folder(target.parent)
+
+    def _remove_empty(self, folders: Iterable[Path]) -> None:
+        """Remove folders that a delete has emptied, and those above them that are empty then."""
+        empty = [folder for folder in folders if folder != self._root and _is_empty(folder)]
+        if not empty:
+            return
+        with self._folders_locked(fcntl.LOCK_EX) as removals:
+            self._count_removals(removals + 1)
+            for deepest in empty:
+                folder = deepest
+                while folder != self._root and _is_removed(folder):
+                    folder = folder.parent
+
+    @contextlib.contextmanager
+    def _folders_locked(self, how: int) -> Iterator[int]:
+        """Hold the lock of folders, shared or alone; how often folders were removed so far."""
+        path = self._root / _PRIVATE / "folders"
+        flags = os.O_CREAT | os.O_RDWR | os.O_CLOEXEC
+        try:
+            descriptor = os.open(path, flags, 0o644)
+        except (FileNotFoundError, NotADirectoryError):
+            self._ensure_folder(path.parent)
+            descriptor = os.open(path, flags, 0o644)
+        try:
+            fcntl.flock(descriptor, how)
+            yield int(os.pread(descriptor, _COUNT_BYTES, 0) or b"0")
+        finally:
+            os.close(descriptor)
+
+    def _count_removals(self, count: int) -> None:
+        """Before any folder is removed, so that dying in between harms nothing."""
+        descriptor = os.open(self._root / _PRIVATE / "folders", os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.pwrite(descriptor, b"%0*d" % (_COUNT_BYTES, count), 0)
+        finally:
+            os.close(descriptor)
 
     def _ensure_folder(self, folder: Path) -> None:
         if folder in self._durable:
@@ -292,6 +345,25 @@ def _make_folders(folder: Path) -> None:
     with contextlib.suppress(FileExistsError):
         os.mkdir(folder)
     _fsync_folder(folder.parent)
+
+
+def _is_removed(folder: Path) -> bool:
+    """Whether a folder is gone now; one that is in use stays."""
+    try:
+        os.rmdir(folder)
+    except FileNotFoundError:  # by another process
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def _is_empty(folder: Path) -> bool:
+    try:
+        with os.scandir(folder) as entries:
+            return next(entries, None) is None
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 def _fsync_folder(folder: Path) -> None:
