@@ -18,14 +18,22 @@ import pyarrow.compute as pc
 
 from tidelog.errors import InternalError, InvalidError
 from tidelog.model import limits
-from tidelog.model.event import Event, check_headers, check_timestamp
+from tidelog.model.event import (
+    Event,
+    check_event_bytes,
+    check_header_count,
+    check_headers,
+    check_id_bytes,
+    check_timestamp,
+)
 
 __all__ = [
     "EVENT_SCHEMA",
     "STORED_SCHEMA",
     "batch_bytes",
     "batch_of",
-    "check_sizes",
+    "bytes_without_value",
+    "check_events",
     "check_times",
     "events_of",
     "joined_batches",
@@ -90,8 +98,6 @@ def table_of(events: Sequence[Event], now_ms: int) -> pa.Table:
     for headers in columns["headers"]:
         if headers:
             check_headers(headers)
-    if "" in columns["id"]:
-        raise InvalidError("event: its id is empty: give text, or None for no id")
     try:
         table = pa.Table.from_batches([batch_of(list(columns.values()))])
     except (pa.ArrowInvalid, UnicodeEncodeError, OverflowError) as exc:
@@ -100,19 +106,22 @@ def table_of(events: Sequence[Event], now_ms: int) -> pa.Table:
     return table
 
 
-def check_sizes(table: pa.Table, bytes_max: int) -> None:
-    """Refuse events that are too large."""
-    names = ("value", "key", "id", "type")
-    lengths = [pc.fill_null(pc.binary_length(table.column(name)), 0).to_numpy() for name in names]
-    lengths.append(_header_lengths(table.column("headers")))
-    if table.num_rows == 0 or sum(int(each.max()) for each in lengths) <= bytes_max:
+def check_events(table: pa.Table | pa.RecordBatch, bytes_max: int) -> None:
+    """Refuse events in stored columns that may not be stored: the rules of ``check_event``."""
+    if table.num_rows == 0:
         return
-    total = sum(each.astype(np.int64) for each in lengths)
-    if int(np.max(total)) > bytes_max:
-        raise InvalidError(
-            f"event: has {int(np.max(total))} bytes, at most {bytes_max} are allowed: "
-            "split it, or raise event_bytes_max"
-        )
+    ids = pc.min_max(pc.binary_length(table.column("id"))).as_py()
+    if ids["min"] is not None:
+        check_id_bytes(ids["min"])
+        check_id_bytes(ids["max"])
+    lengths = [*_field_lengths(table), _lengths(table.column("value"))]
+    if sum(int(each.max()) for each in lengths) > bytes_max:
+        check_event_bytes(int(np.max(sum(lengths))), bytes_max)
+
+
+def bytes_without_value(row: pa.RecordBatch) -> int:
+    """How many bytes an event in stored columns has beside its value, as ``check_event`` counts."""
+    return sum(int(each[0]) for each in _field_lengths(row))
 
 
 def check_times(column: pa.Array | pa.ChunkedArray) -> None:
@@ -240,15 +249,30 @@ def joined_batches(
         yield one_batch(waiting)
 
 
-def _header_lengths(column: pa.ChunkedArray) -> Any:
-    """How many bytes the headers of each event have."""
-    total = np.zeros(len(column), np.int64)
-    if column.null_count < len(column):
-        rows = pc.list_parent_indices(column).to_numpy()
-        pairs = pc.list_flatten(column)
-        for name in ("name", "value"):
-            sizes = pc.fill_null(pc.binary_length(pc.struct_field(pairs, name)), 0).to_numpy()
-            np.add.at(total, rows, sizes)
+def _field_lengths(table: pa.Table | pa.RecordBatch) -> list[npt.NDArray[np.int64]]:
+    """How many bytes each event has in its key, id, type and headers."""
+    lengths = [_lengths(table.column(name)) for name in ("key", "id", "type")]
+    headers = table.column("headers")
+    return [*lengths, _header_lengths(headers)] if headers.null_count < len(headers) else lengths
+
+
+def _lengths(column: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.int64]:
+    found = pc.fill_null(pc.binary_length(column), 0).to_numpy(zero_copy_only=False)
+    return np.asarray(found, np.int64)
+
+
+def _header_lengths(column: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.int64]:
+    """How many bytes the headers of each event have. ``InvalidError`` for those of no name."""
+    counts = np.asarray(pc.fill_null(pc.list_value_length(column), 0), np.int64)
+    check_header_count(int(counts.max()))
+    rows = np.repeat(np.arange(len(column)), counts)
+    pairs = pc.list_flatten(column)
+    names = pc.struct_field(pairs, "name")
+    if pairs.null_count or names.null_count:
+        raise InvalidError("event: has a header without a name: give pairs of a name and bytes")
+    total = counts * limits.HEADER_OVERHEAD_BYTES
+    for values in (names, pc.struct_field(pairs, "value")):
+        np.add.at(total, rows, _lengths(values))
     return total
 
 

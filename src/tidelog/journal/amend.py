@@ -33,16 +33,17 @@ from typing import Literal
 
 import msgspec
 
-from tidelog.errors import UnavailableError
+from tidelog.codec.events import bytes_without_value
+from tidelog.errors import InvalidError, UnavailableError
 from tidelog.journal.audit import Audited, AuditRecord, Why, key_mark, put_record
 from tidelog.journal.keyed import with_key
-from tidelog.journal.lookup import Found, Lookup, Seen
+from tidelog.journal.lookup import FIELD_COLUMNS, Found, Lookup, Seen
 from tidelog.journal.marks import Applied, Mark, Marker
 from tidelog.journal.rows import MovedError
 from tidelog.log.base import Log
 from tidelog.log.ledger import announce_erasure, enter_erased
 from tidelog.log.topics import read_head
-from tidelog.model.event import Event, check_event
+from tidelog.model.event import Event, check_event, check_event_bytes
 
 __all__ = ["Amended", "Amender"]
 
@@ -71,7 +72,12 @@ class Amender:
         self._pool = pool
 
     def update(self, values: Mapping[str, bytes | None]) -> Amended:
-        """Give events another value, by their ids; None is a value too."""
+        """Give events another value, by their ids; None is a value too.
+
+        ``InvalidError`` when an event would be larger than an append allows: key, id, type,
+        headers and the new value together. Ids are looked up some at a time; those before the one
+        that was refused may be updated, and the same call again may include them.
+        """
         for value in values.values():
             check_event(Event(value), self._log.settings.event_bytes_max)
         return self._amend("update", values)
@@ -120,7 +126,7 @@ class Amender:
         missing: list[str] = []
         for first in range(0, len(ids), _IDS_AT_ONCE):
             some = ids[first : first + _IDS_AT_ONCE]
-            found = self._lookup.find(some)  # step 1
+            found = self._find(op, some, values)  # step 1
             heads = dict(found.heads)
             done: set[str | None] = set()
             for marks in _records(_marks(op, found, some, values)):
@@ -129,6 +135,30 @@ class Amender:
                 amended += len(applied)
             missing += [each for each in some if each not in done]
         return Amended(amended, tuple(missing))
+
+    def _find(
+        self,
+        op: Literal["update", "delete"],
+        ids: Sequence[str],
+        values: Mapping[str, bytes | None],
+    ) -> Found:
+        """Look ids up. ``InvalidError`` when an update would make an event too large.
+
+        It could be read, but neither played into a topic nor restored: those check events as an
+        append does.
+        """
+        if op == "delete":
+            return self._lookup.find(ids)
+        found = self._lookup.find(ids, columns=FIELD_COLUMNS)
+        for each, events in found.events.items():
+            size = len(values[each] or b"") + max(bytes_without_value(e.row) for e in events)
+            try:
+                check_event_bytes(size, self._log.settings.event_bytes_max)
+            except InvalidError as exc:
+                raise InvalidError(
+                    f"update of id `{each[:200]}`: with the new value its {exc}", **exc.context
+                ) from exc
+        return found
 
     def _apply(
         self,

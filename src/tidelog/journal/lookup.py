@@ -41,12 +41,22 @@ from tidelog.model.limits import EVENT_BYTES_CEILING
 from tidelog.model.run import Amendment, Head, Run, decode_row
 from tidelog.model.topic import Topic
 
-__all__ = ["Found", "Lookup", "Lookups", "Occurrence", "Seen", "amendment_of", "check_id"]
+__all__ = [
+    "FIELD_COLUMNS",
+    "Found",
+    "Lookup",
+    "Lookups",
+    "Occurrence",
+    "Seen",
+    "amendment_of",
+    "check_id",
+]
 
 _BYTES_MAX = 128 << 20  # of indexes that a home holds: 16 million ids
 _LOOKS = 50  # at a partition that changes all the time
 _GETS_MAX = 8  # amendments that are asked for one by one
 _ID_COLUMNS = ("timestamp", "id")
+FIELD_COLUMNS = ("timestamp", "id", "key", "type", "headers")  # all but the value
 
 Seen = tuple[Head, str]  # a head, and its version
 
@@ -59,7 +69,7 @@ class Occurrence:
     partition: int
     offset: int
     time_ms: int
-    row: pa.RecordBatch  # in stored columns, or only the time and the id
+    row: pa.RecordBatch  # in the stored columns that were asked for, time and id among them
     applied: int = 0  # amendments up to this sequence are in it
     amendment: Amendment | None = None  # an update that is not
 
@@ -78,7 +88,7 @@ class _Wanted:
 
     ids: Sequence[str]
     halves: Halves
-    whole: bool
+    columns: Sequence[str] | None  # None: all
 
 
 class Lookup:
@@ -106,7 +116,7 @@ class Lookup:
     def get(self, event_id: str) -> Event:
         """The newest event that has this id. ``NotFoundError``."""
         for _ in range(_LOOKS):
-            found = self.find([event_id], whole=True).events.get(event_id)
+            found = self.find([event_id], columns=None).events.get(event_id)
             if not found:
                 raise NotFoundError(
                     f"topic `{self._topic.name}`: has no event with id `{event_id[:200]}`: "
@@ -120,9 +130,13 @@ class Lookup:
         raise self._restless()
 
     def find(
-        self, ids: Sequence[str], *, partitions: Sequence[int] | None = None, whole: bool = False
+        self,
+        ids: Sequence[str],
+        *,
+        partitions: Sequence[int] | None = None,
+        columns: Sequence[str] | None = _ID_COLUMNS,
     ) -> Found:
-        """All events that have one of these ids; with all columns only if they are asked for.
+        """All events that have one of these ids, with these columns; None for all columns.
 
         ``InvalidError`` for what cannot be an id.
         """
@@ -130,7 +144,7 @@ class Lookup:
             check_id(each)
         unique = list(dict.fromkeys(ids))
         hashes = hash_ids(pa.array(unique, pa.string()))
-        wanted = _Wanted(unique, (hashes >> np.uint64(32)).astype(np.uint32), whole)
+        wanted = _Wanted(unique, (hashes >> np.uint64(32)).astype(np.uint32), columns)
         numbers = range(self._topic.partitions) if partitions is None else partitions
         heads: dict[int, Seen] = {}
         events: dict[str, list[Occurrence]] = {}
@@ -184,7 +198,9 @@ class Lookup:
         for, it was there to be seen.
         """
         known, places = self._known[partition].candidates(head, wanted.halves)
-        hits = list(self._hits(partition, head, known, _by_place(places, wanted.ids), wanted.whole))
+        hits = list(
+            self._hits(partition, head, known, _by_place(places, wanted.ids), wanted.columns)
+        )
         first, last = head.amended or (0, -1)
         asked = {
             hit.offset
@@ -229,7 +245,7 @@ class Lookup:
         head: Head,
         known: Head,
         places: Mapping[Place, Sequence[str]],
-        whole: bool,
+        columns: Sequence[str] | None,
     ) -> Iterator[Occurrence]:
         """What stands in runs and journals, whatever amendments say."""
         for place, ids in places.items():
@@ -242,7 +258,7 @@ class Lookup:
             if place.object not in ("", run.object):
                 raise MovedError(f"journal `{place.object}`: was replaced: look again")
             applied = 0 if run.journal is None else run.journal.applied
-            for offsets, batch in self._block(partition, run, place.block, whole):
+            for offsets, batch in self._block(partition, run, place.block, columns):
                 for row in _rows_with(batch.column("id"), ids):
                     if offsets[row] >= head.start:
                         yield _occurrence(
@@ -250,7 +266,7 @@ class Lookup:
                         )
 
     def _block(
-        self, partition: int, run: Run, block: int, whole: bool
+        self, partition: int, run: Run, block: int, columns: Sequence[str] | None
     ) -> Iterator[tuple[Sequence[int], pa.RecordBatch]]:
         """The events of a block, and their offsets."""
         what = describe_run(self._topic.name, partition, run)
@@ -258,14 +274,14 @@ class Lookup:
         if run.journal is None:
             data = store.get(run.object, run.byte_start, run.byte_end)
             base = run.base
-            for batch in read_piece(data, run.crc, run.count, what, None if whole else _ID_COLUMNS):
+            for batch in read_piece(data, run.crc, run.count, what, columns):
                 yield range(base, base + batch.num_rows), batch
                 base += batch.num_rows
             return
         file = JournalFile(lambda start, end: store.get(run.object, start, end), run, what)
         if block >= len(file.groups):
             raise CorruptError(f"{what}: its id index names row group {block}: keep the object")
-        names = JOURNAL_SCHEMA.names if whole else ["offset", *_ID_COLUMNS]
+        names = JOURNAL_SCHEMA.names if columns is None else ["offset", *columns]
         batch = file.read(file.groups[block], names)
         yield batch.column("offset").to_numpy(), batch.drop_columns(["offset"])
 

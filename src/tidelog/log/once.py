@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 import numpy as np
 
-from tidelog.codec.events import check_sizes, table_of
+from tidelog.codec.events import check_events, table_of
 from tidelog.codec.segment import encode_segment
 from tidelog.errors import (
     AlreadyExistsError,
@@ -62,7 +62,7 @@ def append_once(log: Log, topic: Topic, key: str, events: Sequence[Event]) -> Po
             f"append with a key: {len(events)} events: give 1 to {limits.SEGMENT_EVENTS_MAX}"
         )
     table = table_of(events, log.clock.now_ms())
-    check_sizes(table, log.settings.event_bytes_max)
+    check_events(table, log.settings.event_bytes_max)
     request = _Request(log, topic, key, _first_sequence(events))
     places = partitions_for(table.column("key"), topic.partitions, request.keyless)
     parts = [

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tidelog.codec.events import batch_bytes, check_sizes, stored_batch, table_of
+from tidelog.codec.events import batch_bytes, check_events, stored_batch, table_of
 from tidelog.errors import (
     AlreadyExistsError,
     InvalidError,
@@ -330,7 +330,7 @@ class Producer:
             table = stored_batch(events, now_ms)
         else:
             table = table_of(list(events), now_ms)
-        check_sizes(table, self._log.settings.event_bytes_max)
+        check_events(table, self._log.settings.event_bytes_max)
         return table
 
     def _slices(self, table: pa.Table, whole: bool) -> list[pa.Table]:

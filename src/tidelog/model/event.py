@@ -16,7 +16,10 @@ __all__ = [
     "Headers",
     "Position",
     "check_event",
+    "check_event_bytes",
+    "check_header_count",
     "check_headers",
+    "check_id_bytes",
     "check_timestamp",
     "from_iso",
     "to_iso",
@@ -63,16 +66,18 @@ class Position(msgspec.Struct, frozen=True, order=True, gc=False):
 
 
 def check_event(event: Event, bytes_max: int = limits.EVENT_BYTES_MAX) -> int:
-    """Refuse what cannot be stored as it is; its size."""
+    """Refuse what cannot be stored as it is; its size.
+
+    ``codec.events.check_events`` keeps the same rules for tables. Every way into a topic goes
+    through one of the two.
+    """
     size = _size("value", event.value, bytes) + _size("key", event.key, bytes)
-    size += _size("id", event.id, str) + _size("type", event.type, str)
-    _check_id(event.id)
+    id_size = _size("id", event.id, str)
+    if event.id is not None:
+        check_id_bytes(id_size)
+    size += id_size + _size("type", event.type, str)
     size += check_headers(event.headers)
-    if size > bytes_max:
-        raise InvalidError(
-            f"event: has {size} bytes, at most {bytes_max} are allowed: "
-            "split it, or raise event_bytes_max"
-        )
+    check_event_bytes(size, bytes_max)
     if event.timestamp is not None:
         check_timestamp(event.timestamp)
     return size
@@ -110,15 +115,6 @@ def from_iso(text: str) -> int:
     return check_timestamp(moment)
 
 
-def _check_id(text: str | None) -> None:
-    if text is None:
-        return
-    if not text:
-        raise InvalidError("event: its id is empty: give text, or None for no id")
-    if _text_size("id", text) > limits.ID_BYTES_MAX:
-        raise InvalidError(f"event: its id is longer than {limits.ID_BYTES_MAX} bytes: shorten it")
-
-
 def _size(name: str, value: Any, kind: type) -> int:
     if value is None:
         return 0
@@ -140,9 +136,40 @@ def _text_size(name: str, text: str) -> int:
 
 def check_headers(headers: Iterable[Sequence[Any]]) -> int:
     """Refuse headers that are no pairs of a name and bytes; their size."""
-    size = 0
-    for header in headers:
+    size = count = 0
+    for count, header in enumerate(headers, 1):  # noqa: B007 - used after it
         if len(header) != 2 or not isinstance(header[0], str) or not isinstance(header[1], bytes):
             raise InvalidError(f"event: header {header!r}: give pairs of a name and bytes")
         size += _text_size("header's name", header[0]) + len(header[1])
-    return size
+    check_header_count(count)
+    return size + count * limits.HEADER_OVERHEAD_BYTES
+
+
+def check_header_count(count: int) -> None:
+    """Refuse more headers than an event may have."""
+    if count > limits.HEADERS_MAX:
+        raise InvalidError(
+            f"event: has {count} headers, at most {limits.HEADERS_MAX} are allowed: "
+            "put them into its value"
+        )
+
+
+def check_event_bytes(size: int, bytes_max: int) -> None:
+    """Refuse an event of this size: value, key, id, type and headers together."""
+    if size > bytes_max:
+        raise InvalidError(
+            f"event: has {size} bytes, at most {bytes_max} are allowed: "
+            "split it, or raise event_bytes_max",
+            bytes=size,
+            bytes_max=bytes_max,
+        )
+
+
+def check_id_bytes(size: int) -> None:
+    """Refuse an id of this size. What is refused here could be neither found nor deleted."""
+    if size == 0:
+        raise InvalidError("event: its id is empty: give text, or None for no id")
+    if size > limits.ID_BYTES_MAX:
+        raise InvalidError(
+            f"event: its id has {size} bytes, at most {limits.ID_BYTES_MAX} are allowed: shorten it"
+        )

@@ -17,6 +17,8 @@ __all__ = [
     "EVENT_BYTES_MAX",
     "FOLDER_NAME_BYTES_MAX",
     "FOLDER_PATH_BYTES_MAX",
+    "HEADERS_MAX",
+    "HEADER_OVERHEAD_BYTES",
     "ID_BYTES_MAX",
     "KEY_BYTES_MAX",
     "KEY_SEGMENT_BYTES_MAX",
@@ -63,7 +65,9 @@ TOPIC_NAME_MAX = 200  # characters; the name stands in archive paths
 PARTITIONS_MAX = 10_000  # of one topic; each has a head row
 EVENT_BYTES_MAX = 1 << 20  # one event by default: value, key, id, type and headers
 EVENT_BYTES_CEILING = 64 << 20  # what event_bytes_max may be raised to
-ID_BYTES_MAX = 65_536  # an event's id, as UTF-8
+ID_BYTES_MAX = 8_192  # an event's id, as UTF-8; percent-encoded it fits into a URL of the server
+HEADERS_MAX = 10_000  # headers of one event
+HEADER_OVERHEAD_BYTES = 8  # of a header beside its name and value; counts for the event's size
 NESTING_MAX = 200  # levels of JSON or MessagePack from outside; every interpreter parses these
 TIMESTAMP_MS_END = 253_402_300_800_000  # the year 10000
 SEGMENT_EVENTS_MAX = 250_000  # events of one segment; keeps batches well below 2 GiB

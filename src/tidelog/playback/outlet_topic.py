@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tidelog.codec.events import STORED_SCHEMA, check_sizes
+from tidelog.codec.events import STORED_SCHEMA, check_events
 from tidelog.codec.segment import Piece, encode_segment
 from tidelog.errors import AlreadyExistsError, InternalError, InvalidError
 from tidelog.log.append import Stored
@@ -73,7 +73,7 @@ class TopicOutlet:
 
     def put(self, lot: Lot) -> int:
         table = pa.Table.from_batches([lot.batch.select(STORED_SCHEMA.names)], STORED_SCHEMA)
-        check_sizes(table, self._log.settings.event_bytes_max)
+        check_events(table, self._log.settings.event_bytes_max)
         places = places_in(self._topic, self._keep_partition, lot.batch)
         done: set[int] = set()  # partitions that have their part of the lot
 

@@ -21,7 +21,6 @@ from tidelog.server.options import ServeOptions
 __all__ = ["ids_paths"]
 
 _NUMBERS = {"type": "array", "items": OFFSET}
-_PATH_ID_MAX = 4_096  # characters of an id in a path; longer ones may not fit into a request's head
 
 
 def ids_paths(options: ServeOptions) -> Json:
@@ -109,8 +108,7 @@ def _parameters() -> list[Json]:
 
 
 def _id() -> Json:
-    longest = min(_PATH_ID_MAX, ID_BYTES_MAX)
-    schema = {"type": "string", "minLength": 1, "maxLength": longest}
+    schema = {"type": "string", "minLength": 1, "maxLength": ID_BYTES_MAX}
     return parameter("id", schema, "path", "The event's id, percent-encoded")
 
 

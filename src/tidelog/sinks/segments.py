@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidelog.clock import RandomIds
-from tidelog.codec.events import STORED_SCHEMA, check_sizes, stored_batch
+from tidelog.codec.events import STORED_SCHEMA, check_events, stored_batch
 from tidelog.codec.segment import encode_segment
 from tidelog.errors import InvalidError
 from tidelog.log.partitioner import split
@@ -65,7 +65,7 @@ class SegmentWriter:
 
     def write(self, batch: pa.RecordBatch) -> None:
         table = stored_batch(batch.select(STORED_SCHEMA.names), 0)
-        check_sizes(table, self._target.event_bytes_max)
+        check_events(table, self._target.event_bytes_max)
         numbered = table.append_column("offset", batch.column("offset"))
         for joined, places in self._collector.add(numbered, self._place(batch)):
             self._stage(joined, places)

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import WriterCommitMessage
 
-from tidelog.codec.events import check_sizes
+from tidelog.codec.events import check_events
 from tidelog.codec.segment import encode_segment
 from tidelog.errors import InvalidError
 from tidelog.log.partitioner import partitions_for, split
@@ -71,7 +71,7 @@ def _collected(
     collector = Collector()
     for batch in (each for each in rows if each.num_rows):
         table = stored(batch, workshop.clock.now_ms())
-        check_sizes(table, staging.settings.event_bytes_max)
+        check_events(table, staging.settings.event_bytes_max)
         places = _given_places(staging.topic, batch) if staging.use_partition else None
         yield from collector.add(table, places)
     yield from collector.rest()
