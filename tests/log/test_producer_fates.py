@@ -140,11 +140,13 @@ def test_append_that_takes_too_long_is_not_called_unavailable(home: Home) -> Non
 
     home.log.store.put = put  # type: ignore[method-assign]
     future = producer.send(b"x")
-    with pytest.raises(UnknownOutcomeError, match="wait longer"):
-        future.result(0.01)
-    with pytest.raises(UnknownOutcomeError, match="wait longer"):
-        producer.flush(0.01)
-    gate.set()
+    try:
+        with pytest.raises(UnknownOutcomeError, match="wait longer"):
+            future.result(0.01)
+        with pytest.raises(UnknownOutcomeError, match="wait longer"):
+            producer.flush(0.01)
+    finally:
+        gate.set()
     assert future.result()
     producer.close()
 
