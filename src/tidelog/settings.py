@@ -51,6 +51,7 @@ class Settings:
     retry_attempts: int = 8  # tries of one request, the first included
     retry_base_ms: int = 50  # the first wait between tries
     retry_max_ms: int = 5_000  # the longest wait between tries
+    retry_total_ms: int = 30_000  # no try begins later than this after the first one
     cache_bytes: int = 64 << 20  # what readers of one process share; a few segments of 8 MiB
 
     linger_ms: int = -1  # how long a producer collects; -1: 5 for a folder, 250 for a remote store
@@ -74,7 +75,9 @@ class Settings:
 
     def backoff(self) -> Backoff:
         """How repeats are spaced."""
-        return Backoff(self.retry_attempts, self.retry_base_ms, self.retry_max_ms)
+        return Backoff(
+            self.retry_attempts, self.retry_base_ms, self.retry_max_ms, self.retry_total_ms
+        )
 
     def log_settings(self, remote: bool) -> LogSettings:
         """How the log behaves, on a remote store or on this machine."""

@@ -9,11 +9,15 @@ import pytest
 
 from tests.opening import a_store
 from tests.servers.s3 import S3
+from tidelog.catalog.memory import MemoryCatalog
 from tidelog.clock import SystemClock
 from tidelog.errors import InvalidError, NotFoundError, UnavailableError
+from tidelog.log.base import Log
+from tidelog.log.sweep import sweep_home
 from tidelog.model.backoff import Backoff
 from tidelog.store.base import Store
 from tidelog.store.retry import RetryingStore
+from tidelog.testing.clock import FakeClock, seeded_ids
 from tidelog.testing.store_contract import StoreContract
 
 pytestmark = pytest.mark.server
@@ -92,3 +96,29 @@ def test_a_server_that_is_down_is_unavailable() -> None:
 def test_malformed_addresses_are_refused(url: str, message: str) -> None:
     with pytest.raises(InvalidError, match=message):
         a_store(url)
+
+
+def test_broken_uploads_are_aborted_by_their_age(s3_server: S3, url: str) -> None:
+    store = a_store(url)
+    bucket = url.removeprefix("s3://").partition("/")[0]
+    client = s3_server._client()
+    for key in ("some/prefix/a", "some/prefix/b", "elsewhere/c"):
+        client.create_multipart_upload(Bucket=bucket, Key=key)
+    begun_ms = SystemClock().now_ms()
+    assert store.abort_uploads(begun_ms - 3_600_000) == 0
+    assert store.abort_uploads(begun_ms + 60_000) == 2
+    assert store.abort_uploads(begun_ms + 60_000) == 0
+    left = client.list_multipart_uploads(Bucket=bucket)["Uploads"]
+    assert [upload["Key"] for upload in left] == ["elsewhere/c"]
+    client.close()
+
+
+def test_sweep_aborts_uploads_that_lost_replies_left(s3_server: S3, url: str) -> None:
+    bucket = url.removeprefix("s3://").partition("/")[0]
+    client = s3_server._client()
+    client.create_multipart_upload(Bucket=bucket, Key="some/prefix/topics/x")
+    for later_ms, aborted in ((0, 0), (7_200_000, 1), (7_200_000, 0)):
+        clock = FakeClock(SystemClock().now_ms() + later_ms)
+        log = Log(a_store(url), MemoryCatalog(), clock, seeded_ids(1), random.Random(1))
+        assert sweep_home(log, 3_600_000).uploads_aborted == aborted
+    client.close()

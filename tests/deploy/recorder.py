@@ -131,6 +131,8 @@ def _s3(method: str, target: str, headers: http.client.HTTPMessage, status: int)
     path, query = unquote(parts.path).strip("/"), parse_qs(parts.query, keep_blank_values=True)
     bucket, _, key = path.partition("/")
     if not key:
+        if "uploads" in query:
+            return {Right("s3:ListBucketMultipartUploads", bucket)}
         assert "list-type" in query, f"{method} {target}: teach the recorder"
         return {Right("s3:ListBucket", bucket)}
     needed = {Right({"PUT": "s3:PutObject", "DELETE": "s3:DeleteObject"}.get(method, ""), path)}
@@ -138,6 +140,8 @@ def _s3(method: str, target: str, headers: http.client.HTTPMessage, status: int)
         needed = {Right("s3:GetObject", path)}
         if status == 404:  # without this right AWS says 403 instead
             needed.add(Right("s3:ListBucket", bucket))
+    if method == "DELETE" and "uploadId" in query:
+        return {Right("s3:AbortMultipartUpload", path)}
     if method == "POST":  # of multipart uploads
         needed = {Right("s3:PutObject", path)}
     if "x-amz-copy-source" in headers:

@@ -57,7 +57,7 @@ def write_settled(
 ) -> None:
     """Run ``attempt`` until the write is known to be done, refused, or not knowable."""
     lost: Exception | None = None
-    delays = repeat.backoff.delays_s(repeat.random)
+    delays = repeat.backoff.waits_s(repeat.random, repeat.clock)
     while True:
         try:
             attempt()
@@ -90,7 +90,7 @@ def write_settled(
 
 def read_repeated(read: Callable[[], T], repeat: Repeat) -> T:
     """Run ``read`` again while it raises ``UnavailableError``, then let that through."""
-    for delay_s in repeat.backoff.delays_s(repeat.random):
+    for delay_s in repeat.backoff.waits_s(repeat.random, repeat.clock):
         try:
             return read()
         except UnavailableError:

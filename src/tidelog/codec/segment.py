@@ -88,7 +88,7 @@ def encode_segment(parts: Sequence[tuple[int, pa.Table]]) -> Segment:
 def read_piece(
     data: bytes, crc: int, count: int, what: str, columns: Sequence[str] | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """The batches of one partition's byte range, checked before the first is given out.
+    """The batches of one partition's byte range; its checksum is compared before this returns.
 
     With ``columns`` only these are decoded and given, in the order of the stored columns.
     """
@@ -98,6 +98,12 @@ def read_piece(
             f"{what}: expected crc32c {crc:08x}, found {found:08x}: "
             "keep the object, and restore it from a copy"
         )
+    return _batches(data, count, what, columns)
+
+
+def _batches(
+    data: bytes, count: int, what: str, columns: Sequence[str] | None
+) -> Iterator[pa.RecordBatch]:
     fields = [] if columns is None else [STORED_SCHEMA.get_field_index(name) for name in columns]
     options = pa.ipc.IpcReadOptions(
         included_fields=fields,  # none means all

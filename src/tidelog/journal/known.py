@@ -22,6 +22,7 @@ from tidelog.log.base import Log
 from tidelog.log.contents import describe_run, in_turn
 from tidelog.model.run import Head, Run
 from tidelog.model.topic import Topic
+from tidelog.store.cache import reread
 
 __all__ = ["Known", "Place"]
 
@@ -170,9 +171,13 @@ class Known:
     def _index(self, run: Run) -> IdIndex:
         if not run.ids_end:
             return IdIndex(())
-        data = self._log.store.get(run.object, run.ids_start, run.ids_end)
         what = describe_run(self._topic.name, self._partition, run)
-        return read_index(data, what) if run.journal is None else decode_index(data, what)
+
+        def read(_: bool) -> IdIndex:
+            data = self._log.store.get(run.object, run.ids_start, run.ids_end)
+            return read_index(data, what) if run.journal is None else decode_index(data, what)
+
+        return reread(self._log.store, run.object, read)
 
 
 def _place(run: Run, block: int) -> Place:

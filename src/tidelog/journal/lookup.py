@@ -40,6 +40,7 @@ from tidelog.model.event import Event, check_event
 from tidelog.model.limits import EVENT_BYTES_CEILING
 from tidelog.model.run import Amendment, Head, Run, decode_row
 from tidelog.model.topic import Topic
+from tidelog.store.cache import reread
 
 __all__ = [
     "FIELD_COLUMNS",
@@ -272,18 +273,30 @@ class Lookup:
         what = describe_run(self._topic.name, partition, run)
         store = self._log.store
         if run.journal is None:
-            data = store.get(run.object, run.byte_start, run.byte_end)
+
+            def read(_: bool) -> Iterator[pa.RecordBatch]:
+                data = store.get(run.object, run.byte_start, run.byte_end)
+                return read_piece(data, run.crc, run.count, what, columns)
+
             base = run.base
-            for batch in read_piece(data, run.crc, run.count, what, columns):
+            for batch in reread(store, run.object, read):
                 yield range(base, base + batch.num_rows), batch
                 base += batch.num_rows
             return
+        names = JOURNAL_SCHEMA.names if columns is None else ["offset", *columns]
+
+        def read_block(_: bool) -> pa.RecordBatch:
+            return self._journal_block(run, what, block, names)
+
+        batch = reread(store, run.object, read_block)
+        yield batch.column("offset").to_numpy(), batch.drop_columns(["offset"])
+
+    def _journal_block(self, run: Run, what: str, block: int, names: list[str]) -> pa.RecordBatch:
+        store = self._log.store
         file = JournalFile(lambda start, end: store.get(run.object, start, end), run, what)
         if block >= len(file.groups):
             raise CorruptError(f"{what}: its id index names row group {block}: keep the object")
-        names = JOURNAL_SCHEMA.names if columns is None else ["offset", *columns]
-        batch = file.read(file.groups[block], names)
-        yield batch.column("offset").to_numpy(), batch.drop_columns(["offset"])
+        return file.read(file.groups[block], names)
 
     def _event(self, found: Occurrence) -> Event:
         """``NotFoundError`` when a new value is gone from the store."""

@@ -23,6 +23,7 @@ from tidelog.log.amended import NO_AMENDMENTS, Amendments, apply
 from tidelog.log.rows import Rows
 from tidelog.model.run import Run
 from tidelog.store.base import Store
+from tidelog.store.cache import reread
 
 __all__ = ["WHOLE", "Cut", "Rows", "describe_run", "fetch_run", "in_turn", "read_run"]
 
@@ -110,10 +111,14 @@ def in_turn(
 
 
 def _of_piece(store: Store, run: Run, what: str, cut: Cut, data: bytes | None) -> Iterator[Rows]:
-    if data is None:
-        data = store.get(run.object, run.byte_start, run.byte_end)
+    def read(again: bool) -> Iterator[pa.RecordBatch]:
+        piece = data
+        if piece is None or again:
+            piece = store.get(run.object, run.byte_start, run.byte_end)
+        return read_piece(piece, run.crc, run.count, what, cut.columns)
+
     at = run.base
-    for batch in read_piece(data, run.crc, run.count, what, cut.columns):
+    for batch in reread(store, run.object, read):
         yield Rows(at, at + batch.num_rows, batch)
         at += batch.num_rows
 
@@ -122,8 +127,17 @@ def _of_journal(store: Store, run: Run, what: str, cut: Cut, data: bytes | None)
     at, end = cut.start or 0, run.end if cut.end is None else cut.end
     columns = list(cut.columns or STORED_SCHEMA.names)
     if run.events:
-        file = JournalFile(_fetcher(store, run, data), run, what)
-        read = partial(_read_group, file, columns)
+
+        def open_file(again: bool) -> JournalFile:
+            return JournalFile(_fetcher(store, run, None if again else data), run, what)
+
+        def read(group: Group) -> pa.RecordBatch:
+            def attempt(again: bool) -> pa.RecordBatch:
+                return _read_group(open_file(again) if again else file, columns, group)
+
+            return reread(store, run.object, attempt)
+
+        file = reread(store, run.object, open_file)
         groups = [each for each in file.groups_of(at, end) if not (cut.skip and cut.skip(each))]
         for group, batch in in_turn(cut.pool, read, groups, _GROUPS_AHEAD):
             rows = _group_rows(group, batch, at)

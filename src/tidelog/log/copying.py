@@ -24,7 +24,7 @@ from tidelog.log.ledger import NOTHING_ERASED, ErasedIds, read_erased
 from tidelog.log.staged import Staged
 from tidelog.model.run import Head, Piece
 from tidelog.store.base import Store
-from tidelog.store.fresh import put_fresh
+from tidelog.store.fresh import put_same
 
 __all__ = ["Copier", "LedgerMovedError", "append_staged", "is_appended", "without_erased"]
 
@@ -191,8 +191,7 @@ def _staged_again(
     if not tables:
         return Staged(key, (), left_out)
     segment = encode_segment(tables)
-    with contextlib.suppress(AlreadyExistsError):  # another driver has put the same
-        put_fresh(store, key, segment.data)
+    put_same(store, key, segment.data)  # another driver may have put the same
     return Staged(key, segment.pieces, left_out)
 
 

@@ -25,6 +25,10 @@ Then, for topics that are no more:
     that has objects and no row was deleted, and its heads are closed for good
 11. its objects are deleted, if they are older than the grace
 
+Then, for the store as a whole:
+
+12. uploads in parts that began before the grace are aborted: copies whose reply was lost leave them
+
 | dies after | what is on disk                          | who repairs it                          |
 |------------|------------------------------------------|-----------------------------------------|
 | 1          | a new generation; all else as it was     | nobody needs to                         |
@@ -34,6 +38,7 @@ Then, for topics that are no more:
 | 5 to 8     | fewer rows, fewer objects                | the next sweep goes on                  |
 | 6, partly  | a head that names too many amendments    | the next sweep; readers find none there |
 | 9, 10, 11  | fewer objects                            | the next sweep goes on                  |
+| 12         | fewer broken uploads                     | the next sweep goes on                  |
 
 Why nothing is lost: a run of an old generation was committed before its head's floor was raised,
 and then step 4 sees its row, or its commit expects a version of the head that never comes again.
@@ -76,9 +81,9 @@ from tidelog.log.topics import list_topics
 from tidelog.model import layout
 from tidelog.model.run import Head, HeldRow, decode_row, encode_row
 from tidelog.model.topic import Topic
-from tidelog.store.base import ObjectInfo
+from tidelog.store.base import ObjectInfo, Store
 
-__all__ = ["PRODUCER_EXPIRES_MS", "Refused", "SweepReport", "sweep_home"]
+__all__ = ["PRODUCER_EXPIRES_MS", "Refused", "SweepReport", "abort_uploads", "sweep_home"]
 
 PRODUCER_EXPIRES_MS = 7 * 24 * 3600 * 1000  # an unnamed producer that was silent so long is gone
 _DELETES_AT_ONCE = 1_000  # objects; what S3 takes in one request
@@ -106,6 +111,7 @@ class SweepReport:
     runs_removed: int = 0  # rows that trims and compiles had left behind
     producers_removed: int = 0  # rows of unnamed producers
     amendments_removed: int = 0  # rows of those that a journal has
+    uploads_aborted: int = 0  # in parts, left behind by copies whose reply was lost
     refused: tuple[Refused, ...] = ()
 
 
@@ -121,6 +127,7 @@ class _Tally:
     runs_removed: int = 0
     producers_removed: int = 0
     amendments_removed: int = 0
+    uploads_aborted: int = 0
     refused: list[Refused] = field(default_factory=list)
 
     def report(self) -> SweepReport:
@@ -145,7 +152,20 @@ def sweep_home(log: Log, grace_ms: int) -> SweepReport:
         except (CorruptError, UnknownRowError) as exc:
             tally.refused.append(Refused(name, exc))
     _sweep_deleted(log, grace_ms, tally)
+    tally.uploads_aborted += abort_uploads(log.store, log.clock.now_ms() - grace_ms)
     return tally.report()
+
+
+def abort_uploads(store: Store, before_ms: int) -> int:
+    """Step 12; how many. Zero also where our credentials may not list uploads.
+
+    The bucket's own rule then aborts them, as the template of ``deploy/aws`` has it; they cost
+    money, and nothing else.
+    """
+    try:
+        return store.abort_uploads(before_ms)
+    except InvalidError:
+        return 0
 
 
 def _sweep_topic(log: Log, name: str, grace_ms: int, tally: _Tally) -> None:

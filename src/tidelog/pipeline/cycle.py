@@ -31,7 +31,6 @@ import msgspec
 
 from tidelog.catalog.base import ABSENT, Change, Check, Delete, Put
 from tidelog.errors import (
-    AlreadyExistsError,
     ConflictError,
     FencedError,
     InvalidError,
@@ -53,6 +52,7 @@ from tidelog.model.pipeline import (
 from tidelog.model.run import decode_row, encode_row
 from tidelog.pipeline.base import Outcome, Pipeline, Produced, Task
 from tidelog.sources.base import Bounds, Range, SourcePartition
+from tidelog.store.fresh import put_same
 
 __all__ = ["Cycle", "CycleReport", "LostError"]
 
@@ -289,8 +289,7 @@ class Cycle:
         key = layout.manifest(
             self._pipeline.id, self._epoch, track.partition.text, self._log.ids.new()
         )
-        with contextlib.suppress(AlreadyExistsError):
-            self._log.store.put(key, msgspec.json.encode(manifest))
+        put_same(self._log.store, key, msgspec.json.encode(manifest))
         decided = msgspec.structs.replace(intent, manifest=key)
         self._write(
             track,

@@ -26,6 +26,7 @@ from tidelog.errors import TidelogError
 from tidelog.home import Home
 from tidelog.log.archives import is_outside, read_commits, read_partitions, read_progress
 from tidelog.log.replays import replay_pipeline
+from tidelog.log.sweep import abort_uploads
 from tidelog.model import layout
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import Intent, read_manifest
@@ -50,6 +51,7 @@ class PipelineSweep:
     objects_deleted: int = 0
     bytes_deleted: int = 0
     objects_young: int = 0  # would have been deleted but for the grace
+    uploads_aborted: int = 0
 
 
 def sweep_archives(home: Home, grace_ms: int) -> PipelineSweep:
@@ -69,6 +71,7 @@ def sweep_archives(home: Home, grace_ms: int) -> PipelineSweep:
         old = forget_history(home, named) if named.state == "ready" else frozenset()
         sweep_pipeline(home, named.incarnation, home.store, grace_ms, tally, old)
     _sweep_playbacks(home, grace_ms, tally)
+    _abort_uploads(home, grace_ms, tally)
     for error in errors:
         raise error
     return tally
@@ -129,6 +132,15 @@ def _sweep_playbacks(home: Home, grace_ms: int, tally: PipelineSweep) -> None:
             _delete(home.store, infos, tally)
         else:
             tally.objects_young += len(infos)
+
+
+def _abort_uploads(home: Home, grace_ms: int, tally: PipelineSweep) -> None:
+    """In the stores of archives; the home's own is swept with its topics."""
+    stores = [files_at(home, each) for each in list_archives(home) if each.state == "ready"]
+    for url, store in {store.url: store for store in stores}.items():
+        if url != home.store.url:
+            before_ms = home.log.clock.now_ms() - grace_ms
+            tally.uploads_aborted += abort_uploads(store, before_ms)
 
 
 def _delete(store: Store, useless: list[ObjectInfo], tally: PipelineSweep) -> None:

@@ -42,10 +42,14 @@ def open_store(
 
         address.take_options(())
         return MemoryStore(clock)
-    if address.scheme in ("s3", "gs", "az"):
+    if address.scheme == "s3":
+        from tidelog.store.s3 import open_s3
+
+        return open_s3(address, environ)
+    if address.scheme in ("gs", "az"):
         from tidelog.store import remote
 
-        opens = {"s3": remote.open_s3, "gs": remote.open_google, "az": remote.open_azure}
+        opens = {"gs": remote.open_google, "az": remote.open_azure}
         return opens[address.scheme](address, environ)
     for entry in entry_points(group="tidelog.stores", name=address.scheme):
         store: Store = entry.load()(address, clock=clock, ids=ids, environ=environ)

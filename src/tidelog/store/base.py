@@ -104,6 +104,14 @@ class Store(Protocol):
         """A URL by which anyone can get the object for this long."""
         ...
 
+    def abort_uploads(self, before_ms: int) -> int:
+        """Abort uploads in parts that began before a time and never ended; how many.
+
+        Copies make such uploads on S3, and a lost reply leaves one behind, which costs as much as
+        an object and is in no listing. Zero where there are none.
+        """
+        ...
+
 
 def check_key(key: str) -> None:
     """Refuse a key that some backend could not hold, or that could leave its folder."""

@@ -4,20 +4,27 @@ Objects do not change, so nothing expires; the least recently used ranges go whe
 reached. Readers that ask for a range while it is on its way wait for that one request. The one
 exception to "do not change" is :meth:`Store.replace`, which drops the key here; a process that
 reads archive files which another one may replace reads them past the cache.
+
+The cache checks nothing, since checksums are known above. Bytes that fail theirs there were damaged
+on their way, or in the store: :func:`reread` drops them here and fetches them once more, and only
+what fails twice is reported.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import TypeVar
 
-from tidelog.errors import InvalidError
+from tidelog.errors import CorruptError, InvalidError
 from tidelog.store.base import ObjectInfo, Store
 
-__all__ = ["CacheStats", "CachedStore"]
+__all__ = ["CacheStats", "CachedStore", "reread"]
+
+T = TypeVar("T")
 
 _Range = tuple[str, int, int | None]
 
@@ -77,7 +84,7 @@ class CachedStore:
         try:
             return self._inner.replace(key, data, etag)
         finally:
-            self._drop({key})
+            self.drop({key})
 
     def head(self, key: str) -> ObjectInfo:
         return self._inner.head(key)
@@ -90,10 +97,13 @@ class CachedStore:
         try:
             self._inner.delete(wanted)
         finally:
-            self._drop(set(wanted))
+            self.drop(set(wanted))
 
     def copy(self, source: str, target: str) -> None:
         self._inner.copy(source, target)
+
+    def abort_uploads(self, before_ms: int) -> int:
+        return self._inner.abort_uploads(before_ms)
 
     def presign(self, key: str, expires_s: int) -> str:
         return self._inner.presign(key, expires_s)
@@ -122,12 +132,26 @@ class CachedStore:
             _, oldest = self._held.popitem(last=False)
             self.stats.bytes -= len(oldest)
 
-    def _drop(self, keys: set[str]) -> None:
+    def drop(self, keys: set[str]) -> None:
+        """Forget what was read of these objects; the next read asks the store."""
         with self._lock:
             for wanted in [w for w in self._held if w[0] in keys]:
                 self.stats.bytes -= len(self._held.pop(wanted))
             for wanted in [w for w in self._coming if w[0] in keys]:
                 del self._coming[wanted]
+
+
+def reread(store: Store, key: str, read: Callable[[bool], T]) -> T:
+    """What ``read`` returns; when it raises ``CorruptError``, drop the object and read it again.
+
+    ``read`` gets its bytes from ``store``, and must do so in the second call, which gets True.
+    """
+    try:
+        return read(False)
+    except CorruptError:
+        if isinstance(store, CachedStore):
+            store.drop({key})
+        return read(True)
 
 
 def _prove(inner: Store) -> Store:

@@ -84,6 +84,9 @@ class MeteredStore:
     def copy(self, source: str, target: str) -> None:
         self._count("copy", lambda: self._inner.copy(source, target))
 
+    def abort_uploads(self, before_ms: int) -> int:
+        return self._count("list", lambda: self._inner.abort_uploads(before_ms))
+
     def presign(self, key: str, expires_s: int) -> str:
         return self._inner.presign(key, expires_s)
 

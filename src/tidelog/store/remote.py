@@ -1,17 +1,20 @@
 """Stores behind S3, Google Cloud Storage and Azure, through obstore.
 
 obstore's own repeats are switched off: after a lost reply they would take the first attempt's
-object for somebody else's. ``RetryingStore`` repeats instead, and reads back what is unsure.
+object for another writer's. ``RetryingStore`` repeats instead, and reads back what is unsure.
 
 Copies are create-only on the server: on S3 by a multipart upload whose completion is conditional,
 which Amazon and the gateways that we test against honour.
+
+A request ends within a time that its size allows: 10 s, and a second more for each MiB, rounded up
+to 10 s times a power of two. A read also ends when nothing arrives for 10 s. A reply counts only as
+a whole: the bytes must be as many as it says, and carry the etag that every store sends.
 """
 
 from __future__ import annotations
 
 import contextlib
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -19,14 +22,7 @@ import obstore
 from obstore import exceptions
 from obstore.store import AzureStore, GCSStore, S3Store
 
-from tidelog.errors import (
-    InternalError,
-    InvalidError,
-    NotFoundError,
-    TidelogError,
-    UnavailableError,
-    UnknownOutcomeError,
-)
+from tidelog.errors import InvalidError, TidelogError
 from tidelog.model import limits
 from tidelog.model.address import Address
 from tidelog.store.base import (
@@ -36,66 +32,56 @@ from tidelog.store.base import (
     check_key,
     check_range,
     exists_already,
-    not_found,
     replaced_meanwhile,
 )
+from tidelog.store.remote_errors import (
+    STORE_ERRORS,
+    broken_reply,
+    gist,
+    is_beyond_the_end,
+    is_try_again,
+    store_error,
+)
 
-try:
-    from obstore.auth.boto3 import Boto3CredentialProvider
-except ImportError:  # boto3 comes with the `aws` extra
-    Boto3CredentialProvider = None  # type: ignore[assignment,misc]
+__all__ = [
+    "CONNECT_TIMEOUT_S",
+    "NO_RETRY",
+    "REQUEST_TIMEOUT_S",
+    "Clients",
+    "ObjectStore",
+    "RemoteStore",
+    "bucket_of",
+    "open_azure",
+    "open_google",
+    "prefix_of",
+    "reporting",
+]
 
-__all__ = ["RemoteStore", "open_azure", "open_google", "open_s3"]
-
-_TIMEOUT = timedelta(seconds=60)  # one request, 8 MiB over a slow line
-_CONNECT_TIMEOUT = timedelta(seconds=5)
-_NO_RETRY: Any = {"max_retries": 0, "retry_timeout": timedelta(seconds=60)}
+CONNECT_TIMEOUT_S = 5.0
+REQUEST_TIMEOUT_S = 10.0  # of a small request, and of the silence in a large reply
+_BYTES_PER_S = 1 << 20  # a slow line: large requests get a second more for each of these
+_COPY_TIMEOUT_S = 60.0  # the server moves the bytes; it answers when it is done
+NO_RETRY: Any = {"max_retries": 0, "retry_timeout": timedelta(seconds=60)}
 _LIST_CHUNK = 1_000
-_ERRORS = (exceptions.BaseError, OSError)  # obstore raises Python's own where there is one
-_REFUSED = ("401 Unauthorized", "403 Forbidden")
-_NEVER_SENT = ("error trying to connect", "tcp connect error", "dns error", "Connection refused")
 
-
-def open_s3(address: Address, environ: Mapping[str, str]) -> RemoteStore:
-    """``s3://bucket/prefix?region=…&endpoint=…&path_style=true|false``."""
-    options = address.take_options(("endpoint", "path_style", "region"))
-    endpoint = options.get("endpoint") or environ.get("AWS_ENDPOINT_URL_S3")
-    endpoint = endpoint or environ.get("AWS_ENDPOINT_URL")
-    path_style = options.get("path_style", "true" if endpoint else "false")
-    if path_style not in ("true", "false"):
-        raise InvalidError(
-            f"store `{address.text}`: path_style is `{path_style}`: give true or false"
-        )
-    region = options.get("region") or environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION")
-    config: Any = {"region": region or "us-east-1", "copy_if_not_exists": "multipart"}
-    if endpoint:
-        if not endpoint.startswith(("http://", "https://")):
-            raise InvalidError(f"store `{address.text}`: endpoint `{endpoint}` is no http(s) URL")
-        config["endpoint"] = endpoint
-    with _refused(address.text):
-        store = S3Store(
-            _bucket(address),
-            prefix=_prefix(address),
-            config=config,
-            virtual_hosted_style_request=path_style == "false",
-            client_options=_client_options(bool(endpoint and endpoint.startswith("http://"))),
-            retry_config=_NO_RETRY,
-            credential_provider=_aws_credentials(address),
-        )
-    return RemoteStore(store, address.text)
+ObjectStore = S3Store | GCSStore | AzureStore
+_Connect = Callable[[Any], ObjectStore]  # from client options to a client
 
 
 def open_google(address: Address, _environ: Mapping[str, str]) -> RemoteStore:
     """``gs://bucket/prefix``, with application default credentials."""
     address.take_options(())
-    with _refused(address.text):
-        store = GCSStore(
-            _bucket(address),
-            prefix=_prefix(address),
-            client_options=_client_options(False),
-            retry_config=_NO_RETRY,
-        )
-    return RemoteStore(store, address.text)
+
+    def connect(client_options: Any) -> ObjectStore:
+        with reporting(address.text):
+            return GCSStore(
+                bucket_of(address),
+                prefix=prefix_of(address),
+                client_options=client_options,
+                retry_config=NO_RETRY,
+            )
+
+    return RemoteStore(Clients(connect, {}), address.text)
 
 
 def open_azure(address: Address, _environ: Mapping[str, str]) -> RemoteStore:
@@ -107,23 +93,60 @@ def open_azure(address: Address, _environ: Mapping[str, str]) -> RemoteStore:
         config["account_name"] = options["account"]
     if endpoint:
         config["endpoint"] = endpoint
-    with _refused(address.text):
-        store = AzureStore(
-            _bucket(address),
-            prefix=_prefix(address),
-            config=config,
-            client_options=_client_options(endpoint.startswith("http://")),
-            retry_config=_NO_RETRY,
-        )
-    return RemoteStore(store, address.text)
+
+    def connect(client_options: Any) -> ObjectStore:
+        with reporting(address.text):
+            return AzureStore(
+                bucket_of(address),
+                prefix=prefix_of(address),
+                config=config,
+                client_options=client_options,
+                retry_config=NO_RETRY,
+            )
+
+    return RemoteStore(
+        Clients(connect, {"allow_http": endpoint.startswith("http://")}), address.text
+    )
+
+
+class Clients:
+    """obstore's clients by time-out: it is fixed for each, so there is one for each in use."""
+
+    def __init__(self, connect: _Connect, options: Mapping[str, Any]) -> None:
+        self._connect = connect
+        self._options = options
+        self._made: dict[tuple[float, bool], ObjectStore] = {}
+        self.for_size(0)  # an address or a certificate that is wrong is reported at once
+
+    def for_size(self, size: int, reads: bool = False) -> ObjectStore:
+        """The client for a request that moves so many bytes, in a reply if it ``reads``."""
+        timeout_s = REQUEST_TIMEOUT_S
+        while timeout_s < REQUEST_TIMEOUT_S + size / _BYTES_PER_S:
+            timeout_s *= 2
+        return self.within(timeout_s, reads)
+
+    def within(self, timeout_s: float, reads: bool = False) -> ObjectStore:
+        """The client whose requests take no longer than this."""
+        found = self._made.get((timeout_s, reads))
+        if found is None:
+            options = {
+                "timeout": timedelta(seconds=timeout_s),
+                "connect_timeout": timedelta(seconds=CONNECT_TIMEOUT_S),
+                **self._options,
+            }
+            if reads:
+                options["read_timeout"] = timedelta(seconds=REQUEST_TIMEOUT_S)
+            found = self._made[timeout_s, reads] = self._connect(options)
+        return found
 
 
 class RemoteStore:
     """Objects in a bucket, below a prefix."""
 
-    def __init__(self, store: S3Store | GCSStore | AzureStore, url: str) -> None:
-        self._store = store
+    def __init__(self, clients: Clients, url: str, bucket: Any = None) -> None:
+        self._clients = clients
         self._url = url
+        self._bucket = bucket  # an ``S3Bucket`` on S3
 
     @property
     def url(self) -> str:
@@ -132,61 +155,85 @@ class RemoteStore:
     def put(self, key: str, data: bytes) -> str:
         check_key(key)
         check_data(key, data)
+        client = self._clients.for_size(len(data))
         try:
-            done = obstore.put(self._store, key, data, mode="create", use_multipart=False)
+            done = obstore.put(client, key, data, mode="create", use_multipart=False)
         except (exceptions.AlreadyExistsError, exceptions.PreconditionError) as exc:
-            raise exists_already(key) from exc
-        except _ERRORS as exc:
+            raise self._exists(key, exc) from exc
+        except STORE_ERRORS as exc:
             raise self._error(key, exc, writes=True) from exc
         return done["e_tag"] or ""
 
     def replace(self, key: str, data: bytes, etag: str) -> str:
         check_key(key)
         check_data(key, data)
+        client = self._clients.for_size(len(data))
         try:
-            done = obstore.put(self._store, key, data, mode={"e_tag": etag}, use_multipart=False)
+            done = obstore.put(client, key, data, mode={"e_tag": etag}, use_multipart=False)
         except exceptions.PreconditionError as exc:
             found = self.head(key).etag
             raise replaced_meanwhile(key, etag, found) from exc
-        except _ERRORS as exc:
+        except STORE_ERRORS as exc:
             raise self._error(key, exc, writes=True) from exc
         return done["e_tag"] or ""
 
     def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
         check_key(key)
         check_range(start, end)
+        if end == start:
+            self.head(key)
+            return b""
+        size = limits.OBJECT_BYTES_MAX if end is None else end - start
+        client = self._clients.for_size(size, reads=True)
+        options: Any = {}
+        if start > 0 or end is not None:
+            options["range"] = {"offset": start} if end is None else (start, end)
         try:
-            if start == 0 and end is None:
-                return bytes(obstore.get(self._store, key).bytes())
-            if end == start:
-                self.head(key)
-                return b""
-            wanted: Any = {"offset": start} if end is None else (start, end)
-            return bytes(obstore.get(self._store, key, options={"range": wanted}).bytes())
-        except _ERRORS as exc:
-            if start > 0 and _beyond_the_end(exc):
+            found = obstore.get(client, key, options=options)
+            data = bytes(found.bytes())
+        except STORE_ERRORS as exc:
+            if start > 0 and is_beyond_the_end(exc):
                 return self.get(key)[start:end]
             raise self._error(key, exc) from exc
+        self._check_reply(key, found.meta)
+        total = found.meta["size"]
+        wanted = (start, total if end is None else min(end, total))
+        if tuple(found.range) != wanted or len(data) != wanted[1] - wanted[0]:
+            raise broken_reply(
+                self._url,
+                key,
+                f"expected bytes {wanted[0]} to {wanted[1]}, found {len(data)} of "
+                f"{found.range[0]} to {found.range[1]}",
+            )
+        return data
 
     def head(self, key: str) -> ObjectInfo:
         check_key(key)
         try:
-            return _info(obstore.head(self._store, key))
-        except _ERRORS as exc:
+            meta = obstore.head(self._clients.for_size(0), key)
+        except STORE_ERRORS as exc:
             raise self._error(key, exc) from exc
+        self._check_reply(key, meta)
+        return _info(meta)
 
     def list(self, prefix: str = "", start_after: str = "") -> Iterator[ObjectInfo]:
+        if self._bucket is not None:
+            yield from self._bucket.list(prefix, start_after)
+            return
         folder, _, _ = prefix.rpartition("/")
         try:
             chunks = obstore.list(
-                self._store, folder or None, offset=start_after or None, chunk_size=_LIST_CHUNK
+                self._clients.for_size(0),
+                folder or None,
+                offset=start_after or None,
+                chunk_size=_LIST_CHUNK,
             )
             for chunk in chunks:
                 for meta in chunk:
                     info = _info(meta)
                     if info.key.startswith(prefix) and info.key > start_after:
                         yield info
-        except _ERRORS as exc:
+        except STORE_ERRORS as exc:
             raise self._error(prefix or "/", exc) from exc
 
     def delete(self, keys: Iterable[str]) -> None:
@@ -196,22 +243,23 @@ class RemoteStore:
         if not wanted:
             return
         try:
-            obstore.delete(self._store, wanted)
+            obstore.delete(self._clients.for_size(0), wanted)
         except FileNotFoundError:
             self._delete_each(wanted)
-        except _ERRORS as exc:
+        except STORE_ERRORS as exc:
             raise self._error(wanted[0], exc) from exc
 
     def copy(self, source: str, target: str) -> None:
         check_key(source)
         check_key(target)
         try:
-            obstore.copy(self._store, source, target, overwrite=False)
+            client = self._clients.within(_COPY_TIMEOUT_S)
+            obstore.copy(client, source, target, overwrite=False)
         except (exceptions.AlreadyExistsError, exceptions.PreconditionError) as exc:
-            raise exists_already(target) from exc
+            raise self._exists(target, exc) from exc
         except FileNotFoundError as exc:
-            raise self._error(source, exc) from exc
-        except _ERRORS as exc:
+            raise self._error(source, exc, writes=True) from exc
+        except STORE_ERRORS as exc:
             raise self._error(target, exc, writes=True) from exc
 
     def presign(self, key: str, expires_s: int) -> str:
@@ -221,47 +269,39 @@ class RemoteStore:
                 f"object `{key}`: a URL for {expires_s} s: give 1 to {limits.PRESIGN_SECONDS_MAX} s"
             )
         try:
-            return obstore.sign(self._store, "GET", key, timedelta(seconds=expires_s))
-        except _ERRORS as exc:
+            client = self._clients.for_size(0)
+            return obstore.sign(client, "GET", key, timedelta(seconds=expires_s))
+        except STORE_ERRORS as exc:
             raise self._error(key, exc) from exc
+
+    def abort_uploads(self, before_ms: int) -> int:
+        return 0 if self._bucket is None else int(self._bucket.abort_uploads(before_ms))
 
     def _delete_each(self, keys: Iterable[str]) -> None:
         """Where a store counts a missing object as an error, go one by one past it."""
         for key in keys:
             try:
-                obstore.delete(self._store, key)
+                obstore.delete(self._clients.for_size(0), key)
             except FileNotFoundError:
                 continue
-            except _ERRORS as exc:
+            except STORE_ERRORS as exc:
                 raise self._error(key, exc) from exc
 
+    def _exists(self, key: str, exc: Exception) -> TidelogError:
+        """The error of a refused create: the object exists, or another write is under way."""
+        if self._bucket is not None and is_try_again(exc):
+            return self._error(key, exc, writes=True)
+        return exists_already(key)
+
+    def _check_reply(self, key: str, meta: Any) -> None:
+        if not meta["e_tag"]:
+            raise broken_reply(self._url, key, "it has no etag, which every store sends")
+
     def _error(self, key: str, exc: Exception, writes: bool = False) -> TidelogError:
-        """Our error for one of obstore's; ``writes`` when the call may have changed something."""
-        said = _gist(exc)
-        if "NoSuchBucket" in str(exc):
-            return NotFoundError(
-                f"store `{self._url}`: there is no such bucket: create it, or fix the URL"
-            )
-        if isinstance(exc, FileNotFoundError):
-            return not_found(key)
-        if isinstance(
-            exc,
-            PermissionError | exceptions.PermissionDeniedError | exceptions.UnauthenticatedError,
-        ) or any(status in str(exc) for status in _REFUSED):
-            return InvalidError(
-                f"store `{self._url}`: access to `{key}` refused ({said}): "
-                "check the credentials in the environment and their rights"
-            )
-        if isinstance(exc, exceptions.InvalidPathError | exceptions.NotSupportedError):
-            return InternalError(f"store `{self._url}`: `{key}`: {said}")
-        if writes and not any(word in str(exc) for word in _NEVER_SENT):
-            return UnknownOutcomeError(
-                f"object `{key}`: no answer from `{self._url}` ({said}): read it back, then decide"
-            )
-        return UnavailableError(f"store `{self._url}`: no answer ({said}): try again")
+        return store_error(self._url, key, exc, writes)
 
 
-def _bucket(address: Address) -> str:
+def bucket_of(address: Address) -> str:
     if not address.host or address.port is not None:
         raise InvalidError(
             f"store `{address.text}`: names no bucket: give {address.scheme}://bucket/prefix"
@@ -269,51 +309,19 @@ def _bucket(address: Address) -> str:
     return address.host
 
 
-def _prefix(address: Address) -> str | None:
+def prefix_of(address: Address) -> str | None:
     prefix = address.path.strip("/")
     if prefix:
         check_key(prefix)
     return prefix or None
 
 
-def _client_options(allow_http: bool) -> Any:
-    return {"allow_http": allow_http, "timeout": _TIMEOUT, "connect_timeout": _CONNECT_TIMEOUT}
-
-
-def _aws_credentials(address: Address) -> Any:
-    """boto3's chain (profiles, single sign-on, roles) where it is installed, else obstore's own."""
-    if Boto3CredentialProvider is None:
-        return None
-    try:
-        return Boto3CredentialProvider()
-    except ValueError as exc:
-        raise InvalidError(
-            f"store `{address.text}`: no AWS credentials found: set AWS_ACCESS_KEY_ID and "
-            "AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
-        ) from exc
-
-
 @contextlib.contextmanager
-def _refused(text: str) -> Iterator[None]:
+def reporting(text: str) -> Iterator[None]:
     try:
         yield
-    except _ERRORS as exc:
-        raise InvalidError(f"store `{text}`: {_gist(exc)}: fix the URL or the environment") from exc
-
-
-def _beyond_the_end(exc: Exception) -> bool:
-    """Whether a range began after the object's end; numbers in ids and times must not fool us."""
-    said = str(exc)
-    return "InvalidRange" in said or bool(re.search(r"status(?: code)?: 416\b", said))
-
-
-def _gist(exc: Exception) -> str:
-    """What a person needs of obstore's long messages: the server's own words, or the first line."""
-    said = re.search("<Code>([^<]*)</Code>(?:<Message>([^<]*)</Message>)?", str(exc))
-    if said:
-        return ": ".join(part for part in said.groups() if part)[:200]
-    lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
-    return lines[0][:200] if lines else type(exc).__name__
+    except STORE_ERRORS as exc:
+        raise InvalidError(f"store `{text}`: {gist(exc)}: fix the URL or the environment") from exc
 
 
 def _info(meta: Any) -> ObjectInfo:

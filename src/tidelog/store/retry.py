@@ -75,7 +75,7 @@ class RetryingStore:
 
     def list(self, prefix: str = "", start_after: str = "") -> Iterator[ObjectInfo]:
         """Goes on after the last object that was given out when a page fails."""
-        delays = self._backoff.delays_s(self._random)
+        delays = self._backoff.waits_s(self._random, self._clock)
         while True:
             try:
                 for info in self._inner.list(prefix, start_after):
@@ -90,6 +90,9 @@ class RetryingStore:
         wanted = list(keys)
         self._repeat(lambda: self._inner.delete(wanted))
 
+    def abort_uploads(self, before_ms: int) -> int:
+        return self._repeat(lambda: self._inner.abort_uploads(before_ms))
+
     def presign(self, key: str, expires_s: int) -> str:
         return self._inner.presign(key, expires_s)
 
@@ -101,7 +104,7 @@ class RetryingStore:
     ) -> T:
         """Repeat ``attempt``; when refused after a lost reply, ask whether that was ourselves."""
         unsure = False
-        delays = self._backoff.delays_s(self._random)
+        delays = self._backoff.waits_s(self._random, self._clock)
         while True:
             try:
                 return attempt()
@@ -128,7 +131,7 @@ class RetryingStore:
                 return mine
 
     def _repeat(self, read: Callable[[], T]) -> T:
-        delays = self._backoff.delays_s(self._random)
+        delays = self._backoff.waits_s(self._random, self._clock)
         while True:
             try:
                 return read()

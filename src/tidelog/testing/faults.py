@@ -279,6 +279,9 @@ class FaultyStore:
                 return
             start_after = found[-1].key
 
+    def abort_uploads(self, before_ms: int) -> int:
+        return self.inner.abort_uploads(before_ms)
+
     def presign(self, key: str, expires_s: int) -> str:
         return self.inner.presign(key, expires_s)
 

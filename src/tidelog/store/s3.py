@@ -1,0 +1,252 @@
+"""What S3 needs beside obstore: credentials that are renewed in time, listings, broken uploads.
+
+obstore reads any XML as a listing, also a page of HTML, which makes an empty listing of it. So
+pages come through boto3, and each is checked: S3 says in every page how many keys it has and
+whether it is the last.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from obstore.store import S3Store
+
+from tidelog.errors import InvalidError, TidelogError
+from tidelog.model.address import Address
+from tidelog.store.base import ObjectInfo
+from tidelog.store.remote import (
+    CONNECT_TIMEOUT_S,
+    NO_RETRY,
+    REQUEST_TIMEOUT_S,
+    Clients,
+    ObjectStore,
+    RemoteStore,
+    bucket_of,
+    prefix_of,
+    reporting,
+)
+from tidelog.store.remote_errors import SDK_ERRORS, broken_reply, code_of, gist, store_error
+
+try:
+    import boto3
+    from botocore.config import Config
+except ImportError as exc:  # this module is imported only when such an address is opened
+    raise InvalidError("s3 store is not installed: pip install 'tidelog[aws]'") from exc
+
+__all__ = ["AwsCredentials", "S3Bucket", "open_s3"]
+
+_CONNECTIONS_MAX = 16
+
+
+def open_s3(address: Address, environ: Mapping[str, str]) -> RemoteStore:
+    """``s3://bucket/prefix?region=…&endpoint=…&path_style=true|false``."""
+    options = address.take_options(("endpoint", "path_style", "region"))
+    endpoint = options.get("endpoint") or environ.get("AWS_ENDPOINT_URL_S3")
+    endpoint = endpoint or environ.get("AWS_ENDPOINT_URL")
+    path_style = options.get("path_style", "true" if endpoint else "false")
+    if path_style not in ("true", "false"):
+        raise InvalidError(
+            f"store `{address.text}`: path_style is `{path_style}`: give true or false"
+        )
+    region = options.get("region") or environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION")
+    config: Any = {"region": region or "us-east-1", "copy_if_not_exists": "multipart"}
+    if endpoint:
+        if not endpoint.startswith(("http://", "https://")):
+            raise InvalidError(f"store `{address.text}`: endpoint `{endpoint}` is no http(s) URL")
+        config["endpoint"] = endpoint
+    session = boto3.session.Session()
+    credentials: Any = AwsCredentials(session, address.text)
+
+    def connect(client_options: Any) -> ObjectStore:
+        with reporting(address.text):
+            return S3Store(
+                bucket_of(address),
+                prefix=prefix_of(address),
+                config=config,
+                virtual_hosted_style_request=path_style == "false",
+                client_options=client_options,
+                retry_config=NO_RETRY,
+                credential_provider=credentials,
+            )
+
+    prefix = prefix_of(address)
+    bucket = S3Bucket(
+        session,
+        address.text,
+        (bucket_of(address), f"{prefix}/" if prefix else ""),
+        {
+            "region": config["region"],
+            "endpoint": endpoint,
+            "addressing_style": "path" if path_style == "true" else "virtual",
+        },
+        (CONNECT_TIMEOUT_S, REQUEST_TIMEOUT_S),
+    )
+    clients = Clients(connect, _shared_options(endpoint, environ))
+    return RemoteStore(clients, address.text, bucket)
+
+
+class AwsCredentials:
+    """Gives obstore the credentials of a boto3 session, with the end that their provider names.
+
+    obstore asks again before that end, and botocore renews them then. Keys without an end are
+    given once.
+    """
+
+    def __init__(self, session: Any, url: str) -> None:
+        found = session.get_credentials()
+        if found is None:
+            raise InvalidError(
+                f"store `{url}`: no AWS credentials found: set AWS_ACCESS_KEY_ID and "
+                "AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+            )
+        self._credentials = found
+
+    def __call__(self) -> Any:
+        frozen = self._credentials.get_frozen_credentials()  # renews them when it is time
+        end: datetime | None = getattr(self._credentials, "_expiry_time", None)
+        return {
+            "access_key_id": frozen.access_key,
+            "secret_access_key": frozen.secret_key,
+            "token": frozen.token,
+            "expires_at": end.astimezone(UTC) if end else None,  # obstore wants this zone
+        }
+
+
+class S3Bucket:
+    """Listings and multipart uploads of a bucket, below a prefix. Every process has a client."""
+
+    def __init__(
+        self,
+        session: Any,
+        url: str,
+        place: tuple[str, str],
+        client_options: Mapping[str, Any],
+        timeouts_s: tuple[float, float],
+    ) -> None:
+        self._session = session
+        self._url = url
+        self._bucket, self._prefix = place
+        self._options = client_options
+        self._timeouts_s = timeouts_s
+        self._live: tuple[int, Any] | None = None
+
+    def list(self, folder: str, start_after: str) -> Iterator[ObjectInfo]:
+        """The objects below a folder and above a key, in key order."""
+        request: dict[str, Any] = {"Bucket": self._bucket, "Prefix": self._prefix + folder}
+        if start_after:
+            request["StartAfter"] = self._prefix + start_after
+        while True:
+            page = self._page("list_objects_v2", request, folder)
+            keys = page.get("Contents", [])
+            if page.get("KeyCount", len(keys)) != len(keys) or "IsTruncated" not in page:
+                raise broken_reply(self._url, folder or "/", "it is not a whole listing")
+            for each in keys:
+                yield self._info(each)
+            if not page["IsTruncated"]:
+                return
+            if not page.get("NextContinuationToken"):
+                raise broken_reply(self._url, folder or "/", "it does not say where to go on")
+            request = {
+                "Bucket": self._bucket,
+                "Prefix": self._prefix + folder,
+                "ContinuationToken": page["NextContinuationToken"],
+            }
+
+    def abort_uploads(self, before_ms: int) -> int:
+        """Abort multipart uploads that began before a time; how many."""
+        request: dict[str, Any] = {"Bucket": self._bucket, "Prefix": self._prefix}
+        aborted = 0
+        while True:
+            page = self._page("list_multipart_uploads", request, "")
+            if "IsTruncated" not in page:
+                raise broken_reply(self._url, "/", "it is not a whole listing of uploads")
+            for upload in page.get("Uploads", []):
+                if upload["Initiated"].timestamp() * 1000 < before_ms:
+                    aborted += self._abort(upload["Key"], upload["UploadId"])
+            if not page["IsTruncated"]:
+                return aborted
+            request["KeyMarker"] = page["NextKeyMarker"]
+            request["UploadIdMarker"] = page.get("NextUploadIdMarker", "")
+
+    def _abort(self, key: str, upload: str) -> bool:
+        try:
+            self._client().abort_multipart_upload(Bucket=self._bucket, Key=key, UploadId=upload)
+        except SDK_ERRORS as exc:
+            if code_of(exc) == "NoSuchUpload":  # it was completed or aborted meanwhile
+                return False
+            raise self._error(key, exc) from exc
+        return True
+
+    def _page(self, method: str, request: dict[str, Any], what: str) -> dict[str, Any]:
+        try:
+            page: dict[str, Any] = getattr(self._client(), method)(**request)
+        except SDK_ERRORS as exc:
+            raise self._error(what or "/", exc) from exc
+        except (ValueError, KeyError, TypeError) as exc:  # the SDK's parser on a foreign page
+            raise broken_reply(self._url, what or "/", gist(exc)) from exc
+        return page
+
+    def _error(self, what: str, exc: Exception) -> TidelogError:
+        return store_error(self._url, what, exc)
+
+    def _info(self, each: Mapping[str, Any]) -> ObjectInfo:
+        return ObjectInfo(
+            each["Key"].removeprefix(self._prefix),
+            each["Size"],
+            each.get("ETag", ""),
+            int(each["LastModified"].timestamp() * 1000),
+        )
+
+    def _client(self) -> Any:
+        live = self._live
+        if live is None or live[0] != os.getpid():
+            connect_s, read_s = self._timeouts_s
+            config = Config(
+                connect_timeout=connect_s,
+                read_timeout=read_s,
+                max_pool_connections=_CONNECTIONS_MAX,
+                retries={"total_max_attempts": 1, "mode": "standard"},
+                s3={"addressing_style": self._options["addressing_style"]},
+            )
+            client = self._session.client(
+                "s3",
+                region_name=self._options["region"],
+                endpoint_url=self._options["endpoint"],
+                config=config,
+            )
+            client.meta.events.register("before-call.s3", _stay)
+            client.meta.events.register("before-parse.s3", _check_length)
+            live = self._live = (os.getpid(), client)
+        return live[1]
+
+
+def _stay(params: dict[str, Any], **_: Any) -> None:
+    """Keep the SDK from looking for the bucket in other regions: obstore would not follow it."""
+    params["context"]["s3_redirect"] = {"redirected": True}
+
+
+def _check_length(response_dict: dict[str, Any], **_: Any) -> None:
+    """Refuse a body that is not as long as its header says; the SDK would parse what is there."""
+    length = response_dict["headers"].get("content-length")
+    body = response_dict["body"]
+    whole = length is None or not isinstance(body, bytes) or int(length) == len(body)
+    if not whole and response_dict["status_code"] < 300:
+        raise ValueError(f"{len(body)} of {length} bytes arrived")
+
+
+def _shared_options(endpoint: str | None, environ: Mapping[str, str]) -> dict[str, Any]:
+    """What all clients of a store have in common; the certificates are those that boto3 uses."""
+    options: dict[str, Any] = {"allow_http": bool(endpoint and endpoint.startswith("http://"))}
+    bundle = environ.get("AWS_CA_BUNDLE")
+    if bundle:
+        try:
+            options["root_certificate"] = Path(bundle).read_bytes()
+        except OSError as exc:
+            raise InvalidError(
+                f"setting AWS_CA_BUNDLE: `{bundle}` cannot be read ({exc.strerror}): fix the path"
+            ) from exc
+    return options
