@@ -28,6 +28,22 @@ BAD = {
     "a parser that is nowhere": (["--kind", "partition", "--parser", "no.such:Parser"], "no.such"),
     "hours in a backup": (["--granularity", "hour"], "leave them out of a backup"),
     "an unknown granularity": ([*DATED, "--granularity", "week"], "week"),
+    "a format of hours in folders of days": (
+        [*DATED, "--hour-format", "h=%H"],
+        "setting hour_format: has no effect, as granularity is day",
+    ),
+    "a format of minutes in folders of hours": (
+        [*DATED, "--granularity", "hour", "--minute-format", "m=%M"],
+        "setting minute_format: has no effect, as granularity is hour",
+    ),
+    "hours named as days are": (
+        [*DATED, "--granularity", "hour", "--hour-format", "dt=%H"],
+        "two of them are called `dt=`",
+    ),
+    "a time zone for folders of offsets": (
+        ["--kind", "partition", "--parser", "offset:10", "--time-zone", "Europe/Berlin"],
+        "setting time_zone: has no effect, as parser `offset:10` makes no folders of dates",
+    ),
     "an unknown time zone": ([*DATED, "--time-zone", "Mars"], "Mars"),
     "a schema that does not parse": (["--schema", "n bigint, m"], "before the type of `m`"),
     "a schema that is no file": (["--schema", "@nowhere.sql"], "nowhere.sql"),
@@ -39,6 +55,15 @@ BAD = {
     "an unknown source": (["--source", "kafkaa://h/t"], "did you mean `kafka`"),
     "a topic that is not there": (["--source", "topic:u"], "topic `u`"),
     "an unknown client property": (["--source", "kafka://127.0.0.1:9/t?nope=1"], "nope"),
+    "a source that holds the home": (["--source", "file:."], "holds this home"),
+    "a source inside of the home": (
+        ["--source", "file:tidelog-data/objects/topics"],
+        "is a part of this home",
+    ),
+    "a source that is the archive": (
+        ["--source", "file:tidelog-data/objects/archives/a"],
+        "holds the archive's own files",
+    ),
     "a folder without a store": (["--to", "s3://bucket"], "give a folder below a store"),
 }
 

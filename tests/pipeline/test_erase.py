@@ -213,7 +213,7 @@ def test_an_erasure_that_dies_after_any_call_is_finished_by_the_next(
         store = FaultyStore(home.log.store, faults)
         catalog = FaultyCatalog(home.log.catalog, faults, home.log.clock)
         patch.setattr(home, "log", dataclasses.replace(home.log, store=store, catalog=catalog))
-        patch.setattr(erase, "store_at", lambda *_: store)
+        patch.setattr(erase, "files_at", lambda *_: store)
         died = False
         try:
             erase_from_archive(home, archive, 1, {"t/0": GONE[0], "t/1": GONE[1]})
@@ -240,7 +240,7 @@ def test_lost_replies_are_settled(home: Home, monkeypatch: pytest.MonkeyPatch, v
         catalog = FaultyCatalog(home.log.catalog, faults, home.log.clock)
         patch.setattr(home, "log", dataclasses.replace(home.log, store=store, catalog=catalog))
         if verb != "put":  # the home's own store repeats what it must
-            patch.setattr(erase, "store_at", lambda *_: store)
+            patch.setattr(erase, "files_at", lambda *_: store)
         try:
             erase_from_archives(home, home.topic("t"), GONE)
         except UnknownOutcomeError:

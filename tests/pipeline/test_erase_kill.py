@@ -51,7 +51,7 @@ def erase_and_die(config: str, last: int) -> None:
         store = FaultyStore(home.log.store, killer)
         catalog = FaultyCatalog(home.log.catalog, killer, home.log.clock)
         home.log = replace(home.log, store=store, catalog=catalog)
-        erase.store_at = lambda *_: store
+        erase.files_at = lambda *_: store
         erase.erase_from_archives(home, home.topic("t"), deleted)
 
 

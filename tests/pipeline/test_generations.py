@@ -188,7 +188,7 @@ def test_a_promote_that_dies_after_any_call_is_finished_by_the_next(
         catalog = FaultyCatalog(home.log.catalog, faults, home.log.clock)
         log = dataclasses.replace(home.log, store=store, catalog=catalog)
         patch.setattr(home, "log", log)
-        patch.setattr(generations, "store_at", lambda *_: store)
+        patch.setattr(generations, "files_at", lambda *_: store)
         died = False
         try:
             promote(home, "daily")

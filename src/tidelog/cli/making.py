@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
+from tidelog.codec.parsers.settings import used_layout
 from tidelog.errors import InvalidError
 from tidelog.model.archive import Making
 
@@ -57,13 +58,16 @@ def making_of(given: dict[str, Any], before: Making | None = None, source: str =
     formats = {name: given[name] for name in _FORMAT if given[name] is not None}
     if "schema" in formats:
         formats["schema"] = _text(formats["schema"])
+    parser = _chosen(given["parser"], was.parser)
+    inherited = {**was.layout, **layout}
+    layout = {**used_layout(parser, inherited), **layout}  # what was given is never passed over
     same_format = given["file_format"] in (None, was.format)
     return Making(
-        parser=_chosen(given["parser"], was.parser),
+        parser=parser,
         transform=_chosen(given["transform"], was.transform),
         format=_chosen(given["file_format"], was.format),
         codec=_chosen(given["codec"], was.codec if same_format else ""),
-        layout={**was.layout, **layout},
+        layout=layout,
         format_settings={**(was.format_settings if same_format else {}), **formats},
         source=source,
     )

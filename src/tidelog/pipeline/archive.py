@@ -19,7 +19,7 @@ import msgspec
 
 from tidelog.catalog.base import ABSENT, Delete, Put
 from tidelog.codec.formats import settings_of
-from tidelog.codec.parsers import LayoutSettings
+from tidelog.codec.parsers import layout_settings
 from tidelog.errors import AlreadyExistsError, ConflictError, InvalidError, TidelogError
 from tidelog.home import Home
 from tidelog.log.archives import (
@@ -31,12 +31,14 @@ from tidelog.log.archives import (
 from tidelog.log.registry import change_registry
 from tidelog.log.replays import counting_files
 from tidelog.model import layout
+from tidelog.model.address import parse_address
 from tidelog.model.archive import Archive, check_archive_name
 from tidelog.model.pipeline import FileEntry, Manifest
 from tidelog.pipeline.base import Pipeline, Workers
 from tidelog.pipeline.places import files_at, source_at, store_at
 from tidelog.pipeline.policy import Policy
 from tidelog.sinks.files import FilesSettings, FilesSink
+from tidelog.sources.file_names import place_of
 
 __all__ = [
     "committed_files",
@@ -53,9 +55,10 @@ def create_archive(home: Home, wanted: Archive) -> Archive:
     open_sink(wanted)  # an unknown parser, format or setting is refused before anything is made
     Policy(wanted.max_bytes, wanted.max_age_ms)
     source = source_at(home, wanted.source)
-    source.partitions()
     wanted = msgspec.structs.replace(wanted, source=source.url)  # where `newest` is a time
     wanted = _placed(home, wanted)
+    _refuse_own_files(home, wanted)
+    source.partitions()  # is it there
     log, name = home.log, layout.archive_row(wanted.name)
     row = log.catalog.get(layout.REGISTRY, name)
     if row is None:
@@ -133,7 +136,7 @@ def files_settings(archive: Archive, generation: int | None = None) -> FilesSett
         dead=archive.dead,
         generation=archive.generation if generation is None else generation,
         parser=making.parser or None,
-        layout=LayoutSettings(**making.layout),
+        layout=layout_settings(making.parser, making.layout),
         format=making.format,
         codec=making.codec or None,
         format_settings=settings_of(making.format_settings),
@@ -157,6 +160,29 @@ def _placed(home: Home, archive: Archive) -> Archive:
         return msgspec.structs.replace(archive, store=own, root="/".join(filter(None, parts)))
     home.log.standing.check(f"archive `{archive.name}` in `{archive.store}/{archive.root}`")
     return msgspec.structs.replace(archive, home=home.id)
+
+
+def _refuse_own_files(home: Home, archive: Archive) -> None:
+    """Refuse a source of files among which are the home's own, or those of the archive."""
+    address = parse_address(archive.source)
+    if address.scheme != "file":
+        return
+    place = place_of(address)
+    source = f"{place.store.rstrip('/')}/{place.folder}"
+    within = f"{home.store.url.rstrip('/')}/"
+    folder = f"{archive.store.rstrip('/')}/{archive.root}/"
+    problem = ""
+    if within.startswith(source):
+        problem = "holds this home"
+    elif folder.startswith(source) or source.startswith(folder):
+        problem = "holds the archive's own files"
+    elif source.startswith(within) and not source.startswith(f"{within}archives/"):
+        problem = "is a part of this home"
+    if problem:
+        raise InvalidError(
+            f"archive `{archive.name}`: source `{archive.source}` {problem}, so the home would "
+            "be archived into itself: give a folder beside it"
+        )
 
 
 def _refuse_taken(home: Home, archive: Archive) -> None:

@@ -115,6 +115,9 @@ WRONG = [
     ({"hour_format": "hr=%"}, "setting hour_format: has `%`"),
     ({"minute_format": "m" * 201}, "has a name of more than 200 bytes"),
     ({"date_format": "/".join(["n" * 150] * 4)}, "has more than 500 bytes"),
+    ({"granularity": "hour", "hour_format": "hr=%M"}, "setting hour_format: `hr=%M` has no %H"),
+    ({"granularity": "minute", "minute_format": "min"}, "minute_format: `min` has no %M"),
+    ({"granularity": "hour", "hour_format": "dt=%H"}, "two of them are called `dt=`"),
 ]
 
 

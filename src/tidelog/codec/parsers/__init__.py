@@ -13,7 +13,7 @@ a kind by the entry point group ``tidelog.parsers``; ``module:Class`` opens a cl
 from __future__ import annotations
 
 from tidelog.codec.parsers.base import Found, Layout, Parser, Spec, TimeParser
-from tidelog.codec.parsers.settings import LayoutSettings
+from tidelog.codec.parsers.settings import LayoutSettings, layout_settings, used_layout
 
 __all__ = [
     "PARSER_KINDS",
@@ -22,7 +22,9 @@ __all__ = [
     "LayoutSettings",
     "Parser",
     "TimeParser",
+    "layout_settings",
     "open_parser",
+    "used_layout",
 ]
 
 PARSER_KINDS = (

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -11,7 +13,7 @@ from tidelog.codec.parsers.names import path_problem
 from tidelog.errors import InvalidError
 from tidelog.model.address import nearest
 
-__all__ = ["LayoutSettings"]
+__all__ = ["LayoutSettings", "layout_settings", "used_layout"]
 
 _GRANULARITIES_MS = {"day": 86_400_000, "hour": 3_600_000, "minute": 60_000}
 _DIRECTIVES = set("YymdHMjGVu%")  # numbers alone: the names of months depend on the machine
@@ -41,8 +43,17 @@ class LayoutSettings:
                 f"setting time_zone: `{self.time_zone}` is not known: give a name such as "
                 "UTC or Europe/Berlin"
             ) from exc
-        for name in ("date_format", "hour_format", "minute_format"):
-            _check_format(name, getattr(self, name))
+        for name, needed in (("date_format", ""), ("hour_format", "%H"), ("minute_format", "%M")):
+            _check_format(name, getattr(self, name), needed)
+        columns = Counter(
+            name.partition("=")[0] for name in self.path_format.split("/") if "=" in name
+        )
+        twice = [name for name, count in columns.items() if count > 1]
+        if twice:
+            raise InvalidError(
+                f"folders `{self.path_format}`: two of them are called `{twice[0]}=`, and readers "
+                "would take them for one column: give each format a name of its own"
+            )
 
     @property
     def unit_ms(self) -> int:
@@ -56,7 +67,38 @@ class LayoutSettings:
         return "/".join(every[: list(_GRANULARITIES_MS).index(self.granularity) + 1])
 
 
-def _check_format(name: str, text: str) -> None:
+def layout_settings(parser: str, given: Mapping[str, str]) -> LayoutSettings:
+    """Returns the settings that were given, for the folders that a parser makes.
+
+    Raises ``InvalidError`` for a setting that has no effect.
+    """
+    settings = LayoutSettings(**given)
+    unused = sorted(given.keys() - used_layout(parser, given).keys())
+    if parser and unused:  # a sink refuses those of a backup
+        why = f"granularity is {settings.granularity}"
+        if not _makes_dates(parser):
+            why = f"parser `{parser}` makes no folders of dates"
+        raise InvalidError(f"setting {unused[0]}: has no effect, as {why}: leave it out")
+    return settings
+
+
+def used_layout(parser: str, given: Mapping[str, str]) -> dict[str, str]:
+    """Returns those of the given settings that have an effect."""
+    if not _makes_dates(parser):
+        return {}
+    finer = {"day": ("hour_format", "minute_format"), "hour": ("minute_format",)}
+    unused = finer.get(given.get("granularity", "day"), ())
+    return {name: value for name, value in given.items() if name not in unused}
+
+
+def _makes_dates(parser: str) -> bool:
+    """Whether the folders of a parser, the innermost of a split, have names of times."""
+    while parser.startswith("split:"):
+        parser = parser.partition("|")[2]
+    return bool(parser) and parser.partition(":")[0] != "offset"
+
+
+def _check_format(name: str, text: str, needed: str) -> None:
     unknown = [each for each in re.findall(r"%(.?)", text, re.DOTALL) if each not in _DIRECTIVES]
     if unknown:
         raise InvalidError(
@@ -65,3 +107,5 @@ def _check_format(name: str, text: str) -> None:
     problem = path_problem(_SAMPLE.strftime(text))
     if problem:
         raise InvalidError(f"setting {name}: `{text}` {problem}: give plain names")
+    if needed not in text:
+        raise InvalidError(f"setting {name}: `{text}` has no {needed}: put it into the name")
