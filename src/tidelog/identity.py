@@ -42,7 +42,8 @@ from tidelog.errors import (
 )
 from tidelog.location import Location
 from tidelog.model import layout
-from tidelog.model.decoding import decode_json
+from tidelog.model.decoding import Persisted, decode_json
+from tidelog.model.sealed import open_json, seal_json
 from tidelog.store import Store
 
 __all__ = [
@@ -56,7 +57,15 @@ __all__ = [
 ]
 
 
-class Identity(msgspec.Struct, frozen=True):
+class _Formats(msgspec.Struct, frozen=True):
+    """What every format of an identity has."""
+
+    id: str
+    reader: int
+    writer: int
+
+
+class Identity(Persisted, frozen=True):
     """Who a home is; stored in the store and in the catalog."""
 
     id: str
@@ -125,7 +134,7 @@ def adopt_identity(
     ready = msgspec.structs.replace(new, state="ready", was="")
     if in_store != ready:  # step 2
         etag = store.head(layout.HOME_OBJECT).etag
-        store.replace(layout.HOME_OBJECT, msgspec.json.encode(ready), etag)
+        store.replace(layout.HOME_OBJECT, seal_json(ready), etag)
     _put_identity(catalog, ready, version, ids)  # step 3
     return old, ready
 
@@ -163,7 +172,7 @@ def _claim(store: Store, catalog: Catalog, ids: Ids, location: Location) -> tupl
 def _mark_store(store: Store, catalog: Catalog, ready: Identity, undo: Delete, ids: Ids) -> None:
     """Step 3. A store that somebody else took meanwhile is refused, and our claim taken back."""
     try:
-        store.put(layout.HOME_OBJECT, msgspec.json.encode(ready))
+        store.put(layout.HOME_OBJECT, seal_json(ready))
     except AlreadyExistsError:
         in_store = read_store(store)
         if in_store is None or in_store.id != ready.id:
@@ -206,7 +215,6 @@ def read_pair(
             f"store `{store.url}` is of home `{in_store.id}` and catalog `{catalog.url}` of home "
             f"`{in_catalog.id}`: give two that belong together"
         )
-    _known_format(in_store)
     if not shared:
         for identity in (in_store, in_catalog):
             _check_not_shared(identity, location)
@@ -231,12 +239,17 @@ def _check_not_shared(identity: Identity, found: Location) -> None:
         )
 
 
-def _known_format(identity: Identity) -> None:
-    needed = max(identity.reader, identity.writer)
+def _known_format(found: _Formats) -> None:
+    needed, oldest = max(found.reader, found.writer), min(found.reader, found.writer)
     if needed > layout.FORMAT:
         raise InvalidError(
-            f"home `{identity.id}`: needs format {needed}, this code knows {layout.FORMAT}: "
-            "update tidelog"
+            f"home `{found.id}`: has format {needed}, this version of tidelog reads format "
+            f"{layout.FORMAT}: update tidelog"
+        )
+    if oldest < layout.FORMAT:
+        raise InvalidError(
+            f"home `{found.id}`: has format {oldest}, this version of tidelog reads format "
+            f"{layout.FORMAT}: use the version that created it"
         )
 
 
@@ -247,14 +260,30 @@ def read_store(store: Store) -> Identity | None:
         if exc.context.get("key") == layout.HOME_OBJECT:
             return None
         raise  # the bucket itself is missing
-    return _decode(f"object `{layout.HOME_OBJECT}` of `{store.url}`", data)
+    what = f"object `{layout.HOME_OBJECT}` of `{store.url}`"
+    _check_format(data)
+    return open_json(data, Identity, what)
 
 
 def read_catalog(catalog: Catalog) -> tuple[Identity, str] | None:
     row = catalog.get(layout.HOME_PARTITION, layout.HOME_ROW)
     if row is None:
         return None
-    return _decode(f"row `{layout.HOME_ROW}` of `{catalog.url}`", row.value), row.version
+    what = f"row `{layout.HOME_ROW}` of `{catalog.url}`"
+    _check_format(row.value)
+    return _decode(what, row.value), row.version
+
+
+def _check_format(data: bytes) -> None:
+    """Refuse a home of another format before its other fields are looked at.
+
+    The formats are read in spite of a checksum that is missing: older ones have none.
+    """
+    try:
+        found = decode_json(data.partition(b"\n")[0], _Formats)
+    except msgspec.MsgspecError:
+        return  # damaged, which the caller reports
+    _known_format(found)
 
 
 def _decode(what: str, data: bytes) -> Identity:

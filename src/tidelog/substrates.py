@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tidelog.catalog import Catalog, open_catalog
+from tidelog.catalog.checked import CheckedCatalog
 from tidelog.catalog.settle import Repeat
 from tidelog.clock import Clock, Ids, RandomIds, SystemClock, system_random
 from tidelog.location import Location, locate, machine_id
@@ -60,9 +61,10 @@ def open_store_of(settings: Settings, world: World, meter: Meter) -> Store:
 
 
 def open_catalog_of(settings: Settings, world: World, *, create: bool) -> Catalog:
-    """The catalog; ``NotFoundError`` where it is not there and is not to be created."""
+    """The catalog, its rows with checksums; ``NotFoundError`` unless it is there or created."""
     repeat = Repeat(world.clock, world.random, settings.backoff())
-    return open_catalog(settings.catalog, create=create, repeat=repeat, environ=world.environ)
+    catalog = open_catalog(settings.catalog, create=create, repeat=repeat, environ=world.environ)
+    return CheckedCatalog(catalog)
 
 
 def location_of(world: World, store: Store, catalog: Catalog) -> Location:

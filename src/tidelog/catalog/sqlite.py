@@ -40,7 +40,7 @@ from tidelog.model.backoff import Backoff
 __all__ = ["SqliteCatalog", "open_sqlite"]
 
 _APPLICATION_ID = 0x54494445  # "TIDE": tells our files from other programs' databases
-_FORMAT = 1
+_FORMAT = 2  # as that of the home, so that a file of another one is refused before it is read
 _BUSY_MS = 10_000  # a writer waits this long for others; each of them takes about a millisecond
 _PAGE_ROWS = 1_000
 _NETWORK_FILE_SYSTEMS = frozenset(
@@ -124,10 +124,11 @@ class SqliteCatalog:
                 f"catalog `{self._path}`: is a SQLite file of another program or shape: "
                 "choose another file"
             )
-        if version > _FORMAT:
+        if version != _FORMAT:
+            remedy = "update tidelog" if version > _FORMAT else "use the version that created it"
             raise InvalidError(
-                f"catalog `{self._path}`: has format {version}, this code knows {_FORMAT}: "
-                "update tidelog"
+                f"catalog `{self._path}`: has format {version}, this version of tidelog reads "
+                f"format {_FORMAT}: {remedy}"
             )
 
     def get(self, partition: str, row: str) -> Row | None:
@@ -179,6 +180,29 @@ class SqliteCatalog:
 
     def close(self) -> None:
         self._connections.close()
+
+    def inspect(self) -> Iterator[str]:
+        """What SQLite's own integrity check finds."""
+        with _translated(self._path), self._connections.use() as connection:
+            found = [row[0] for row in connection.execute("PRAGMA integrity_check")]
+        for line in found:
+            if line != "ok":
+                yield f"catalog `{self._path}`: {line}: keep the file, and restore it from a copy"
+
+    def every_row(self) -> Iterator[tuple[str, Row]]:
+        """All rows of the file, page by page."""
+        after = ("", "")
+        while True:
+            with _translated(self._path), self._connections.use() as connection:
+                page = connection.execute(
+                    "SELECT partition, row, value, version FROM rows "
+                    "WHERE (partition, row) > (?, ?) ORDER BY partition, row LIMIT ?",
+                    (*after, _PAGE_ROWS),
+                ).fetchall()
+            yield from ((columns[0], Row(*columns[1:])) for columns in page)
+            if len(page) < _PAGE_ROWS:
+                return
+            after = page[-1][0], page[-1][1]
 
     def _page(
         self, partition: str, bounds: tuple[str, str, str | None], rows: int, reverse: bool
@@ -275,7 +299,7 @@ def _translated(path: Path) -> Iterator[None]:
         yield
     except sqlite3.DatabaseError as exc:
         name = getattr(exc, "sqlite_errorname", "")
-        if name in ("SQLITE_NOTADB", "SQLITE_CORRUPT"):
+        if name == "SQLITE_NOTADB" or name.startswith("SQLITE_CORRUPT"):
             raise CorruptError(
                 f"catalog `{path}`: {exc}: keep the file, and restore it from a copy"
             ) from exc

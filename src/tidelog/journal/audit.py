@@ -15,13 +15,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-import msgspec
-
 from tidelog.catalog.base import ABSENT, Put
 from tidelog.errors import ConflictError, InvalidError, NotFoundError
 from tidelog.log.base import Log
 from tidelog.log.hold import write_repeatedly
 from tidelog.model import layout
+from tidelog.model.decoding import Persisted
 from tidelog.model.run import decode_row, encode_row
 from tidelog.model.topic import Topic
 
@@ -31,7 +30,7 @@ WHO_MAX = 200  # characters
 WHY_MAX = 2_000
 
 
-class Audited(msgspec.Struct, frozen=True, array_like=True):
+class Audited(Persisted, frozen=True, array_like=True):
     """One event of a record."""
 
     id: str | None
@@ -39,7 +38,7 @@ class Audited(msgspec.Struct, frozen=True, array_like=True):
     offset: int
 
 
-class AuditRecord(msgspec.Struct, frozen=True):
+class AuditRecord(Persisted, frozen=True):
     """One amendment of some events."""
 
     id: str  # its own

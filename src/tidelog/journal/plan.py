@@ -14,7 +14,7 @@ from tidelog.log.amended import Amendments, pending
 from tidelog.log.base import Log
 from tidelog.log.topics import read_head
 from tidelog.model import layout
-from tidelog.model.run import Head, Run, decode_row
+from tidelog.model.run import Head, Run, decode_fields, decode_row
 from tidelog.model.topic import Topic
 
 __all__ = ["Marks", "Plan", "make_plan", "read_marks"]
@@ -100,7 +100,7 @@ def read_marks(
         where = layout.topic_partition(topic.incarnation, partition)
         bounds = layout.amend_row(page.end), layout.amend_row(head.amended[1] + 1)
         for row in log.catalog.scan(where, *bounds):
-            mark = decode_row(row.value, _Mark, f"row `{row.row}` of `{topic.name}/{partition}`")
+            mark = decode_fields(row.value, _Mark, f"row `{row.row}` of `{topic.name}/{partition}`")
             found.append((layout.amend_offset(row.row), mark.sequence, mark.at_ms))
     columns = np.array(found, np.int64).reshape(-1, 3)
     columns = columns[columns[:, 1] <= head.amendments]

@@ -16,6 +16,7 @@ from tidelog.errors import InvalidError
 from tidelog.log.base import Log
 from tidelog.log.hold import write_held
 from tidelog.model import layout
+from tidelog.model.decoding import Persisted
 from tidelog.model.run import decode_row, encode_row
 from tidelog.model.times import duration_text
 
@@ -44,14 +45,14 @@ class Rate:
             )
 
 
-class Place(msgspec.Struct, frozen=True):
+class Place(Persisted, frozen=True):
     """A partition of a topic, where a turn begins or ended."""
 
     topic: str = ""  # name; empty: the first
     partition: int = 0
 
 
-class Queue(msgspec.Struct, frozen=True):
+class Queue(Persisted, frozen=True):
     """The row that scribes share."""
 
     issued_ms: int = 0  # the stretch that had its ticket last

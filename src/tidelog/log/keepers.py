@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import contextlib
 
-import msgspec
-
 from tidelog.catalog.base import Delete, Put
 from tidelog.errors import ConflictError, UnknownOutcomeError
 from tidelog.log.base import Log
 from tidelog.model import layout
+from tidelog.model.decoding import Persisted
 from tidelog.model.run import decode_row, encode_row
 
 __all__ = ["BEAT_MS", "Keeper", "Part", "list_keepers", "put_keeper", "remove_keeper"]
@@ -24,7 +23,7 @@ _SILENT_MS = 3 * BEAT_MS  # after which a keeper is taken for dead
 _FORGOTTEN_MS = 24 * 3_600_000  # after which its row is removed
 
 
-class Part(msgspec.Struct, frozen=True):
+class Part(Persisted, frozen=True):
     """Something that a keeper keeps alive: a process, or an archive or a pump in one."""
 
     name: str  # serve, follow, archive daily
@@ -37,7 +36,7 @@ class Part(msgspec.Struct, frozen=True):
     waiting: int | None = None  # events that wait for it
 
 
-class Keeper(msgspec.Struct, frozen=True):
+class Keeper(Persisted, frozen=True):
     """One running ``tidelog up``."""
 
     id: str

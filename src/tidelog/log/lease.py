@@ -47,13 +47,14 @@ from tidelog.log.hold import put_held
 from tidelog.log.start import Start, resolve_start
 from tidelog.log.topics import check_exists
 from tidelog.model import layout
+from tidelog.model.decoding import Persisted
 from tidelog.model.run import decode_row, encode_row
 from tidelog.model.topic import Topic
 
 __all__ = ["Held", "Lease", "Membership", "read_lease"]
 
 
-class Member(msgspec.Struct, frozen=True):
+class Member(Persisted, frozen=True):
     """A member's heartbeat."""
 
     beat: int
@@ -61,7 +62,7 @@ class Member(msgspec.Struct, frozen=True):
     seen_ms: int  # by its own wall clock; only shown to people, never compared
 
 
-class Lease(msgspec.Struct, frozen=True):
+class Lease(Persisted, frozen=True):
     """Who works on a partition, under which epoch, and how far it has come."""
 
     owner: str  # a member's id, or empty

@@ -55,6 +55,7 @@ from tidelog.errors import (
 from tidelog.log.base import Log
 from tidelog.log.topics import read_head
 from tidelog.model import layout
+from tidelog.model.decoding import Persisted
 from tidelog.model.run import decode_row, encode_row
 from tidelog.model.topic import Topic
 
@@ -96,7 +97,7 @@ class Target(Protocol):
         ...
 
 
-class NotifyState(msgspec.Struct, frozen=True):
+class NotifyState(Persisted, frozen=True):
     """The row that all who notify for a partition share."""
 
     notified: int = 0  # targets know all offsets below this

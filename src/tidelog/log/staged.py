@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tidelog.codec.events import batch_bytes
+from tidelog.model.decoding import Persisted
 from tidelog.model.limits import SEGMENT_EVENTS_MAX
 from tidelog.model.run import Piece
 
@@ -28,13 +29,13 @@ _SEGMENT_BYTES = 32 << 20
 Located = tuple[pa.Table, npt.NDArray[np.int32] | None]  # events, and partitions if they are given
 
 
-class Staged(msgspec.Struct, frozen=True):
+class Staged(Persisted, frozen=True):
     """A staged segment, and what is where in it."""
 
     key: str
     pieces: tuple[Piece, ...]
     # Of each partition, which events of its piece were left out since: these keep their sequences.
-    left_out: dict[int, tuple[int, ...]] = {}
+    left_out: dict[int, tuple[int, ...]] = msgspec.field(default_factory=dict)
     ledger: str = ""  # begins with the mark of the ledger by which its writer left events out
 
     def sequences(self, piece: Piece, first: int) -> Sequence[int]:

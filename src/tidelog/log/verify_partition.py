@@ -10,8 +10,6 @@ from collections import deque
 from concurrent.futures import Executor, Future
 from typing import TypeVar
 
-import msgspec
-
 from tidelog.catalog.base import Row
 from tidelog.errors import CorruptError, NotFoundError
 from tidelog.log.findings import Tally
@@ -20,11 +18,12 @@ from tidelog.log.verify_amendments import AmendmentCheck
 from tidelog.log.verify_object import problem_of_object
 from tidelog.log.verify_slots import SlotCheck
 from tidelog.model import layout, limits
+from tidelog.model.decoding import Persisted
 from tidelog.model.run import Head, HeldRow, ProducerState, Run, decode_row
 
 __all__ = ["PartitionCheck"]
 
-S = TypeVar("S", bound=msgspec.Struct)
+S = TypeVar("S", bound=Persisted)
 
 _AHEAD = 16  # runs that are read at once where there is a pool
 

@@ -9,13 +9,14 @@ import msgspec
 
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.model import limits
+from tidelog.model.decoding import Persisted
 
 __all__ = ["Archive", "Making", "check_archive_name"]
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
-class Making(msgspec.Struct, frozen=True):
+class Making(Persisted, frozen=True):
     """How the files of one generation are made. Settings are plain values."""
 
     parser: str = ""  # of a partition archive
@@ -27,7 +28,7 @@ class Making(msgspec.Struct, frozen=True):
     source: str = ""  # of a backfill; empty: the archive's own
 
 
-class Archive(msgspec.Struct, frozen=True):
+class Archive(Persisted, frozen=True):
     """Files that a pipeline lays down, each source event once in every generation of them."""
 
     name: str

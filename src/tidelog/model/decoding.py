@@ -2,7 +2,8 @@
 
 msgspec works a type out when it first meets it, and other threads see it half done: one that
 decodes the same type in that moment takes the whole process down. So all types are decoded by what
-is made here, under a lock through which no fork cuts either.
+is made here, under a lock through which no fork cuts either. What is stored derives from
+:class:`Persisted`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-__all__ = ["decode_json", "decode_msgpack"]
+__all__ = ["Persisted", "decode_json", "decode_msgpack"]
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -26,6 +27,14 @@ _of_msgpack: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
 os.register_at_fork(
     before=_making.acquire, after_in_parent=_making.release, after_in_child=_making.release
 )
+
+
+class Persisted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A type that is stored in rows or objects.
+
+    A field that this version does not know is an error: dropping it on the next write would destroy
+    what another version needs. ``layout.FORMAT`` changes with the fields of any of these types.
+    """
 
 
 def decode_json(data: bytes | str, kind: type[T]) -> T:

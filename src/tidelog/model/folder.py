@@ -6,19 +6,21 @@ from typing import Literal
 
 import msgspec
 
+from tidelog.model.decoding import Persisted
+
 __all__ = ["Counted", "Folder", "State", "Success"]
 
 State = Literal["open", "marking", "final", "reopening", "reopened"]
 
 
-class Counted(msgspec.Struct, frozen=True):
+class Counted(Persisted, frozen=True):
     """Up to where the files of a source partition, or of its replays, are in folders' rows."""
 
     ordinal: int = 0  # of the first range that is not in them as a whole
     folders: int = 0  # of that range's folders, in their order, those that are
 
 
-class Folder(msgspec.Struct, frozen=True):
+class Folder(Persisted, frozen=True):
     """A date folder that has files.
 
     Its state says what its marker must be: ``marking`` and ``final`` want it there, ``reopening``

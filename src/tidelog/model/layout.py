@@ -82,7 +82,7 @@ __all__ = [
     "unsettled_row",
 ]
 
-FORMAT = 1  # of everything below; a home says the least that its readers and writers must know
+FORMAT = 2  # of all that is stored: a home of another format is refused
 
 HOME_OBJECT = "home.json"
 HOME_PARTITION = "home"

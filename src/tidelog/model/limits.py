@@ -46,7 +46,7 @@ __all__ = [
 
 # Catalog.
 CHANGES_MAX = 25  # changes in one write
-VALUE_BYTES_MAX = 300_000  # one row's value
+VALUE_BYTES_MAX = 300_000  # one row's value; a home uses 4 of them for its checksum
 WRITE_BYTES_MAX = 3_000_000  # all values of one write together
 ROW_BYTES_MAX = 900  # a row key, as UTF-8
 PARTITION_BYTES_MAX = 900  # a partition key, as UTF-8

@@ -7,10 +7,11 @@ from typing import Literal
 
 import msgspec
 
-from tidelog.errors import CorruptError, InvalidError
+from tidelog.errors import InvalidError
 from tidelog.model import limits
-from tidelog.model.decoding import decode_json
+from tidelog.model.decoding import Persisted
 from tidelog.model.run import Piece
+from tidelog.model.sealed import open_json
 
 __all__ = [
     "Committed",
@@ -29,7 +30,7 @@ __all__ = [
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
-class NamedPipeline(msgspec.Struct, frozen=True):
+class NamedPipeline(Persisted, frozen=True):
     """A pipeline that the registry knows by a name of its own; an archive's are the archive's."""
 
     name: str
@@ -44,7 +45,7 @@ class NamedPipeline(msgspec.Struct, frozen=True):
     home: str = ""  # id of the home that runs it, where its sink is outside; empty: a topic of ours
 
 
-class Totals(msgspec.Struct, frozen=True):
+class Totals(Persisted, frozen=True):
     """What a source partition's commits come to, so that nobody has to read them all."""
 
     commits: int = 0
@@ -79,7 +80,7 @@ class Totals(msgspec.Struct, frozen=True):
         )
 
 
-class Progress(msgspec.Struct, frozen=True):
+class Progress(Persisted, frozen=True):
     """The ``head`` of a source partition: every write there expects it."""
 
     position: str  # where reading goes on
@@ -90,14 +91,14 @@ class Progress(msgspec.Struct, frozen=True):
     totals: Totals = Totals()
 
 
-class Gap(msgspec.Struct, frozen=True):
+class Gap(Persisted, frozen=True):
     """Events that the source had lost before they were read."""
 
     start: str
     end: str
 
 
-class Intent(msgspec.Struct, frozen=True):
+class Intent(Persisted, frozen=True):
     """A range that is about to be done; with a manifest, its contents are decided."""
 
     start: str  # the committed position
@@ -107,7 +108,7 @@ class Intent(msgspec.Struct, frozen=True):
     began_ms: int = 0  # when it was put
 
 
-class FileEntry(msgspec.Struct, frozen=True):
+class FileEntry(Persisted, frozen=True):
     """One file: where it is staged, where it belongs, and how to know it."""
 
     staged: str
@@ -125,7 +126,7 @@ class FileEntry(msgspec.Struct, frozen=True):
     erased: int = 0  # events that were in it, and were erased
 
 
-class Manifest(msgspec.Struct, frozen=True):
+class Manifest(Persisted, frozen=True):
     """What a range produced: decided once, published and committed from this alone."""
 
     pipeline: str  # incarnation
@@ -144,7 +145,7 @@ class Manifest(msgspec.Struct, frozen=True):
     left_out: int = 0  # events that were not written, since they were erased from the target
 
 
-class Committed(msgspec.Struct, frozen=True):
+class Committed(Persisted, frozen=True):
     """A range that is done."""
 
     manifest: str
@@ -159,11 +160,8 @@ class Committed(msgspec.Struct, frozen=True):
 
 
 def read_manifest(data: bytes, key: str) -> Manifest:
-    """A manifest from its bytes."""
-    try:
-        return decode_json(data, Manifest)
-    except msgspec.MsgspecError as exc:
-        raise CorruptError(f"manifest `{key}`: {exc}: keep it, and restore it from a copy") from exc
+    """A manifest from its bytes. ``CorruptError``."""
+    return open_json(data, Manifest, f"manifest `{key}`")
 
 
 def check_pipeline_name(name: str) -> None:

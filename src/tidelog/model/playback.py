@@ -6,10 +6,9 @@ import re
 from bisect import bisect_right
 from datetime import datetime
 
-import msgspec
-
 from tidelog.errors import InvalidError
 from tidelog.model import limits
+from tidelog.model.decoding import Persisted
 from tidelog.model.event import check_timestamp, to_iso
 from tidelog.model.times import moment_ms
 
@@ -33,14 +32,14 @@ _DEFAULT_MS = 15 * 60 * 1000
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
-class TimeRange(msgspec.Struct, frozen=True):
+class TimeRange(Persisted, frozen=True):
     """Times of ``[start, end)``."""
 
     start_ms: int
     end_ms: int
 
 
-class Cursor(msgspec.Struct, frozen=True, order=True, array_like=True):
+class Cursor(Persisted, frozen=True, order=True, array_like=True):
     """An event's place in a playback: by time, ties by partition and offset."""
 
     time_ms: int
@@ -48,7 +47,7 @@ class Cursor(msgspec.Struct, frozen=True, order=True, array_like=True):
     offset: int
 
 
-class Floors(msgspec.Struct, frozen=True, array_like=True):
+class Floors(Persisted, frozen=True, array_like=True):
     """The least offset of a partition that a playback still needs, by how far it has come."""
 
     until_ms: tuple[int, ...] = ()  # grows; the runs of an entry are needed up to its time
@@ -60,7 +59,7 @@ class Floors(msgspec.Struct, frozen=True, array_like=True):
         return self.least[at] if at < len(self.least) else None
 
 
-class Pin(msgspec.Struct, frozen=True):
+class Pin(Persisted, frozen=True):
     """What a playback plays, fixed when it begins: later events are not part of it."""
 
     incarnation: str  # of the topic
@@ -70,7 +69,7 @@ class Pin(msgspec.Struct, frozen=True):
     floors: tuple[Floors, ...]
 
 
-class Pinned(msgspec.Struct, frozen=True):
+class Pinned(Persisted, frozen=True):
     """The ``pin`` row of a named playback; written once."""
 
     topic: str
@@ -83,7 +82,7 @@ class Pinned(msgspec.Struct, frozen=True):
     home: str = ""  # that plays it, where its sink is outside; empty: inside, or nowhere
 
 
-class PlaybackState(msgspec.Struct, frozen=True):
+class PlaybackState(Persisted, frozen=True):
     """The ``state`` row of a named playback: its lease, and how far it came."""
 
     owner: str = ""

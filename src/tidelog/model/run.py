@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 import msgspec
 
 from tidelog.errors import CorruptError
-from tidelog.model.decoding import decode_msgpack
+from tidelog.model.decoding import Persisted, decode_msgpack
 
 __all__ = [
     "Amendment",
@@ -20,14 +19,16 @@ __all__ = [
     "ProducerState",
     "Run",
     "SentBatch",
+    "decode_fields",
     "decode_row",
     "encode_row",
 ]
 
-S = TypeVar("S", bound=msgspec.Struct)
+S = TypeVar("S", bound=Persisted)
+P = TypeVar("P", bound=msgspec.Struct)
 
 
-class Head(msgspec.Struct, frozen=True):
+class Head(Persisted, frozen=True):
     """The one row that every commit to a partition expects."""
 
     next: int = 0  # the offset that the next event gets
@@ -42,8 +43,7 @@ class Head(msgspec.Struct, frozen=True):
     erasures: int = 0  # how often such copies were told that the ledger has grown
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(Persisted, frozen=True):
     """One partition's part of a segment."""
 
     partition: int
@@ -57,7 +57,7 @@ class Piece:
     ids_end: int = 0  # its id index stands from ``byte_end`` to here; 0: it has none
 
 
-class Journal(msgspec.Struct, frozen=True, array_like=True):
+class Journal(Persisted, frozen=True, array_like=True):
     """What a compiled run has beside: it is a whole Parquet object, with explicit offsets."""
 
     footer: int  # where the footer begins; it ends with the object
@@ -66,7 +66,7 @@ class Journal(msgspec.Struct, frozen=True, array_like=True):
     applied: int  # amendments up to this sequence are in it
 
 
-class Run(msgspec.Struct, frozen=True):
+class Run(Persisted, frozen=True):
     """Where a contiguous stretch of offsets is: in a segment, or in a journal of its own."""
 
     base: int  # its first offset
@@ -94,7 +94,7 @@ class Run(msgspec.Struct, frozen=True):
         return self.count if self.journal is None else self.journal.events
 
 
-class Amendment(msgspec.Struct, frozen=True):
+class Amendment(Persisted, frozen=True):
     """What became of the event at an offset: another value, or nothing."""
 
     sequence: int  # in its partition; the higher one counts
@@ -105,14 +105,14 @@ class Amendment(msgspec.Struct, frozen=True):
     audit: str = ""  # the record that says who and why
 
 
-class Erased(msgspec.Struct, frozen=True):
+class Erased(Persisted, frozen=True):
     """A row of the ledger: what was erased under an id or a key, of which it keeps the hash."""
 
     at_ms: int  # when it was entered
     until_ms: int  # events up to this time; a later one is a new event
 
 
-class HeldRow(msgspec.Struct, frozen=True):
+class HeldRow(Persisted, frozen=True):
     """A row that one process holds at a time: a partition's compiler, a shard, the scribe."""
 
     owner: str  # empty: nobody
@@ -122,7 +122,7 @@ class HeldRow(msgspec.Struct, frozen=True):
     beat_ms: int = 0  # when it was written, for people; no takeover rests on it
 
 
-class SentBatch(msgspec.Struct, frozen=True, array_like=True):
+class SentBatch(Persisted, frozen=True, array_like=True):
     """Which sequences of a producer got which offsets, in one commit."""
 
     first: int  # sequence of its first event
@@ -141,7 +141,7 @@ class SentBatch(msgspec.Struct, frozen=True, array_like=True):
         return found
 
 
-class ProducerState(msgspec.Struct, frozen=True):
+class ProducerState(Persisted, frozen=True):
     """What a producer last did in this partition; only processes under its name write this row."""
 
     epoch: int
@@ -173,13 +173,18 @@ class ProducerState(msgspec.Struct, frozen=True):
         return None
 
 
-def encode_row(value: msgspec.Struct) -> bytes:
+def encode_row(value: Persisted) -> bytes:
     """A row's value, as MessagePack."""
     return msgspec.msgpack.encode(value)
 
 
 def decode_row(data: bytes, kind: type[S], what: str) -> S:
-    """A row's value; fields that a newer version added are ignored."""
+    """A row's value. ``CorruptError``, also for fields that this version does not know."""
+    return decode_fields(data, kind, what)
+
+
+def decode_fields(data: bytes, kind: type[P], what: str) -> P:
+    """Some fields of a row, for code that reads them and never writes the row."""
     try:
         return decode_msgpack(data, kind)
     except msgspec.MsgspecError as exc:

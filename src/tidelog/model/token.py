@@ -6,9 +6,8 @@ import hashlib
 import re
 from typing import Literal
 
-import msgspec
-
 from tidelog.errors import InvalidError
+from tidelog.model.decoding import Persisted
 
 __all__ = ["LABEL_MAX", "Scope", "Token", "check_token_id", "token_hash"]
 
@@ -17,7 +16,7 @@ LABEL_MAX = 200  # characters
 _ID = re.compile(r"[0-9a-f]{12}")
 
 
-class Token(msgspec.Struct, frozen=True):
+class Token(Persisted, frozen=True):
     """What the home keeps of a token. Its text is shown once, and stored nowhere."""
 
     id: str

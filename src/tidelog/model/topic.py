@@ -6,17 +6,16 @@ import hashlib
 import re
 from typing import Literal
 
-import msgspec
-
 from tidelog.errors import InvalidError
 from tidelog.model import limits
+from tidelog.model.decoding import Persisted
 
 __all__ = ["Topic", "check_topic_name", "partition_for"]
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
-class Topic(msgspec.Struct, frozen=True):
+class Topic(Persisted, frozen=True):
     """A named log of events in partitions, in one incarnation."""
 
     name: str

@@ -50,6 +50,7 @@ from tidelog.model.pipeline import (
     read_manifest,
 )
 from tidelog.model.run import decode_row, encode_row
+from tidelog.model.sealed import seal_json
 from tidelog.pipeline.base import Outcome, Pipeline, Produced, Task
 from tidelog.sources.base import Bounds, Range, SourcePartition
 from tidelog.store.fresh import put_same
@@ -289,7 +290,7 @@ class Cycle:
         key = layout.manifest(
             self._pipeline.id, self._epoch, track.partition.text, self._log.ids.new()
         )
-        put_same(self._log.store, key, msgspec.json.encode(manifest))
+        put_same(self._log.store, key, seal_json(manifest))
         decided = msgspec.structs.replace(intent, manifest=key)
         self._write(
             track,

@@ -48,6 +48,7 @@ from tidelog.model import layout
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import Committed, FileEntry, Intent, Manifest, read_manifest
 from tidelog.model.run import decode_row, encode_row
+from tidelog.model.sealed import seal_json
 from tidelog.model.topic import Topic
 from tidelog.pipeline.descent import archives_of, partitions_of
 from tidelog.pipeline.erase_file import Lessened, Lessener
@@ -269,7 +270,7 @@ class _Lane:
             erased=tuple(int(each) for each in np.union1d(gone, here)),
         )
         try:
-            self._log.store.put(committed.rewrite, msgspec.json.encode(new))
+            self._log.store.put(committed.rewrite, seal_json(new))
         except AlreadyExistsError:
             discard_files(self._store, list(staged.values()))
             return self._manifest(committed.rewrite)

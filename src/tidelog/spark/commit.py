@@ -49,8 +49,9 @@ from tidelog.log.copying import Copier, append_staged
 from tidelog.log.staged import Staged
 from tidelog.log.topics import read_head
 from tidelog.model import layout, limits
-from tidelog.model.decoding import decode_json
+from tidelog.model.decoding import Persisted
 from tidelog.model.run import decode_row, encode_row
+from tidelog.model.sealed import open_json, seal_json
 from tidelog.model.topic import Topic
 from tidelog.store.fresh import put_fresh
 
@@ -60,7 +61,7 @@ _logger = logging.getLogger("tidelog.spark")
 _ORDINAL = 1 << 32  # sequences of one batch in one partition
 
 
-class SinkState(msgspec.Struct, frozen=True):
+class SinkState(Persisted, frozen=True):
     """The row of a sink: its latest batch."""
 
     query: str  # the Spark query that it belongs to; "" for batch writes
@@ -71,7 +72,7 @@ class SinkState(msgspec.Struct, frozen=True):
     left_out: int = 0  # events of all its batches that were erased from the topic before
 
 
-class Manifest(msgspec.Struct, frozen=True):
+class Manifest(Persisted, frozen=True):
     """What one batch consists of."""
 
     batch: int
@@ -128,7 +129,7 @@ class Sink:
         manifest_id = self._log.ids.new()
         incarnation, batch = self._topic.incarnation, wanted.batch
         key = layout.sink_manifest(incarnation, self._name, batch, manifest_id)
-        put_fresh(self._log.store, key, msgspec.json.encode(Manifest(batch, staged)))
+        put_fresh(self._log.store, key, seal_json(Manifest(batch, staged)))
         ordinal = 0 if before is None else before.ordinal + 1
         left_out = 0 if before is None else before.left_out
         state = msgspec.structs.replace(wanted, ordinal=ordinal, manifest=key, left_out=left_out)
@@ -161,10 +162,7 @@ class Sink:
 
     def _manifest(self, state: SinkState) -> Manifest:
         data = self._log.store.get(state.manifest)
-        try:
-            return decode_json(data, Manifest)
-        except msgspec.MsgspecError as exc:
-            raise CorruptError(f"object `{state.manifest}`: {exc}: keep it") from exc
+        return open_json(data, Manifest, f"manifest `{state.manifest}`")
 
     def _read(self) -> tuple[SinkState, str] | tuple[None, None]:
         row = self._log.catalog.get(self._where, layout.sink_row(self._name))
