@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 
 import pyarrow as pa
@@ -40,6 +41,7 @@ from tidelog.log.positions import Positions
 from tidelog.log.process import check_process
 from tidelog.log.producer import Producer
 from tidelog.log.read import Reader
+from tidelog.log.readers import check_readers
 from tidelog.log.start import Start
 from tidelog.log.sweep import SweepReport, sweep_home
 from tidelog.log.targets import check_target, open_target
@@ -232,9 +234,15 @@ class Home(JournalCalls):
 
     # Upkeep.
 
-    def trim(self, topic: str, to: TrimTo) -> list[Trimmed]:
-        """Give up the oldest events, up to a time, to offsets, or down to some bytes."""
-        return trim_topic(self.log, self.topic(topic), to)
+    def trim(self, topic: str, to: TrimTo, *, past_readers: bool = False) -> list[Trimmed]:
+        """Delete the oldest events, up to a time, to offsets, or down to some bytes.
+
+        ``InvalidError`` where a consumer, an archive, a pump or a playback has not read them yet,
+        unless ``past_readers`` accepts that they are lost to it.
+        """
+        found = self.topic(topic)
+        check = None if past_readers else partial(check_readers, self.log, found)
+        return trim_topic(self.log, found, to, check)
 
     def sweep(self, grace: str | int = "1h") -> SweepReport:
         """Delete objects that nothing refers to and that are older than ``grace``."""

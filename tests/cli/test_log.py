@@ -297,7 +297,12 @@ def test_a_cursor_that_was_trimmed_is_told_and_the_loss_can_be_accepted(tidelog:
         for partition in (0, 1):
             home.append("t", [Event(b"%d" % n) for n in range(6)], partition=partition)
     consumed(tidelog, "t", "c", "--max", "1")
-    assert tidelog("trim", "t", "--offset", "0:4", "--offset", "1:3").code == 0
+    trim = ("trim", "t", "--offset", "0:4", "--offset", "1:3")
+    refused = tidelog(*trim)
+    assert refused.code == 2
+    assert "consumer `c` at" in refused.err
+    assert "--past-readers" in refused.err
+    assert tidelog(*trim, "--past-readers").code == 0
     told = tidelog("consume", "t", "--name", "c")
     assert told.code == 1
     assert "was trimmed" in told.err

@@ -92,7 +92,7 @@ def test_a_backfill_from_a_backup_goes_on_from_the_source(home: Home) -> None:
     backup, live = an_archive(home, "raw"), an_archive(home, "daily", parser="json:at")
     drive(home, backup)
     drive(home, live)
-    home.trim("t", _before(home, 100))  # what only the backup holds
+    home.trim("t", _before(home, 100), past_readers=True)  # what only the backup holds
     making = Making(parser="json:at", layout={"granularity": "hour"}, source="archive:raw")
     built, generation = begin_backfill(home, "daily", making)
     drive(home, built, generation)

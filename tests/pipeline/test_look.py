@@ -144,12 +144,12 @@ def edit_manifest(
 
 def test_it_says_what_became_of_the_others(home: Home) -> None:
     fill(home, range(40))
-    home.trim("t", ToOffsets({0: 10}))
+    home.trim("t", ToOffsets({0: 10}), past_readers=True)
     archive = an_archive(home, "raw")
     drive(home, archive)
     assert find_event(home, archive, "0", 5).status == "before"
     fill(home, range(40, 50))
-    home.trim("t", ToOffsets({0: 45}))
+    home.trim("t", ToOffsets({0: 45}), past_readers=True)
     drive(home, archive, accept_loss=True)
     lost = find_event(home, archive, "0", 42)
     assert (lost.status, lost.says) == (

@@ -184,7 +184,7 @@ def test_what_the_source_lost_is_seen_before_and_after_it_is_accepted(home: Home
     drive(home, archive)
     for _ in range(2):
         home.append("t", recent(10), partition=0)
-    home.trim("t", ToOffsets({0: 20}))
+    home.trim("t", ToOffsets({0: 20}), past_readers=True)
     status = read_status(home, archive)
     assert of(status).lost_to == "20"
     assert "holds nothing before 20, archived is up to 10" in said(status, Limits(driver=False))

@@ -70,13 +70,23 @@ def lag(home_text: str | None, output: Output, topic: str | None) -> None:
     metavar="B",
     help="Keep the newest runs of the topic that fit into so many bytes of the store.",
 )
+@click.option(
+    "--past-readers",
+    is_flag=True,
+    help="Delete events that a consumer, an archive, a pump or a playback has not read yet.",
+)
 @json_option
 @click.pass_obj
-def trim(home_text: str | None, output: Output, /, topic: str, **given: Any) -> None:
-    """Give up the oldest events of a topic. Their objects go with the next sweep.
+def trim(
+    home_text: str | None, output: Output, /, topic: str, past_readers: bool, **given: Any
+) -> None:
+    """Delete the oldest events of a topic. Their objects go with the next sweep.
 
     Give one of --before, --offset and --keep-bytes. A run, which is what one flush stored, goes as
     a whole with --before and --keep-bytes, so somewhat more may stay.
+
+    Refuses to pass a consumer, an archive, a pump or an unfinished playback that has not read the
+    events, and names it with its position, unless you give --past-readers.
 
     \b
     Examples:
@@ -87,7 +97,8 @@ def trim(home_text: str | None, output: Output, /, topic: str, **given: Any) -> 
     if sum(value not in (None, ()) for value in given.values()) != 1:
         raise InvalidError("trim: give exactly one of --before, --offset and --keep-bytes")
     with open_home(home_text) as home:
-        rows = [asdict(each) for each in home.trim(topic, _trim_to(home, **given))]
+        to = _trim_to(home, **given)
+        rows = [asdict(each) for each in home.trim(topic, to, past_readers=past_readers)]
         output.records(("partition", "old_start", "new_start", "runs", "bytes"), rows)
 
 

@@ -1,4 +1,8 @@
-"""Trimming: the oldest events of a topic are given up. No threads and no locks here.
+"""Trimming: the oldest events of a topic are deleted. No threads and no locks here.
+
+A trim that would pass a reader (a consumer, an archive, a pump, a playback) is refused before step
+1 unless the caller accepts that (``readers``). Readers only move forward, except by a seek, so what
+the check allows stays allowed.
 
 Trim, in three steps; whoever comes next, a trim or a sweep, finishes what a crash left:
 
@@ -22,7 +26,7 @@ below the start to the next offset. A plan holds only if nothing was compiled wh
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -80,13 +84,18 @@ class Trimmed:
     bytes: int
 
 
-def trim_topic(log: Log, topic: Topic, to: TrimTo) -> list[Trimmed]:
-    """Give up the oldest events; what was done in each partition that ``to`` concerns.
+def trim_topic(
+    log: Log, topic: Topic, to: TrimTo, check: Callable[[Mapping[int, int]], None] | None = None
+) -> list[Trimmed]:
+    """Delete the oldest events; what was done in each partition that ``to`` concerns.
 
     ``InvalidError`` for a partition that is not there and an offset behind the end, before
-    anything is written. ``NotFoundError`` when the topic was deleted.
+    anything is written. ``NotFoundError`` when the topic was deleted. ``check`` gets the planned
+    starts and refuses them by an error, such as ``readers.check_readers``.
     """
     starts = _plan(log, topic, to)
+    if check is not None:
+        check(starts)
     return [_trim(log, topic, partition, start) for partition, start in sorted(starts.items())]
 
 

@@ -1,0 +1,124 @@
+"""A trim does not pass a reader without being told to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import tidelog
+from tidelog import Event, Home
+from tidelog.catalog.base import Put
+from tidelog.errors import InvalidError
+from tidelog.log.readers import readers_behind
+from tidelog.log.trim import BeforeTime, KeepBytes, ToOffsets, TrimTo
+from tidelog.model import layout
+from tidelog.model.archive import Archive, Making
+from tidelog.model.pipeline import NamedPipeline, Progress
+from tidelog.model.playback import Pinned, PlaybackState, TimeRange
+from tidelog.model.run import encode_row
+from tidelog.playback.names import start_playback
+from tidelog.playback.pin import pin_topic
+
+
+@pytest.fixture
+def home() -> Iterator[Home]:
+    with tidelog.open("memory:") as opened:
+        opened.create_topic("t", 2)
+        for number in range(10):
+            opened.append("t", [Event(b"%d" % number, timestamp=number * 1_000)], partition=0)
+        yield opened
+
+
+def put(home: Home, where: str, row: str, value: object) -> None:
+    home.catalog.write(where, Put(row, encode_row(value)), write_id=home.log.ids.new())
+
+
+def start(home: Home) -> int:
+    return home.partitions("t")[0].start
+
+
+def reached(home: Home, pipeline: str, position: int, incarnation: str | None = None) -> None:
+    now = home.topic("t").incarnation if incarnation is None else incarnation
+    progress = Progress(str(position), position, 1, incarnation=now)
+    put(home, layout.pipeline_partition(pipeline, "t/0"), "head", progress)
+
+
+def refusal(home: Home, offset: int) -> str:
+    with pytest.raises(InvalidError) as refused:
+        home.trim("t", ToOffsets({0: offset}))
+    assert start(home) == 0, "nothing was changed"
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("to", [ToOffsets({0: 6}), BeforeTime(6_000), KeepBytes(0)], ids=str)
+def test_trim_does_not_pass_a_consumer(home: Home, to: TrimTo) -> None:
+    with home.consumer("t", "c") as consumer:
+        assert len(consumer.poll(4)) == 4
+        consumer.commit()
+    with pytest.raises(InvalidError, match=r"consumer `c` at 0:4: let them read on"):
+        home.trim("t", to)
+    assert start(home) == 0
+    home.trim("t", ToOffsets({0: 4}))
+    assert start(home) == 4
+    home.trim("t", to, past_readers=True)
+    assert start(home) > 4
+
+
+def test_trim_that_moves_nothing_is_not_refused(home: Home) -> None:
+    home.trim("t", ToOffsets({0: 8}))
+    with home.consumer("t", "c", start="earliest") as consumer:
+        consumer.poll(1, timeout_s=0)
+    home.trim("t", ToOffsets({0: 5, 1: 0}))
+    assert start(home) == 8
+
+
+def test_trim_does_not_pass_an_archive_or_its_backfill(home: Home) -> None:
+    made = {1: Making(), 2: Making()}
+    archive = Archive("a", "i" * 32, "topic:t", "backup", "memory:", "x", 0, made, state="ready")
+    put(home, layout.REGISTRY, layout.archive_row("a"), archive)
+    assert "archive `a` at 0:0" in refusal(home, 3)
+    reached(home, archive.pipeline(1), 8)
+    assert "archive `a` (generation 2) at 0:0" in refusal(home, 3)
+    reached(home, archive.pipeline(2), 8, "an earlier topic of this name")
+    assert "archive `a` (generation 2) at 0:0" in refusal(home, 3)
+    reached(home, archive.pipeline(2), 5)
+    assert "archive `a` (generation 2) at 0:5" in refusal(home, 6)
+    home.trim("t", ToOffsets({0: 5}))
+    assert start(home) == 5
+
+
+def test_trim_does_not_pass_a_pump(home: Home) -> None:
+    for name, source in (("p", "topic:t"), ("q", "topic:other")):
+        named = NamedPipeline(name, name * 32, source, "topic:sink", "", 0)
+        put(home, layout.REGISTRY, layout.pipeline_row(name), named)
+    reached(home, "p" * 32, 2)
+    message = refusal(home, 3)
+    assert "pump `p` at 0:2" in message
+    assert "`q`" not in message
+
+
+def test_trim_does_not_pass_a_playback_that_has_not_finished(home: Home) -> None:
+    topic = home.topic("t")
+    pin = pin_topic(home.log, topic, TimeRange(4_000, 8_000))
+    wanted = Pinned("t", "file:x", "", ("", "", ""), pin, 0)
+    start_playback(home.log, "back", wanted)
+    assert "playback `back` at 0:4" in refusal(home, 6)
+    home.trim("t", ToOffsets({0: 4}))
+    where = layout.playback_partition("back")
+    put(home, where, layout.PLAYBACK_STATE, PlaybackState(finished_ms=1))
+    home.trim("t", ToOffsets({0: 6}))
+    assert start(home) == 6
+
+
+def test_error_names_each_reader_once_and_counts_the_rest(home: Home) -> None:
+    home.append("t", [Event(b"x")] * 3, partition=1)
+    for number in range(8):
+        with home.consumer("t", f"c{number}") as consumer:
+            consumer.poll(1, timeout_s=0)
+    with pytest.raises(InvalidError) as refused:
+        home.trim("t", ToOffsets({0: 2, 1: 2}))
+    assert str(refused.value).count("consumer `c0`") == 1
+    assert "and 3 more" in str(refused.value)
+    assert len(refused.value.context["readers"]) == 16
+    assert len(readers_behind(home.log, home.topic("t"), {0: 2, 1: 2})) == 16
