@@ -110,7 +110,8 @@ def test_while_one_is_at_work_another_stands_by(press: Press) -> None:
 
     class Looking(type(press.store)):  # type: ignore[misc]
         def put(self, key: str, data: bytes) -> str:
-            seen.append(other.tick())
+            if not key.startswith("probe/"):
+                seen.append(other.tick())
             return str(super().put(key, data))
 
     press.store.__class__ = Looking

@@ -33,12 +33,15 @@ from tidelog.log.holding import Holding
 from tidelog.log.sweep import SweepReport, sweep_home
 from tidelog.log.topics import list_topics
 from tidelog.model import layout
+from tidelog.model.event import to_iso
+from tidelog.model.times import duration_text
 from tidelog.model.topic import Topic
 
 __all__ = ["Scribe", "Scribing", "Trouble", "Turn"]
 
 _LOOKS = 3  # within a stretch, and within the time to live of another scribe
 _LOOK_S_MAX = 5.0
+_SKEW_MS = 60_000  # by which clocks of hosts may differ without a report
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +156,8 @@ class Scribe:
             place = work.compile(queue.place)
             swept_ms = queue.swept_ms
             if place == Place() and self._sweeps(swept_ms) and work.go_on():
+                if self._is_ahead(swept_ms):
+                    work.note(_wrong_clock(swept_ms, clock.now_ms()))
                 work.sweep()
                 swept_ms = clock.now_ms()
         turn = work.turn(began_ms, clock.monotonic_s() - began_s, place == Place())
@@ -164,7 +169,12 @@ class Scribe:
     def _sweeps(self, swept_ms: int) -> bool:
         if self._how.grace_ms is None:
             return False
-        return self._log.clock.now_ms() - swept_ms >= self._how.sweep_every_ms
+        waited_ms = self._log.clock.now_ms() - swept_ms
+        return waited_ms >= self._how.sweep_every_ms or self._is_ahead(swept_ms)
+
+    def _is_ahead(self, swept_ms: int) -> bool:
+        """Whether the last sweep is dated so far ahead that its clock or ours was wrong."""
+        return swept_ms - self._log.clock.now_ms() > max(self._how.sweep_every_ms, _SKEW_MS)
 
 
 class _Work:
@@ -210,6 +220,10 @@ class _Work:
         except TidelogError as exc:
             self._troubles.append(Trouble("", exc))
 
+    def note(self, error: TidelogError) -> None:
+        """Report something that concerns no topic."""
+        self._troubles.append(Trouble("", error))
+
     def turn(self, began_ms: int, seconds: float, finished: bool) -> Turn:
         """What was done."""
         return Turn(
@@ -245,3 +259,11 @@ class _Work:
         first = (start.topic, start.partition)
         yield from (each for each in found if (each[1].topic, each[1].partition) >= first)
         yield from (each for each in found if (each[1].topic, each[1].partition) < first)
+
+
+def _wrong_clock(swept_ms: int, now_ms: int) -> InvalidError:
+    ahead = duration_text((swept_ms - now_ms) // 60_000 * 60_000)
+    return InvalidError(
+        f"scribe: the last sweep is dated {to_iso(swept_ms)}, {ahead} ahead of this machine's "
+        "clock: swept again; check the clocks of the machines that run scribes"
+    )

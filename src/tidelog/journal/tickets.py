@@ -60,7 +60,7 @@ class Queue(Persisted, frozen=True):
     dropped: int = 0  # so far
     turns: int = 0  # so far
     place: Place = Place()  # where the next turn begins
-    swept_ms: int = 0  # when a sweep last ended
+    swept_ms: int = 0  # when a sweep last ended, by the clock of that scribe
 
 
 class Tickets:
@@ -95,7 +95,7 @@ class Tickets:
                 tickets=tuple(each for each in queue.tickets if each != ticket),
                 turns=queue.turns + 1,
                 place=place,
-                swept_ms=max(queue.swept_ms, swept_ms),
+                swept_ms=swept_ms,  # not the later one: a wrong clock may have written it
             )
             if self._put(wanted, version, held):
                 return True

@@ -1,8 +1,9 @@
 """Keepers: the running ``tidelog up`` of a home, and how the parts that they keep alive are.
 
 A keeper writes one row under an id of its own, again and again, and removes it when it ends. So any
-server of the home can show who keeps what, and a keeper that died is one whose row is old. No
-safety rests on these rows: leases and shards say who may work.
+server of the home can show who keeps what. A keeper has died when its row does not change for
+three beats by the watcher's own monotonic clock (:class:`Keepers`): the wall clocks of hosts may
+differ. No safety rests on these rows: leases and shards say who may work.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from tidelog.model import layout
 from tidelog.model.decoding import Persisted
 from tidelog.model.run import decode_row, encode_row
 
-__all__ = ["BEAT_MS", "Keeper", "Part", "list_keepers", "put_keeper", "remove_keeper"]
+__all__ = ["BEAT_MS", "Keeper", "Keepers", "Part", "put_keeper", "remove_keeper"]
 
 BEAT_MS = 10_000  # between two writes of a row when nothing changes
 _SILENT_MS = 3 * BEAT_MS  # after which a keeper is taken for dead
@@ -64,15 +65,31 @@ def remove_keeper(log: Log, keeper_id: str) -> None:
         )
 
 
-def list_keepers(log: Log) -> list[Keeper]:
-    """Those that run, the oldest first. Rows that were left behind a day ago are removed."""
-    now_ms = log.clock.now_ms()
-    found = []
-    for row in log.catalog.scan(layout.KEEPERS, layout.keeper_row(""), "keeper0"):
-        keeper = decode_row(row.value, Keeper, f"keeper row `{row.row}`")
-        silent_ms = now_ms - keeper.beat_ms
-        if silent_ms > _FORGOTTEN_MS:
-            remove_keeper(log, keeper.id)
-        elif silent_ms <= _SILENT_MS and not log.processes.is_dead(keeper.mark):
-            found.append(keeper)
-    return sorted(found, key=lambda keeper: (keeper.started_ms, keeper.id))
+class Keepers:
+    """Watches the keepers of a home; for a process that looks again and again."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._seen: dict[str, tuple[str, float]] = {}  # row → its version, and since when
+
+    def list(self) -> list[Keeper]:
+        """Those that run, the oldest first. Rows that did not change for a day are removed.
+
+        One that is seen for the first time counts as running, unless its process is known to have
+        ended.
+        """
+        clock, log = self._log.clock, self._log
+        began_s = clock.monotonic_s()  # rows are seen after it: a slow scan is no silence
+        found: list[Keeper] = []
+        seen: dict[str, tuple[str, float]] = {}
+        for row in log.catalog.scan(layout.KEEPERS, layout.keeper_row(""), "keeper0"):
+            keeper = decode_row(row.value, Keeper, f"keeper row `{row.row}`")
+            version, since_s = self._seen.get(row.row, ("", 0.0))
+            seen[row.row] = (row.version, since_s if version == row.version else began_s)
+            silent_ms = (began_s - seen[row.row][1]) * 1000
+            if silent_ms > _FORGOTTEN_MS:
+                remove_keeper(log, keeper.id)
+            elif silent_ms <= _SILENT_MS and not log.processes.is_dead(keeper.mark):
+                found.append(keeper)
+        self._seen = seen
+        return sorted(found, key=lambda keeper: (keeper.started_ms, keeper.id))

@@ -18,7 +18,7 @@ from tidelog.model import layout
 from tidelog.model.run import Amendment, Head, ProducerState, Run, decode_row
 from tidelog.model.topic import Topic
 
-__all__ = ["KNOWN", "Pending", "References", "UnknownRowError", "read_references"]
+__all__ = ["KNOWN", "Pending", "References", "Silent", "UnknownRowError", "read_references"]
 
 # What a sweep understands. What a sink has staged is its own, and no sweep looks there.
 KNOWN = frozenset({"amend", "compile", "head", "journal", "producer", "run", "sink", "slot"})
@@ -40,6 +40,15 @@ class Pending:
     object: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class Silent:
+    """An unnamed producer's row, and when it was last used."""
+
+    row: str
+    version: str
+    seen_ms: int
+
+
 @dataclass(slots=True)
 class References:
     """What one partition's rows say."""
@@ -47,12 +56,11 @@ class References:
     objects: set[str] = field(default_factory=set)  # that are needed
     applied: list[Pending] = field(default_factory=list)  # amendments that a journal has
     has_leftovers: bool = False  # of trims or compiles
-    producers: list[Row] = field(default_factory=list)  # unnamed ones, silent for long
+    producers: list[Silent] = field(default_factory=list)  # unnamed ones
+    newest_ms: int = 0  # the newest time that a commit or a producer has noted
 
 
-def read_references(
-    log: Log, topic: Topic, partition: int, head: Head, silent_ms: int
-) -> References:
+def read_references(log: Log, topic: Topic, partition: int, head: Head) -> References:
     """All references of a partition whose head was read before.
 
     ``UnknownRowError`` for a row that this version does not know, ``CorruptError`` for one that
@@ -78,10 +86,11 @@ def read_references(
         elif kind == "run":
             run = decode_run(row, topic, partition)
             _note_run(run, run.end > head.start and run.base >= head.journaled, found)
-        elif row.row.startswith(layout.producer_row("~")):
+        elif kind == "producer":
             seen_ms = decode_row(row.value, ProducerState, what).seen_ms
-            if log.clock.now_ms() - seen_ms > silent_ms:
-                found.producers.append(row)
+            found.newest_ms = max(found.newest_ms, seen_ms)
+            if row.row.startswith(layout.producer_row("~")):
+                found.producers.append(Silent(row.row, row.version, seen_ms))
     found.applied = list(_applied(pending, journals))
     return found
 
@@ -93,6 +102,7 @@ def _rows(log: Log, topic: Topic, partition: int) -> Iterator[Row]:
 
 
 def _note_run(run: Run, counts: bool, found: References) -> None:
+    found.newest_ms = max(found.newest_ms, run.committed_ms)
     if counts:
         found.objects.add(run.object)
     else:

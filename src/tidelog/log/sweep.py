@@ -16,7 +16,8 @@ For each topic that is ready:
    by their versions; then the head says where some are left
 7. objects that no row names are deleted, if they are older than the grace: segments and values of
    updates below the floor, journals below the epoch of their partition
-8. rows of unnamed producers that were not seen for a week are deleted
+8. rows of unnamed producers that were not seen for a week are deleted; the week ends at the newest
+   time that the topic's own rows note, or earlier
 
 Then, for topics that are no more:
 
@@ -45,9 +46,10 @@ and then step 4 sees its row, or its commit expects a version of the head that n
 The same holds for amendments, and for journals by the ``compile`` row, which every swap expects. A
 run that a swap replaces after step 2 is still counted. This holds however long a producer stalls
 and however many sweeps run at once, whatever the clocks say; the grace only spares objects that
-somebody may still look for. A floor is at most the generation in the registry, since step 1 goes
-before step 2. An amendment goes only when a journal that has it is there, and readers read
-amendments before rows, so they never see an older state.
+a reader may still look for. Ages are counted to the earlier of this machine's time and the store's
+(``ages``), so a clock that is ahead makes nothing old. A floor is at most the generation in the
+registry, since step 1 goes before step 2. An amendment goes only when a journal that has it is
+there, and readers read amendments before rows, so they never see an older state.
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from tidelog.catalog.base import Delete, Put, Row
+from tidelog.catalog.base import Delete, Put
 from tidelog.errors import (
     ConflictError,
     CorruptError,
@@ -68,6 +70,7 @@ from tidelog.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
+from tidelog.log.ages import clock_ahead_ms, is_old, trusted_now_ms
 from tidelog.log.base import Log
 from tidelog.log.heads import RACE, raise_head
 from tidelog.log.leftovers import (
@@ -76,7 +79,7 @@ from tidelog.log.leftovers import (
     remove_shadowed,
     remove_trimmed,
 )
-from tidelog.log.references import References, UnknownRowError, read_references
+from tidelog.log.references import References, Silent, UnknownRowError, read_references
 from tidelog.log.topics import list_topics
 from tidelog.model import layout
 from tidelog.model.run import Head, HeldRow, decode_row, encode_row
@@ -85,7 +88,7 @@ from tidelog.store.base import ObjectInfo, Store
 
 __all__ = ["PRODUCER_EXPIRES_MS", "Refused", "SweepReport", "abort_uploads", "sweep_home"]
 
-PRODUCER_EXPIRES_MS = 7 * 24 * 3600 * 1000  # an unnamed producer that was silent so long is gone
+PRODUCER_EXPIRES_MS = 7 * 24 * 3600 * 1000  # an unnamed producer that was silent this long is gone
 _DELETES_AT_ONCE = 1_000  # objects; what S3 takes in one request
 _TOPICS = "topics/"
 _INCARNATION = re.compile(r"[0-9a-f]{32}")
@@ -112,6 +115,7 @@ class SweepReport:
     producers_removed: int = 0  # rows of unnamed producers
     amendments_removed: int = 0  # rows of those that a journal has
     uploads_aborted: int = 0  # in parts, left behind by copies whose reply was lost
+    clock_ahead_ms: int = 0  # how far this machine's clock is ahead of the store's
     refused: tuple[Refused, ...] = ()
 
 
@@ -128,11 +132,23 @@ class _Tally:
     producers_removed: int = 0
     amendments_removed: int = 0
     uploads_aborted: int = 0
+    clock_ahead_ms: int = 0
     refused: list[Refused] = field(default_factory=list)
 
     def report(self) -> SweepReport:
         values = {name: getattr(self, name) for name in self.__slots__}
         return SweepReport(**values | {"refused": tuple(self.refused)})
+
+
+@dataclass(frozen=True, slots=True)
+class _Age:
+    """The time of a sweep, and its grace."""
+
+    now_ms: int
+    grace_ms: int
+
+    def is_old(self, then_ms: int) -> bool:
+        return is_old(self.now_ms, then_ms, self.grace_ms)
 
 
 def sweep_home(log: Log, grace_ms: int) -> SweepReport:
@@ -143,16 +159,17 @@ def sweep_home(log: Log, grace_ms: int) -> SweepReport:
     """
     if grace_ms < 0:
         raise InvalidError(f"sweep: a grace of {grace_ms} ms: give 0 or more")
-    tally = _Tally()
+    age = _Age(trusted_now_ms(log), grace_ms)
+    tally = _Tally(clock_ahead_ms=clock_ahead_ms(log, age.now_ms))
     for name in [topic.name for topic in list_topics(log)]:
         try:
-            _sweep_topic(log, name, grace_ms, tally)
+            _sweep_topic(log, name, age, tally)
         except NotFoundError:
             continue  # deleted meanwhile; what it left is found by its incarnation
         except (CorruptError, UnknownRowError) as exc:
             tally.refused.append(Refused(name, exc))
-    _sweep_deleted(log, grace_ms, tally)
-    tally.uploads_aborted += abort_uploads(log.store, log.clock.now_ms() - grace_ms)
+    _sweep_deleted(log, age, tally)
+    tally.uploads_aborted += abort_uploads(log.store, age.now_ms - grace_ms)
     return tally.report()
 
 
@@ -168,7 +185,7 @@ def abort_uploads(store: Store, before_ms: int) -> int:
         return 0
 
 
-def _sweep_topic(log: Log, name: str, grace_ms: int, tally: _Tally) -> None:
+def _sweep_topic(log: Log, name: str, age: _Age, tally: _Tally) -> None:
     topic = _raise_generation(log, name)
     if topic is None:
         return
@@ -177,20 +194,21 @@ def _sweep_topic(log: Log, name: str, grace_ms: int, tally: _Tally) -> None:
     heads = [_raise_floor(log, topic, partition, floor) for partition in partitions]
     epochs = [_raise_epoch(log, topic, partition) for partition in partitions]
     references = [
-        read_references(log, topic, partition, head, PRODUCER_EXPIRES_MS)
-        for partition, head in enumerate(heads)
+        read_references(log, topic, partition, head) for partition, head in enumerate(heads)
     ]
     for partition, (head, found) in enumerate(zip(heads, references, strict=True)):
         if found.has_leftovers:
             tally.runs_removed += remove_shadowed(log, topic, partition, head.journaled).runs
             tally.runs_removed += remove_trimmed(log, topic, partition, head).runs
         if head.amended is not None:
-            _remove_applied(log, topic, partition, found, grace_ms, tally)
+            _remove_applied(log, topic, partition, found, age, tally)
     needed = set().union(*(found.objects for found in references))
-    _delete_old(log, _garbage(log, topic, epochs, needed, tally), grace_ms, tally)
+    _delete_old(log, _garbage(log, topic, epochs, needed, tally), age, tally)
+    newest_ms = min(age.now_ms, max((found.newest_ms for found in references), default=0))
     for partition, found in enumerate(references):
         for row in found.producers:
-            tally.producers_removed += _remove_producer(log, topic, partition, row)
+            if newest_ms - row.seen_ms > PRODUCER_EXPIRES_MS:
+                tally.producers_removed += _remove_producer(log, topic, partition, row)
     tally.topics += 1
 
 
@@ -279,11 +297,10 @@ def _raise_epoch(log: Log, topic: Topic, partition: int) -> int:
 
 
 def _remove_applied(
-    log: Log, topic: Topic, partition: int, found: References, grace_ms: int, tally: _Tally
+    log: Log, topic: Topic, partition: int, found: References, age: _Age, tally: _Tally
 ) -> None:
     """Step 6, for one partition; the values of amendments that went are needed no more."""
-    now_ms = log.clock.now_ms()
-    old = [each for each in found.applied if now_ms - each.at_ms >= grace_ms]
+    old = [each for each in found.applied if age.is_old(each.at_ms)]
     gone = remove_amendments(log, topic, partition, [(each.row, each.version) for each in old])
     tally.amendments_removed += len(gone)
     found.objects -= {each.object for each in old if each.object and each.row in gone}
@@ -313,7 +330,7 @@ def _seen(log: Log, prefix: str, tally: _Tally) -> Iterator[ObjectInfo]:
         yield info
 
 
-def _delete_old(log: Log, garbage: Iterable[ObjectInfo], grace_ms: int, tally: _Tally) -> None:
+def _delete_old(log: Log, garbage: Iterable[ObjectInfo], age: _Age, tally: _Tally) -> None:
     """Steps 7 and 11: delete what is older than the grace, in batches."""
     batch: list[ObjectInfo] = []
 
@@ -325,7 +342,7 @@ def _delete_old(log: Log, garbage: Iterable[ObjectInfo], grace_ms: int, tally: _
             batch.clear()
 
     for info in garbage:
-        if log.clock.now_ms() - info.modified_ms < grace_ms:
+        if not age.is_old(info.modified_ms):
             tally.objects_young += 1
             continue
         batch.append(info)
@@ -334,7 +351,7 @@ def _delete_old(log: Log, garbage: Iterable[ObjectInfo], grace_ms: int, tally: _
     delete()
 
 
-def _remove_producer(log: Log, topic: Topic, partition: int, row: Row) -> bool:
+def _remove_producer(log: Log, topic: Topic, partition: int, row: Silent) -> bool:
     """Step 8, for one row: whether it went. One that has changed belongs to a living producer."""
     where = layout.topic_partition(topic.incarnation, partition)
     try:
@@ -344,14 +361,14 @@ def _remove_producer(log: Log, topic: Topic, partition: int, row: Row) -> bool:
     return True
 
 
-def _sweep_deleted(log: Log, grace_ms: int, tally: _Tally) -> None:
+def _sweep_deleted(log: Log, age: _Age, tally: _Tally) -> None:
     """Steps 9 to 11."""
     stored = list(_incarnations(log))
     known = {topic.incarnation for topic in list_topics(log)}  # read after the listing, on purpose
     for incarnation in stored:
         if incarnation not in known:
             objects = _seen(log, f"{_TOPICS}{incarnation}/", tally)
-            _delete_old(log, objects, grace_ms, tally)
+            _delete_old(log, objects, age, tally)
 
 
 def _incarnations(log: Log) -> Iterator[str]:

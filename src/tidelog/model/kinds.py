@@ -24,7 +24,10 @@ OBJECTS = (
         "home.json",
         "the home's id, where its halves were made, the formats it needs; replaced by adoption",
     ),
-    Kind("probe/<id>", "tries out conditional writes during init; deleted at once"),
+    Kind(
+        "probe/<id>",
+        "tries out the store at init, and shows its time to a sweep; deleted at once",
+    ),
     Kind(
         "topics/<t>/segments/<generation>/<xx>/<id>.arrow",
         "segment: Arrow IPC file, zstd; the events of one flush, partition by partition",

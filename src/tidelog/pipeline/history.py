@@ -17,6 +17,7 @@ from itertools import groupby
 
 from tidelog.catalog.base import Delete, Row
 from tidelog.home import Home
+from tidelog.log.ages import trusted_now_ms
 from tidelog.log.archives import read_partitions, read_progress
 from tidelog.model import layout, limits
 from tidelog.model.pipeline import Committed, NamedPipeline
@@ -53,7 +54,7 @@ def _old(
     home: Home, named: NamedPipeline, where: str, reached: list[str]
 ) -> Iterator[tuple[Row, Committed]]:
     """The first commits, as long as they are old and behind all that others have reached."""
-    old_ms = home.log.clock.now_ms() - _KEPT_MS
+    old_ms = trusted_now_ms(home.log) - _KEPT_MS
     source = source_at(home, named.source) if reached else None
     rows = home.log.catalog.scan(where, "commit/", "commit0")
     for _, same in groupby(rows, key=lambda row: row.row.split("/")[1]):

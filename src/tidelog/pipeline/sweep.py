@@ -24,6 +24,7 @@ from itertools import groupby
 
 from tidelog.errors import TidelogError
 from tidelog.home import Home
+from tidelog.log.ages import trusted_now_ms
 from tidelog.log.archives import is_outside, read_commits, read_partitions, read_progress
 from tidelog.log.replays import replay_pipeline
 from tidelog.log.sweep import abort_uploads
@@ -90,7 +91,7 @@ def sweep_pipeline(
     manifests = list(home.store.list(layout.manifests(pipeline)))
     named = _read_named(home, pipeline)
     tally.pipelines += 1
-    old_ms = home.log.clock.now_ms() - grace_ms
+    old_ms = trusted_now_ms(home.log) - grace_ms
     unnamed = [info for info in staged if layout.staged_epoch(info.key) not in named.erasing]
     for where, found, epoch_of in (
         (store, unnamed, layout.staged_epoch),
@@ -124,7 +125,7 @@ def _is_ours(home: Home, archive: Archive) -> bool:
 
 def _sweep_playbacks(home: Home, grace_ms: int, tally: PipelineSweep) -> None:
     """What playbacks by Spark have staged, each as a whole."""
-    old_ms = home.log.clock.now_ms() - grace_ms
+    old_ms = trusted_now_ms(home.log) - grace_ms
     staged = home.store.list(layout.playback_stagings())
     for _, found in groupby(staged, lambda info: info.key.split("/")[1]):
         infos = list(found)

@@ -165,15 +165,25 @@ class LocalStore:
 
     def remove_leftovers(self) -> int:
         """Remove what puts that were killed left in the private folder; how many."""
-        oldest_ms = self._clock.now_ms() - _LEFTOVER_MS
         removed = 0
         if self._tmp.is_dir():
+            oldest_ms = min(self._clock.now_ms(), self._file_system_ms()) - _LEFTOVER_MS
             for entry in os.scandir(self._tmp):
                 with contextlib.suppress(FileNotFoundError):
                     if entry.stat().st_mtime_ns // 1_000_000 < oldest_ms:
                         os.unlink(entry.path)
                         removed += 1
         return removed
+
+    def _file_system_ms(self) -> int:
+        """The time by which the file system dates a file: a shared one has a clock of its own."""
+        path = self._tmp / self._ids.new()
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644)
+        try:
+            return os.fstat(descriptor).st_mtime_ns // 1_000_000
+        finally:
+            os.close(descriptor)
+            os.unlink(path)
 
     def _path(self, key: str) -> Path:
         check_key(key)

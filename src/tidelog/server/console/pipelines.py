@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tidelog.errors import TidelogError
 from tidelog.home import Home
 from tidelog.log.archives import read_partitions, read_progress
-from tidelog.log.keepers import Keeper, list_keepers
+from tidelog.log.keepers import Keeper, Keepers
 from tidelog.model import layout
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import Intent, NamedPipeline, Totals
@@ -114,6 +114,7 @@ class Pipelines:
         self._home = home
         self._is_busy = is_busy
         self._waiting = Waiting()
+        self._keepers = Keepers(home.log)
         self._first = threading.Event()  # they were seen once
         self._stop = threading.Event()
         self._wake = threading.Event()
@@ -174,7 +175,7 @@ class Pipelines:
             store_ms,
             catalog_ms,
             store_error,
-            tuple(list_keepers(home.log)),
+            tuple(self._keepers.list()),
         )
 
 

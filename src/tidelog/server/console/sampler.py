@@ -56,6 +56,8 @@ class _Known:
     ends: Series = field(default_factory=Series)
     totals: dict[int, PartitionTotals] = field(default_factory=dict)
     consumers: dict[str, ConsumerSample] = field(default_factory=dict)
+    members: dict[str, dict[str, tuple[str, float]]] = field(default_factory=dict)
+    """By consumer: each member's row, its version, and since when it is the same."""
 
 
 class Sampler:
@@ -268,21 +270,26 @@ class Sampler:
         return ConsumerSample(
             topic.name,
             name,
-            tuple(self._read_members(topic, name)),
+            tuple(self._read_members(topic, known, name)),
             tuple(held),
             before.lags if before else Series(),
             before.cursors if before else Series(),
         )
 
-    def _read_members(self, topic: Topic, name: str) -> Iterable[MemberSample]:
-        now_ms, ttl_ms = self._log.clock.now_ms(), self._log.settings.lease_ttl_ms
+    def _read_members(self, topic: Topic, known: _Known, name: str) -> Iterable[MemberSample]:
+        now_s, ttl_s = self._log.clock.monotonic_s(), self._log.settings.lease_ttl_ms / 1000
         where = layout.consumer_members(topic.incarnation, name)
+        before = known.members.get(name, {})
+        seen: dict[str, tuple[str, float]] = {}  # by our own clock: hosts' clocks may differ
         for row in self._log.catalog.scan(where, "member/", "member0"):
             member = decode_row(row.value, Member, f"member row `{row.row}`")
             dead = self._log.processes.is_dead(member.mark)
-            silent = dead or now_ms - member.seen_ms > ttl_ms
+            version, since_s = before.get(row.row, ("", 0.0))
+            seen[row.row] = (row.version, since_s if version == row.version else now_s)
+            silent = dead or now_s - seen[row.row][1] > ttl_s
             member_id = row.row.removeprefix("member/")
             yield MemberSample(member_id, member.mark, member.seen_ms, silent)
+        known.members[name] = seen
 
     def _count_runs(self, topics: list[Topic]) -> None:
         room = _ROWS_MAX

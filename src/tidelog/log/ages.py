@@ -1,0 +1,60 @@
+"""How old something is, where the clocks of hosts disagree.
+
+Ages decide what a sweep may delete, so no single wrong clock may make things look old. The time of
+a sweep is the earlier of this machine's time and the store's, which dates an object that the sweep
+puts. What a topic's rows say about their age is also compared with the newest time in the topic.
+A time that lies far ahead comes from a wrong clock, and says nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+from tidelog.errors import NotFoundError, UnavailableError, UnknownOutcomeError
+from tidelog.log.base import Log
+from tidelog.model import layout
+
+__all__ = ["FUTURE_MS", "clock_ahead_ms", "is_old", "trusted_now_ms"]
+
+FUTURE_MS = 24 * 3_600_000  # a time that is further ahead comes from a wrong clock
+_TRIES = 5  # of a look at the store's time
+_LEFT_MS = 3_600_000  # probes that a sweep left when it died are deleted after this
+
+
+def trusted_now_ms(log: Log) -> int:
+    """The earlier of this machine's time and the store's."""
+    return min(log.clock.now_ms(), _store_ms(log))
+
+
+def clock_ahead_ms(log: Log, trusted_ms: int) -> int:
+    """How far this machine's clock is ahead of a time that was trusted a moment ago."""
+    return max(0, log.clock.now_ms() - trusted_ms)
+
+
+def is_old(now_ms: int, then_ms: int, grace_ms: int) -> bool:
+    """Whether a grace has passed since; also for a time so far ahead that it is wrong.
+
+    Only for what could be deleted at once without a loss, where the grace is a courtesy.
+    """
+    return now_ms - then_ms >= grace_ms or then_ms - now_ms > FUTURE_MS
+
+
+def _store_ms(log: Log) -> int:
+    """The time by which the store dates an object that is put now."""
+    for _ in range(_TRIES):
+        key = layout.probe(log.ids.new())
+        with contextlib.suppress(UnknownOutcomeError):
+            log.store.put(key, b"")
+        try:
+            found = log.store.head(key).modified_ms
+        except NotFoundError:  # a lost put, or another sweep with a wrong clock took it for old
+            continue
+        old = [key]
+        old += [
+            info.key
+            for info in log.store.list(layout.probe(""))
+            if found - info.modified_ms > _LEFT_MS
+        ]
+        log.store.delete(old)
+        return found
+    raise UnavailableError("sweep: the store's time cannot be read: try again")

@@ -1,0 +1,171 @@
+"""Clocks of hosts that are wrong: no lease, key or sweep depends on another host's wall time."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from tests.log.upkeep import DAY_S, HOUR_MS, House
+from tidelog import Event
+from tidelog.journal.scribe import Scribe, Scribing
+from tidelog.log.append import Appender
+from tidelog.log.base import Log, LogSettings
+from tidelog.log.lease import Membership
+from tidelog.log.once import append_once
+from tidelog.log.sweep import sweep_home
+from tidelog.model.topic import Topic
+from tidelog.testing.clock import FakeClock, seeded_ids
+
+TTL_MS = 10_000
+YEAR_S = 365 * DAY_S
+
+
+class HostClock(FakeClock):
+    """A host whose wall clock is off, in a world where time passes for all alike."""
+
+    def __init__(self, world: FakeClock, ahead_s: float) -> None:
+        super().__init__()
+        self._world = world
+        self.ahead_s = ahead_s
+
+    def now_ms(self) -> int:
+        return self._world.now_ms() + int(self.ahead_s * 1000)
+
+    def monotonic_s(self) -> float:
+        return self._world.monotonic_s()
+
+    def sleep(self, seconds: float) -> None:
+        self._world.sleep(seconds)
+
+
+@pytest.fixture
+def house() -> House:
+    return House()
+
+
+def on_host(house: House, ahead_s: float, seed: int = 1) -> Log:
+    clock = HostClock(house.clock, ahead_s)
+    ids, chance = seeded_ids(1_000 + seed), random.Random(seed)
+    return replace(
+        house.log, clock=clock, ids=ids, random=chance, settings=LogSettings(lease_ttl_ms=TTL_MS)
+    )
+
+
+def member(log: Log, topic: Topic) -> Membership:
+    return Membership(log, topic, "c", "earliest")
+
+
+@pytest.mark.parametrize("ahead_s", [-3_600, 0, 3_600, YEAR_S])
+def test_lease_of_a_one_shot_reader_that_died_is_taken_over_in_time(
+    house: House, ahead_s: float
+) -> None:
+    topic = house.topic()
+    dead = member(on_host(house, ahead_s), topic)
+    assert dead.take_once(0)
+    watching = member(on_host(house, 0, 2), topic)
+    watching.join()
+    assert not watching.take(0, watching.alive()), "it may be alive"
+    house.clock.advance(1.4 * TTL_MS / 1000)
+    watching.beat()
+    assert not watching.take(0, watching.alive())
+    house.clock.advance(0.2 * TTL_MS / 1000)
+    assert watching.take(0, watching.alive())
+
+
+@pytest.mark.parametrize("ahead_s", [-YEAR_S, 3_600, YEAR_S])
+def test_one_shot_reader_does_not_rob_a_living_owner(house: House, ahead_s: float) -> None:
+    topic = house.topic()
+    living = member(on_host(house, 0), topic)
+    living.join()
+    assert living.take(0, living.alive())
+    one_shot = member(on_host(house, ahead_s, 2), topic)
+    for _ in range(10):
+        assert not one_shot.take_once(0), "its heartbeats go on"
+        house.clock.advance(0.8 * TTL_MS / 1000)
+        living.beat()
+    living.commit(0, 0)
+    house.clock.advance(1.1 * TTL_MS / 1000)
+    assert not one_shot.take_once(0), "the last beat is new to it"
+    house.clock.advance(1.1 * TTL_MS / 1000)
+    assert one_shot.take_once(0), "it has seen no sign of the owner for the time to live"
+
+
+def test_one_shot_reader_that_works_keeps_its_lease(house: House) -> None:
+    topic = house.topic()
+    working = member(on_host(house, -3_600), topic)
+    assert working.take_once(0)
+    other = member(on_host(house, 3_600, 2), topic)
+    for offset in range(10):
+        assert not other.take_once(0)
+        house.clock.advance(TTL_MS / 1000)
+        working.commit(0, offset)
+
+
+@pytest.mark.parametrize("ahead_s", [8 * DAY_S, YEAR_S])
+def test_sweeper_with_a_clock_ahead_forgets_no_key(house: House, ahead_s: float) -> None:
+    topic = house.topic()
+    first = append_once(house.log, topic, "key", [Event(b"x")])
+    report = sweep_home(on_host(house, ahead_s), HOUR_MS)
+    assert report.producers_removed == 0
+    assert report.clock_ahead_ms == ahead_s * 1000
+    assert list(append_once(house.log, topic, "key", [Event(b"x")])) == list(first)
+    assert house.values(topic) == ["x"]
+
+
+def test_producer_with_a_clock_ahead_lets_no_sweep_forget_a_key(house: House) -> None:
+    topic = house.topic()
+    first = append_once(house.log, topic, "key", [Event(b"x")])
+    Appender(on_host(house, YEAR_S), topic, "ahead").open_named()
+    assert sweep_home(house.log, HOUR_MS).producers_removed == 0
+    assert list(append_once(house.log, topic, "key", [Event(b"x")])) == list(first)
+
+
+def test_sweeper_with_a_clock_ahead_keeps_the_grace(house: House) -> None:
+    topic = house.topic()
+    orphan = house.orphan(topic)
+    report = sweep_home(on_host(house, YEAR_S), HOUR_MS)
+    assert (report.objects_deleted, report.objects_young) == (0, 1)
+    assert orphan.key in house.objects()
+    house.clock.advance(3_601)
+    assert sweep_home(on_host(house, YEAR_S), HOUR_MS).objects_deleted == 1
+
+
+def test_garbage_that_is_dated_far_ahead_is_deleted(house: House) -> None:
+    topic = house.topic()
+    house.clock.jump(YEAR_S)
+    orphan = house.orphan(topic)
+    house.clock.jump(-YEAR_S)
+    assert sweep_home(house.log, HOUR_MS).objects_deleted == 1
+    assert orphan.key not in house.objects()
+
+
+def test_probe_that_a_dead_sweep_left_is_deleted_later(house: House) -> None:
+    house.store.put("probe/left", b"")
+    sweep_home(house.log, HOUR_MS)
+    assert [info.key for info in house.store.list("probe/")] == ["probe/left"]
+    house.clock.advance(2 * 3_600)
+    sweep_home(house.log, HOUR_MS)
+    assert list(house.store.list("probe/")) == []
+
+
+def test_scribe_sweeps_although_the_last_sweep_is_dated_a_year_ahead(house: House) -> None:
+    house.topic()
+    how = Scribing(sweep_every_ms=HOUR_MS)
+    first = Scribe(on_host(house, YEAR_S), how).once()
+    assert first is not None
+    assert first.swept is not None
+    right = Scribe(on_host(house, 0, 2), how)
+    turn = right.once()
+    assert turn is not None
+    assert turn.swept is not None
+    (trouble,) = turn.troubles
+    assert "ahead of this machine's clock" in str(trouble.error)
+    again = right.once()
+    assert again is not None
+    assert (again.swept, again.troubles) == (None, ()), "the time was put right"
+    house.clock.advance(3_601)
+    later = right.once()
+    assert later is not None
+    assert later.swept is not None
