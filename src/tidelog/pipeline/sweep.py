@@ -140,7 +140,7 @@ def _abort_uploads(home: Home, grace_ms: int, tally: PipelineSweep) -> None:
     stores = [files_at(home, each) for each in list_archives(home) if each.state == "ready"]
     for url, store in {store.url: store for store in stores}.items():
         if url != home.store.url:
-            before_ms = home.log.clock.now_ms() - grace_ms
+            before_ms = trusted_now_ms(home.log) - grace_ms
             tally.uploads_aborted += abort_uploads(store, before_ms)
 
 
