@@ -188,7 +188,7 @@ def test_its_producer_rows_outlive_sweeps(home: Home, clock: FakeClock) -> None:
     clock.advance(WEEKS_S)
     home.sweep(0)
     where = layout.topic_partition(home.topic("t").incarnation, 0)
-    assert home.catalog.get(where, layout.producer_row("pipe.from/0")) is not None
+    assert home.catalog.get(where, layout.producer_row(":pipeline:pipe:from/0")) is not None
     sink.publish(manifest)
     assert values(home)[0] == [b"x"]
 

@@ -40,6 +40,7 @@ from tidelog.log.partitioner import partitions_for, split
 from tidelog.log.positions import Positions
 from tidelog.model import layout, limits
 from tidelog.model.event import Event
+from tidelog.model.producers import once_producer
 from tidelog.model.run import ProducerState, decode_row
 from tidelog.model.topic import Topic
 
@@ -100,7 +101,7 @@ class _Request:
         self.keyless = int.from_bytes(digest, "big") % topic.partitions
         self._log = log
         self._topic = topic
-        self._producer = f"~once-{digest.hex()}"
+        self._producer = once_producer(digest.hex())
         self._appender = Appender(log, topic, self._producer, once=True)
 
     def stored(self, part: Part) -> int | None:

@@ -32,6 +32,7 @@ from tidelog.log.pending import Rest
 from tidelog.log.positions import Positions
 from tidelog.model import limits
 from tidelog.model.event import Event, Headers, check_event, check_timestamp
+from tidelog.model.producers import check_producer_name, unnamed_producer
 from tidelog.model.run import ProducerState
 from tidelog.model.topic import Topic, partition_for
 
@@ -46,17 +47,12 @@ class Producer:
     """Appends events to one topic. Safe to share between threads; close it, or use a ``with``."""
 
     def __init__(self, log: Log, topic: Topic, name: str | None = None) -> None:
-        if name is not None and (
-            not 1 <= len(name) <= limits.PRODUCER_NAME_MAX or name.startswith("~")
-        ):
-            raise InvalidError(
-                f"producer name `{name[:80]}`: give 1 to {limits.PRODUCER_NAME_MAX} characters, "
-                "the first not `~`"
-            )
+        if name is not None:
+            check_producer_name(name)
         self._log = log
         self._topic = topic
         self._named = name is not None
-        self._appender = Appender(log, topic, name or f"~{log.ids.new()}")
+        self._appender = Appender(log, topic, name or unnamed_producer(log.ids.new()))
         self._before: dict[int, ProducerState] = {}
         self._offsets: dict[int, dict[int, int]] = {}  # of what was sent before, when asked for
         self._sequence = -1  # the highest that was given out

@@ -15,6 +15,7 @@ from tidelog.errors import InvalidError
 from tidelog.log.base import Log
 from tidelog.log.leftovers import decode_run
 from tidelog.model import layout
+from tidelog.model.producers import UNNAMED
 from tidelog.model.run import Amendment, Head, ProducerState, Run, decode_row
 from tidelog.model.topic import Topic
 
@@ -89,7 +90,7 @@ def read_references(log: Log, topic: Topic, partition: int, head: Head) -> Refer
         elif kind == "producer":
             seen_ms = decode_row(row.value, ProducerState, what).seen_ms
             found.newest_ms = max(found.newest_ms, seen_ms)
-            if row.row.startswith(layout.producer_row("~")):
+            if row.row.startswith(layout.producer_row(UNNAMED)):
                 found.producers.append(Silent(row.row, row.version, seen_ms))
     found.applied = list(_applied(pending, journals))
     return found

@@ -378,8 +378,11 @@ def still_dead(dead: str, attempt: str) -> str:
     return f"{dead}/_replayed/{attempt}"
 
 
+_HASHED = "sha256:"
+
+
 def _short(name: str) -> str:
-    """A name that fits into a row key; a longer one is hashed."""
-    if len(name.encode()) <= ROW_BYTES_MAX // 2:
+    """A name that fits into a row key; a longer one is hashed, and one that looks like a hash."""
+    if len(name.encode()) <= ROW_BYTES_MAX // 2 and not name.startswith(_HASHED):
         return name
-    return "sha256:" + hashlib.sha256(name.encode()).hexdigest()
+    return _HASHED + hashlib.sha256(name.encode()).hexdigest()

@@ -19,8 +19,8 @@
 | 6          | a name that is free                   | nobody needs to; see ``names``             |
 
 What a lot holds follows from ``pin`` and from the cursors around it, whoever puts it. Into a topic
-a lot goes by one commit for each partition, under the producer ``playback:<name>`` and with numbers
-that follow from ``state``: what its row there shows is stored. Who takes the playback over opens
+a lot goes by one commit for each partition, under the producer ``:playback:<name>`` and with
+numbers that follow from ``state``: what its row there shows is stored. Who takes it over opens
 that producer anew, so that an older process can put nothing any more; into other sinks that one may
 put the lot it has begun, and no other, as each lot is intended first.
 

@@ -1,7 +1,7 @@
 """Events into a topic of the same home, each of them once.
 
 A lot goes by one segment and one commit for each partition. A playback with a name appends under
-the producer ``playback:<name>``, and its events have numbers: in each partition those of a lot are
+the producer ``:playback:<name>``, and its events have numbers: in each partition those of a lot are
 counted from the lot's own, and the next lot's is beyond them. So a partition whose producer row has
 come to a lot's number has its part of that lot, whole, and gets it no second time.
 
@@ -30,6 +30,7 @@ from tidelog.log.partitioner import partitions_for, split
 from tidelog.log.topics import find_target
 from tidelog.model.address import Address
 from tidelog.model.limits import BATCH_EVENTS_MAX
+from tidelog.model.producers import playback_producer, unnamed_producer
 from tidelog.model.topic import Topic
 from tidelog.playback.outlets import Lot, Outlet, Setting
 from tidelog.sinks.segments import keeps_partition, same_places
@@ -64,7 +65,8 @@ class TopicOutlet:
         self._topic = topic
         self._named = name is not None
         self._keep_partition = keep_partition
-        self._appender = Copier(log, topic, f"playback:{name}" if name else f"~{log.ids.new()}")
+        own = playback_producer(name) if name else unnamed_producer(log.ids.new())
+        self._appender = Copier(log, topic, own)
         if self._named:
             self._appender.open_named()
         self._pool: ThreadPoolExecutor | None = None

@@ -2,11 +2,11 @@
 
 A writer stages segments in the home's store. Publishing copies each of them to where the topic's
 segments are, in its present generation, and commits runs that name the copy, partition by
-partition, under the producer ``<pipeline>.<source partition>``. In each partition the events of a
-range are numbered from the range's ordinal, and a range has no more of them than it was read
-from; so numbers grow from range to range, and follow from the manifest alone. What that producer's
-row shows is there already: publishing again, after a crash anywhere or by another driver at the
-same time, goes on where it was, and a driver that slept finds nothing to do.
+partition, under the producer ``:pipeline:<pipeline>:<source partition>``. In each partition the
+events of a range are numbered from the range's ordinal, and a range has no more of them than it was
+read from; so numbers grow from range to range, and follow from the manifest alone. What the
+producer's row shows is there already: publishing again, after a crash anywhere or by another driver
+at the same time, goes on where it was, and a driver that slept finds nothing to do.
 
 That row is a named producer's, which no sweep takes for expired.
 
@@ -35,6 +35,7 @@ from tidelog.log.staged import Staged
 from tidelog.log.topics import find_target
 from tidelog.model.address import Address
 from tidelog.model.pipeline import FileEntry, Manifest
+from tidelog.model.producers import pipeline_producer
 from tidelog.model.topic import Topic
 from tidelog.sinks.base import RangeWriter, TargetSink
 from tidelog.sinks.erasing import ErasingWriter
@@ -154,7 +155,7 @@ class TopicSink:
                 f"{self._what}: was deleted and made again since this pipeline began: "
                 "start a new pipeline into it"
             )
-        return Copier(log, topic, f"{manifest.pipeline}.{manifest.partition}")
+        return Copier(log, topic, pipeline_producer(manifest.pipeline, manifest.partition))
 
     @property
     def _what(self) -> str:

@@ -50,6 +50,7 @@ from tidelog.log.staged import Staged
 from tidelog.log.topics import read_head
 from tidelog.model import layout, limits
 from tidelog.model.decoding import Persisted
+from tidelog.model.producers import sink_producer
 from tidelog.model.run import decode_row, encode_row
 from tidelog.model.sealed import open_json, seal_json
 from tidelog.model.topic import Topic
@@ -144,7 +145,7 @@ class Sink:
         """Steps 4 and 5 for a batch that is decided."""
         try:
             manifest = self._manifest(state)
-            producer = Copier(self._log, self._topic, f"sink:{self._name}")
+            producer = Copier(self._log, self._topic, sink_producer(self._name))
             first = state.ordinal * _ORDINAL
             left_out = append_staged(producer, manifest.segments, first, self._pool)
         except NotFoundError as exc:

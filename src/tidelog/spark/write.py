@@ -20,6 +20,7 @@ from tidelog.home import Home
 from tidelog.log.copying import Copier, append_staged
 from tidelog.log.staged import Staged
 from tidelog.model import layout
+from tidelog.model.producers import unnamed_producer
 from tidelog.model.topic import Topic
 from tidelog.spark.columns import check_writable
 from tidelog.spark.commit import Sink, report_left_out
@@ -112,7 +113,7 @@ def _staging(options: WriteOptions, schema: StructType) -> Staging:
     check_writable(schema, options.use_partition)
     with open_shared(options.home) as home:
         topic = home.topic(options.topic)
-        sink = options.sink or f"~{home.log.ids.new()}"
+        sink = options.sink or unnamed_producer(home.log.ids.new())
         return Staging(home.settings, topic, sink, options.use_partition)
 
 

@@ -1,0 +1,70 @@
+"""Names of producers: those that users give, and those that are Tidelog's own.
+
+A producer's row decides which events count as stored, so two writers that share a name by accident
+lose events. Each kind of writer therefore has a prefix of its own, which no other name begins with:
+
+- ``~<id>``: without a name; a sweep removes the row when it is old
+- ``~once-<hash>``: a request with an idempotency key
+- ``:pipeline:<pipeline>:<source partition>``, ``:playback:<name>``, ``:sink:<name>``: kept for good
+- anything else: a name that a user gave
+"""
+
+from __future__ import annotations
+
+from tidelog.errors import InvalidError
+from tidelog.model import limits
+
+__all__ = [
+    "UNNAMED",
+    "check_producer_name",
+    "once_producer",
+    "pipeline_producer",
+    "playback_producer",
+    "sink_producer",
+    "unnamed_producer",
+]
+
+UNNAMED = "~"
+_OWN = ":"
+
+
+def check_producer_name(name: str) -> None:
+    """Refuse a user's name that is not valid, or that Tidelog's own producers may have."""
+    try:
+        name.encode()
+    except UnicodeEncodeError as exc:
+        raise InvalidError(f"producer name {name[:80]!r}: is not valid Unicode: give text") from exc
+    if not 1 <= len(name) <= limits.PRODUCER_NAME_MAX or name.startswith((UNNAMED, _OWN)):
+        raise InvalidError(
+            f"producer name `{name[:80]}`: give 1 to {limits.PRODUCER_NAME_MAX} characters, "
+            f"the first not `{UNNAMED}` or `{_OWN}`"
+        )
+
+
+def unnamed_producer(fresh_id: str) -> str:
+    """Of a producer without a name."""
+    return f"{UNNAMED}{fresh_id}"
+
+
+def once_producer(digest: str) -> str:
+    """Of a request with an idempotency key that has this hash."""
+    return f"{UNNAMED}once-{digest}"
+
+
+def pipeline_producer(pipeline: str, source_partition: str) -> str:
+    """Of a pipeline's source partition; one that runs once has a name that begins with ``~``.
+
+    A pipeline's name holds no ``:``, so the two parts cannot run into each other.
+    """
+    name = f"{pipeline}:{source_partition}"
+    return name if pipeline.startswith(UNNAMED) else f"{_OWN}pipeline:{name}"
+
+
+def playback_producer(name: str) -> str:
+    """Of a playback with a name, in one generation."""
+    return f"{_OWN}playback:{name}"
+
+
+def sink_producer(name: str) -> str:
+    """Of a sink that a Spark writer gave a name."""
+    return f"{_OWN}sink:{name}"
