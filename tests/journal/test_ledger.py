@@ -53,12 +53,12 @@ def test_a_snapshot_knows_erased_ids_and_is_read_again_only_when_it_must() -> No
         nothing = read_erased(home.log, topic)
         assert len(nothing) == 0
         assert nothing.kept(events("a", None)) is None
-        erase(home, "a", "é" * 5_000, "\U0001f30a")
+        erase(home, "a", "é" * 2_000, "\U0001f30a")
         erased = read_erased(home.log, topic, nothing)
         assert len(erased) == 3
         assert erased.has("a")
         assert not erased.has("A")
-        kept = erased.kept(events("b", None, "a", "\U0001f30a", "", "é" * 5_000))
+        kept = erased.kept(events("b", None, "a", "\U0001f30a", "", "é" * 2_000))
         assert kept is not None
         assert kept.tolist() == [True, True, False, False, True, False]
         assert erased.kept(events("b", None)) is None
@@ -72,7 +72,7 @@ def test_a_snapshot_knows_erased_ids_and_is_read_again_only_when_it_must() -> No
 
 
 def test_the_ledger_holds_no_id(home: Home) -> None:
-    enter_erased(home.log, home.topic("t"), {"a-very-plain-id": 1}, {b"a-very-plain-key": 1})
+    enter_erased(home.log, home.topic("t"), {"a-very-plain-id": 1}, {b"a very plain key": 1})
     topic = home.topic("t").incarnation
     rows = [
         row for number in range(256) for row in home.catalog.scan(f"erased/{topic}/{number:02x}")

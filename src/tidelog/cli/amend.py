@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import click
@@ -17,11 +17,11 @@ from tidelog.cli.text import utf8
 from tidelog.codec.event_json import event_lines
 from tidelog.errors import InvalidError
 from tidelog.home import Home, open_home
-from tidelog.journal.amend import Amended
-from tidelog.journal.audit import AuditRecord
+from tidelog.journal.audit import AuditRecord, Why
 from tidelog.model.event import to_iso
+from tidelog.pipeline.archived import Deleted, delete_events, delete_key
 
-__all__ = ["audit", "delete", "get", "update"]
+__all__ = ["audit", "delete", "get", "show_records", "update", "who_option", "why_option"]
 
 _SHOWN = 3  # ids of a record that a table names
 
@@ -105,10 +105,12 @@ def delete(home_text: str | None, output: Output, /, topic: str, **given: Any) -
 
     No reader that begins after this sees them. Their bytes are gone from the topic after compile
     and sweep; with --prove at once, and from archives that were made of the topic, and then every
-    object that could hold them is searched. On a terminal it asks first; without one, --key and
-    --ids-file need --yes, and ids that stand in the command itself do not. Ids that are not there
-    are told, with exit code 1; all others are deleted. With --prove they may have been deleted
-    before.
+    object that could hold them is searched. Events that the topic has trimmed are erased from its
+    archives too: the scribe, or --prove, writes their files again.
+
+    On a terminal it asks first; without one, --key and --ids-file need --yes, and ids that stand in
+    the command itself do not. Ids that are not there are told, with exit code 1; all others are
+    deleted. With --prove they may have been deleted before.
 
     \b
     Examples:
@@ -125,18 +127,18 @@ def delete(home_text: str | None, output: Output, /, topic: str, **given: Any) -
     what = f"all events with key `{key}`" if key is not None else counted(len(ids), "id")
     # Ids in the command itself are as clear as a --yes to a script; a key or a file may be many.
     is_clear = bool(given["ids"]) and not sys.stdin.isatty()
-    reason = {"why": given["why"], "who": given["who"]}
     with open_home(home_text) as home:
+        why = home.reason(given["why"], given["who"])
         home.topic(topic)
         question = f"Delete {what} from `{topic}`, for good?"
         ask_first(f"events of `{topic}`", question, given["yes"] or is_clear)
         deleted = (
-            _delete_key(home, topic, key, reason)
+            _delete_key(home, topic, key, why)
             if key is not None
-            else _delete_ids(home, topic, ids, reason)
+            else delete_events(home, topic, ids, why)
         )
-        missing = _shown(output, deleted)
-        output.record({"topic": topic, "deleted": deleted.events, "missing": missing})
+        told = {"deleted": deleted.events, "archived": deleted.archived}
+        output.record({"topic": topic, **told, "missing": _shown(output, deleted)})
         if given["prove"]:
             carry_out_and_tell(home, output, topic)
             keys = [] if key is None else [key.encode()]
@@ -161,27 +163,27 @@ def audit(home_text: str | None, output: Output, topic: str, since: str | None) 
       tidelog audit orders --since -7d --json
     """
     with open_home(home_text) as home:
-        records = home.audit(topic, since)
-        if output.as_json:
-            output.records((), map(_record, records))
-            return
-        columns = ("at", "op", "who", "events", "ids", "why", "state")
-        output.records(columns, map(_row, records))
+        show_records(output, home.audit(topic, since))
 
 
-def _delete_ids(home: Home, topic: str, ids: Sequence[str], reason: dict[str, Any]) -> Amended:
-    return home.delete(topic, ids, **reason)
+def show_records(output: Output, records: Iterable[AuditRecord]) -> None:
+    """Print audit records."""
+    if output.as_json:
+        output.records((), map(_record, records))
+        return
+    columns = ("at", "op", "who", "events", "ids", "why", "state")
+    output.records(columns, map(_row, records))
 
 
-def _delete_key(home: Home, topic: str, key: str, reason: dict[str, Any]) -> Amended:
+def _delete_key(home: Home, topic: str, key: str, why: Why) -> Deleted:
     def total() -> int:
         return sum(state.bytes or 0 for state in home.partitions(topic))
 
     with progress_bar(f"scan {topic}", total) as advance:
-        return home.delete_key(topic, key.encode(), progress=advance, **reason)
+        return delete_key(home, topic, key.encode(), why, advance)
 
 
-def _shown(output: Output, deleted: Amended) -> Any:
+def _shown(output: Output, deleted: Deleted) -> Any:
     if output.as_json:
         return list(deleted.missing)
     return ", ".join(deleted.missing) or None
@@ -196,8 +198,13 @@ def _record(record: AuditRecord) -> dict[str, Any]:
         "why": record.why,
         "state": record.state,
         "key": record.key or None,
+        "archived": record.archived,
         "events": [
-            {"id": each.id, "partition": each.partition, "offset": each.offset}
+            {
+                "id": each.id,
+                "partition": record.sources[each.partition] if record.sources else each.partition,
+                "offset": each.offset,
+            }
             for each in record.events
         ],
     }

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import click
 
 from tidelog.cli.after_cycles import AfterCycles
+from tidelog.cli.archive_erase import audit, erase
 from tidelog.cli.archive_generations import (
     backfill,
     dead_share_option,
@@ -252,6 +253,6 @@ def _describe(archive: Archive) -> dict[str, Any]:
 
 for _command in (
     *(backfill, cat, dead, drop, finalize, find, flush),
-    *(promote, register, restore, status, verify),
+    *(promote, register, restore, status, verify, audit, erase),
 ):
     archive.add_command(_command)

@@ -35,7 +35,15 @@ import msgspec
 
 from tidelog.codec.events import bytes_without_value
 from tidelog.errors import InvalidError, UnavailableError
-from tidelog.journal.audit import Audited, AuditRecord, Why, key_mark, put_record
+from tidelog.journal.audit import (
+    RECORD_BYTES_MAX,
+    Audited,
+    AuditRecord,
+    Why,
+    key_digest,
+    key_mark,
+    put_record,
+)
 from tidelog.journal.keyed import with_key
 from tidelog.journal.lookup import FIELD_COLUMNS, Found, Lookup, Seen
 from tidelog.journal.marks import Applied, Mark, Marker
@@ -48,7 +56,6 @@ from tidelog.model.event import Event, check_event, check_event_bytes
 __all__ = ["Amended", "Amender"]
 
 _IDS_AT_ONCE = 1_000  # that are looked for together
-_RECORD_BYTES_MAX = 150_000  # of ids and places in one audit record
 _PLACE_BYTES = 24  # of an event in a record, beside its id
 _ROUNDS = 20  # against compiles that end again and again meanwhile
 
@@ -179,7 +186,7 @@ class Amender:
         )
         version = put_record(self._log, self._topic, record)
         if op == "delete":
-            found = self._enter(record, marks, heads, key)
+            found = self._enter(record, marks, heads)
             if len(found) > len(marks):
                 marks = found
                 record = msgspec.structs.replace(record, events=_audited(marks))
@@ -194,7 +201,6 @@ class Amender:
         record: AuditRecord,
         marks: Sequence[Mark],
         heads: dict[int, Seen],
-        key: bytes | None,
     ) -> Sequence[Mark]:
         """Steps 3 to 5; the marks, with those of events that were copied here meanwhile.
 
@@ -206,14 +212,14 @@ class Amender:
             for mark in known.values():
                 if mark.id is not None:
                     until[mark.id] = max(record.at_ms, mark.time_ms, until.get(mark.id, 0))
-            keys = {}
-            if key is not None:
+            keys: dict[bytes, int] = {}
+            if record.key:
                 latest = max(mark.time_ms for mark in known.values())
-                keys[key] = max(record.at_ms, latest)
+                keys[key_digest(record.key)] = max(record.at_ms, latest)
             enter_erased(self._log, self._topic, until, keys, self._pool)
             ends = self._announce()
             grown = [each for each, seen in heads.items() if ends[each] > seen[0].next]
-            if key is not None or not grown:
+            if record.key or not grown:
                 break
             found = self._lookup.find(list(until), partitions=grown)
             heads.update(found.heads)
@@ -319,7 +325,7 @@ def _records(marks: Iterable[Mark]) -> Iterator[list[Mark]]:
     size = 0
     for mark in marks:
         own = len((mark.id or "").encode()) + _PLACE_BYTES
-        if some and size + own > _RECORD_BYTES_MAX:
+        if some and size + own > RECORD_BYTES_MAX:
             yield some
             some, size = [], 0
         some.append(mark)

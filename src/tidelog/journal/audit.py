@@ -13,7 +13,7 @@ import pwd
 import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 from tidelog.catalog.base import ABSENT, Put
 from tidelog.errors import ConflictError, InvalidError, NotFoundError
@@ -22,12 +22,34 @@ from tidelog.log.hold import write_repeatedly
 from tidelog.model import layout
 from tidelog.model.decoding import Persisted
 from tidelog.model.run import decode_row, encode_row
-from tidelog.model.topic import Topic
 
-__all__ = ["AuditRecord", "Audited", "Why", "key_mark", "put_record", "read_audit", "user_at_host"]
+__all__ = [
+    "RECORD_BYTES_MAX",
+    "AuditRecord",
+    "Audited",
+    "Owner",
+    "Why",
+    "key_digest",
+    "key_mark",
+    "put_record",
+    "read_audit",
+    "read_records",
+    "user_at_host",
+]
 
+RECORD_BYTES_MAX = 150_000  # of ids and places in one record
 WHO_MAX = 200  # characters
 WHY_MAX = 2_000
+
+
+class Owner(Protocol):
+    """What has an audit: a topic, or an archive that is erased from by itself."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def incarnation(self) -> str: ...
 
 
 class Audited(Persisted, frozen=True, array_like=True):
@@ -49,6 +71,9 @@ class AuditRecord(Persisted, frozen=True):
     events: tuple[Audited, ...]
     state: Literal["begun", "done"] = "begun"
     key: str = ""  # of a delete by key: that key's mark
+    archived: bool = False  # the events were found in archives alone; decided once it is written
+    until_ms: int = 0  # of those: what the ledger says of their ids and key
+    sources: tuple[str, ...] = ()  # of an archive's own record: what its partitions are called
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +91,7 @@ class Why:
             raise InvalidError("who: is empty: say who does this")
 
 
-def put_record(log: Log, topic: Topic, record: AuditRecord, version: str | None = None) -> str:
+def put_record(log: Log, topic: Owner, record: AuditRecord, version: str | None = None) -> str:
     """Write a new record, or the next state of one by its version; the version that it has then.
 
     A delayed repeat of an earlier state changes nothing, since it expects that state's version or
@@ -78,20 +103,31 @@ def put_record(log: Log, topic: Topic, record: AuditRecord, version: str | None 
         return write_repeatedly(log, where, Put(row, encode_row(record), version or ABSENT))
     except ConflictError as exc:
         raise NotFoundError(
-            f"topic `{topic.name}`: was deleted while its events were amended"
+            f"`{topic.name}`: was deleted while its events were amended: nothing more was amended"
         ) from exc
 
 
-def read_audit(log: Log, topic: Topic, since_ms: int = 0) -> Iterator[AuditRecord]:
-    """All records of a topic from a time on, the oldest first."""
+def read_audit(log: Log, topic: Owner, since_ms: int = 0) -> Iterator[AuditRecord]:
+    """All records of a topic or an archive from a time on, the oldest first."""
+    return (record for record, _ in read_records(log, topic, since_ms))
+
+
+def read_records(log: Log, topic: Owner, since_ms: int = 0) -> Iterator[tuple[AuditRecord, str]]:
+    """The same, each with its version."""
     where = layout.audit_partition(topic.incarnation)
     for row in log.catalog.scan(where, layout.audit_row(since_ms, "")):
-        yield decode_row(row.value, AuditRecord, f"audit row `{row.row}` of `{topic.name}`")
+        what = f"audit row `{row.row}` of `{topic.name}`"
+        yield decode_row(row.value, AuditRecord, what), row.version
 
 
 def key_mark(key: bytes) -> str:
     """What a record says of a key, which may be a person's: it can be compared, not read."""
     return "sha256:" + hashlib.sha256(key).hexdigest()
+
+
+def key_digest(mark: str) -> bytes:
+    """The digest by which the ledger knows a key, from what a record says of it."""
+    return bytes.fromhex(mark.removeprefix("sha256:"))
 
 
 def user_at_host(environ: Mapping[str, str]) -> str:

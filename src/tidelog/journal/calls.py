@@ -143,9 +143,13 @@ class JournalCalls(ABC):
         """One turn of the scribe, for cron or a function; None while another one is at work."""
         return self.scribe(how).once()
 
+    def reason(self, why: str = "", who: str | None = None) -> Why:
+        """What audit records say of a call: by default it is the user at this host."""
+        return Why(self._who if who is None else who, why)
+
     def _amender(self, topic: str, why: str, who: str | None) -> Amender:
         lookup = self._lookups.of(self.topic(topic))
-        return Amender(self.log, lookup, Why(self._who if who is None else who, why), self._pool)
+        return Amender(self.log, lookup, self.reason(why, who), self._pool)
 
 
 def presign_s(text: str | int) -> int:

@@ -112,10 +112,10 @@ def enter_erased(
     log: Log,
     topic: Topic,
     ids: Mapping[str, int],
-    keys: Mapping[bytes, int] | None = None,
+    keys: Times | None = None,
     pool: Executor | None = None,
 ) -> None:
-    """Enter ids and keys, each with the time up to which its events are erased.
+    """Enter ids, and keys by their sha256, each with the time up to which its events are erased.
 
     A row keeps the latest time of all that were entered, in whatever order writes arrive.
     """
@@ -123,7 +123,7 @@ def enter_erased(
     buckets: dict[str, dict[str, Erased]] = {}
     for prefix, digest, until_ms in (
         *(("", _digest(each.encode()).hex(), until) for each, until in ids.items()),
-        *((_KEYS, _digest(each).hex(), until) for each, until in (keys or {}).items()),
+        *((_KEYS, each.hex(), until) for each, until in (keys or {}).items()),
     ):
         where = layout.erased_partition(topic.incarnation, digest)
         buckets.setdefault(where, {})[prefix + digest] = Erased(now_ms, until_ms)

@@ -111,7 +111,11 @@ ROWS = (
     Kind(
         "topic/<t>/0 · sink/<name>", "a Spark writer's query, its last batch, manifest, done or not"
     ),
-    Kind("audit/<t> · <time>/<id>", "who amended what, when and why; never the bytes"),
+    Kind(
+        "audit/<t> · <time>/<id>",
+        "who amended what, when and why; never the bytes; of an archive that is erased from by "
+        "itself too",
+    ),
     Kind(
         "erased/<t>/<xx> · <sha256 of id>",
         "up to which time events of an id were erased, so no copy brings them back",

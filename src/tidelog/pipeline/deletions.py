@@ -1,7 +1,8 @@
 """What was deleted from a topic: its audit tells where, its ledger tells which ids.
 
 A record that is ``begun`` may be of a delete that died before it deleted anything. Of such a one an
-event counts only if its amendment is there, or if its journal no longer has it.
+event counts only if its amendment is there, or if its journal no longer has it. A record of events
+that archives alone hold (``pipeline.archived``) is decided once it is written, and always counts.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def knows_all(home: Home, topic: Topic, found: Deletions) -> bool:
 
 def _deleted(log: Log, topic: Topic, record: AuditRecord) -> Iterator[Audited]:
     for event in record.events:
-        if record.state == "done" or _is_deleted(log, topic, event):
+        if record.state == "done" or record.archived or _is_deleted(log, topic, event):
             yield event
 
 

@@ -15,7 +15,10 @@ from tidelog.journal.compile import CompileReport, compile_topic
 from tidelog.journal.policy import Policy
 from tidelog.log.sweep import SweepReport, sweep_home
 from tidelog.log.topics import read_head
+from tidelog.model import layout
 from tidelog.model.topic import Topic
+from tidelog.pipeline.archive import list_archives
+from tidelog.pipeline.archived import complete_erasures, finish_archive
 from tidelog.pipeline.deletions import deleted_offsets
 from tidelog.pipeline.erase import ArchiveErasure, erase_from_archives
 from tidelog.pipeline.sweep import PipelineSweep, sweep_archives
@@ -24,6 +27,9 @@ __all__ = ["ArchiveEraser", "Erasure", "carry_out"]
 
 _WAIT_MS = 10_000  # for ranges under way; who proves is told of those that take longer
 _LOOK_S = 0.5
+
+_Seen = tuple[int, int, str]
+"""Amendments and erasures that heads count, and the version of the last audit record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +85,13 @@ def _erase_until_settled(
 class ArchiveEraser:
     """Carries deletes of all topics into archives, again and again; for a daemon.
 
-    A topic without new deletes costs a read of its heads.
+    A topic without new deletes costs a read of its heads and of its last audit record. Finishes
+    erasures from archives that died on the way.
     """
 
     def __init__(self, home: Home) -> None:
         self._home = home
-        self._done: dict[str, int] = {}  # by incarnation: amendments that archives have
+        self._done: dict[str, _Seen] = {}  # by incarnation: what archives have
         self.troubles: list[TidelogError] = []  # of the last turn; they are tried again
 
     def turn(self) -> list[ArchiveErasure]:
@@ -100,17 +107,30 @@ class ArchiveEraser:
                     reports += self._topic(topic)
                 except TidelogError as exc:
                     self.troubles.append(exc)
+        for archive in list_archives(self._home):
+            if archive.state == "ready":
+                try:
+                    reports += finish_archive(self._home, archive)
+                except TidelogError as exc:
+                    self.troubles.append(exc)
         return reports
 
     def _topic(self, topic: Topic) -> list[ArchiveErasure]:
         heads = [read_head(self._home.log, topic, p)[0] for p in range(topic.partitions)]
-        amendments = sum(head.amendments for head in heads)
-        if amendments == self._done.get(topic.incarnation, 0):
+        audit = layout.audit_partition(topic.incarnation)
+        last = next(iter(self._home.catalog.scan(audit, limit=1, reverse=True)), None)
+        seen = (
+            sum(head.amendments for head in heads),
+            sum(head.erasures for head in heads),
+            "" if last is None else last.version,
+        )
+        if last is None or seen == self._done.get(topic.incarnation):
             return []
+        complete_erasures(self._home, topic)
         deleted = deleted_offsets(self._home, topic)
         errors: list[TidelogError] = []
         reports = erase_from_archives(self._home, topic, deleted, errors.append)
         self.troubles += errors
         if not errors and not any(report.waiting for report in reports):
-            self._done[topic.incarnation] = amendments
+            self._done[topic.incarnation] = seen
         return reports

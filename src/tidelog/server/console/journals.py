@@ -17,6 +17,7 @@ from tidelog.log.topics import read_head
 from tidelog.model import layout
 from tidelog.model.run import Head, decode_row
 from tidelog.model.topic import Topic, partition_for
+from tidelog.pipeline.archived import delete_events, delete_key
 from tidelog.pipeline.erasure import carry_out
 from tidelog.pipeline.proof import Proof, prove_erased
 from tidelog.server.console.jobs import Job, Jobs
@@ -156,10 +157,11 @@ class JournalPages:
         def work(job: Job) -> str:
             home, why = self._home, asked.why
             job.says = "deleting"
+            reason = home.reason(why, who)
             if asked.key:
-                amended = home.delete_key(topic.name, asked.key.encode(), why=why, who=who)
+                amended = delete_key(home, topic.name, asked.key.encode(), reason)
             else:
-                amended = home.delete(topic.name, asked.ids, why=why, who=who)
+                amended = delete_events(home, topic.name, asked.ids, reason)
             job.says = "compiling, writing archives anew, sweeping"
             done = carry_out(home, topic, grace_ms=0)
             job.says = "searching every object for what is left"
@@ -168,7 +170,7 @@ class JournalPages:
             job.result = Proven(
                 asked=asked,
                 topic=topic.name,
-                deleted=amended.events,
+                deleted=amended.events + amended.archived,
                 missing=amended.missing,
                 journals=done.compiled.journals,
                 files=sum(each.files for each in done.archives),
@@ -179,7 +181,8 @@ class JournalPages:
             left = "nothing is left" if proof.is_erased else f"{len(proof.traces)} traces are left"
             if not proof.known:
                 left += "; but not all of it was ever deleted here"
-            return f"{amended.events:,} events deleted, {proof.objects:,} objects searched: {left}"
+            deleted = amended.events + amended.archived
+            return f"{deleted:,} events deleted, {proof.objects:,} objects searched: {left}"
 
         return work
 

@@ -1,0 +1,317 @@
+"""Erasing events that archives still hold and their topic does not: it was trimmed, or is gone.
+
+Of a topic that is there, in four steps; the scribe finishes what died:
+
+1. search the files of its archives for the ids or the key, below the
+   topic's start                                                       → dead: nothing
+2. an audit record with the places, as ``begun``: now it is decided    → dead: go on at 3
+3. ids and key into the ledger, and ``erasures`` up in the heads       → dead: go on at 3
+4. the record as ``done``                                              → dead: nothing is missing
+
+From step 2 on these places count as deleted (``pipeline.deletions``), so ``delete --prove`` and the
+scribe write the archives' files again without them, as they do after any delete.
+
+Of an archive whose topic is gone, or whose source is another system, there is no ledger: its own
+audit (``audit/<archive>``) has the record, step 3 writes its files and those of its copies again,
+and step 4 follows once no range is under way that may hold one of the events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import msgspec
+import pyarrow as pa
+
+from tidelog.errors import InvalidError
+from tidelog.home import Home
+from tidelog.journal.audit import (
+    RECORD_BYTES_MAX,
+    Audited,
+    AuditRecord,
+    Why,
+    key_digest,
+    key_mark,
+    put_record,
+    read_records,
+)
+from tidelog.journal.lookup import check_id
+from tidelog.log.archives import read_partitions
+from tidelog.log.ledger import announce_erasure, enter_erased
+from tidelog.log.replays import counting_files
+from tidelog.log.topics import list_topics, read_head
+from tidelog.model.address import parse_address
+from tidelog.model.archive import Archive
+from tidelog.model.topic import Topic
+from tidelog.pipeline.archive import list_archives
+from tidelog.pipeline.contents import ArchiveFiles
+from tidelog.pipeline.deletions import Deletions, deleted_offsets
+from tidelog.pipeline.descent import archives_of, partitions_of
+from tidelog.pipeline.erase import ArchiveErasure, erase_from_archive
+from tidelog.pipeline.places import store_at
+from tidelog.pipeline.sought import Sought, own_column
+
+__all__ = [
+    "Deleted",
+    "Erased",
+    "complete_erasures",
+    "delete_events",
+    "delete_key",
+    "erase_archived",
+    "erase_trimmed",
+    "finish_archive",
+]
+
+_PLACE_BYTES = 24  # of an event in a record, beside its id
+
+Place = tuple[str, int]
+"""A source partition and an offset."""
+
+
+@dataclass(frozen=True, slots=True)
+class Erased:
+    """What was found in archives, and is erased from there."""
+
+    events: int = 0
+    ids: frozenset[str] = frozenset()  # of these events
+    archives: tuple[ArchiveErasure, ...] = ()  # files that were written again already
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    id: str | None
+    time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    """What a delete found, in the topic and in its archives."""
+
+    events: int = 0  # of the topic
+    archived: int = 0  # that archives alone held
+    missing: tuple[str, ...] = ()  # ids of which there was no event anywhere
+
+
+def delete_events(home: Home, topic: str, ids: Collection[str], why: Why) -> Deleted:
+    """Delete all events that have one of these ids, for good, also what archives alone hold."""
+    amended = home.delete(topic, list(ids), why=why.why, who=why.who)
+    trimmed = erase_trimmed(home, home.topic(topic), why, ids)
+    missing = tuple(each for each in amended.missing if each not in trimmed.ids)
+    return Deleted(amended.events, trimmed.events, missing)
+
+
+def delete_key(
+    home: Home,
+    topic: str,
+    key: bytes,
+    why: Why,
+    progress: Callable[[int], None] | None = None,
+) -> Deleted:
+    """Delete all events that have this key, for good, also what archives alone hold."""
+    amended = home.delete_key(topic, key, why=why.why, who=why.who, progress=progress)
+    trimmed = erase_trimmed(home, home.topic(topic), why, key=key)
+    return Deleted(amended.events, trimmed.events)
+
+
+def erase_trimmed(
+    home: Home, topic: Topic, why: Why, ids: Collection[str] = (), key: bytes | None = None
+) -> Erased:
+    """Erase what archives of a topic hold under ids or a key, and the topic has trimmed.
+
+    The bytes go from files with the next ``carry_out`` or turn of the scribe. Safe to repeat.
+    """
+    complete_erasures(home, topic)
+    sought = _sought(ids, key)
+    found: dict[Place, _Found] = {}
+    numbers: dict[str, int] = {}
+    for archive, generation in archives_of(home, topic):
+        own = partitions_of(home.log, archive.pipeline(generation), topic)
+        starts = {name: read_head(home.log, topic, p)[0].start for name, p in own.items()}
+        found |= _search(home, archive, generation, starts, sought)
+        numbers |= own
+    known = deleted_offsets(home, topic) if found else {}
+    new = {
+        place: each
+        for place, each in found.items()
+        if place[1] not in known.get(numbers[place[0]], ())
+    }
+    mark = "" if key is None else key_mark(key)
+    for events, until_ms in _lots(new, numbers):
+        record = _record(home, why, events, until_ms, mark)
+        version = put_record(home.log, topic, record)  # step 2
+        _enter(home, topic, record, version)
+    return Erased(len(new), frozenset(each.id for each in found.values() if each.id is not None))
+
+
+def complete_erasures(home: Home, topic: Topic) -> None:
+    """Steps 3 and 4 of records that a process left behind."""
+    for record, version in read_records(home.log, topic):
+        if record.archived and record.state == "begun":
+            _enter(home, topic, record, version)
+
+
+def _enter(home: Home, topic: Topic, record: AuditRecord, version: str) -> None:
+    """Steps 3 and 4."""
+    until = {each.id: record.until_ms for each in record.events if each.id is not None}
+    keys = {key_digest(record.key): record.until_ms} if record.key else {}
+    enter_erased(home.log, topic, until, keys)
+    for partition in range(topic.partitions):
+        announce_erasure(home.log, topic, partition)
+    put_record(home.log, topic, msgspec.structs.replace(record, state="done"), version)
+
+
+def erase_archived(
+    home: Home, archive: Archive, why: Why, ids: Collection[str] = (), key: bytes | None = None
+) -> Erased:
+    """Erase what an archive holds under ids or a key, from its files and from its copies.
+
+    ``InvalidError`` when such an event comes from a topic that is there: delete it in the topic.
+    Safe to repeat, and to kill: the scribe goes on.
+    """
+    finish_archive(home, archive)
+    sought = _sought(ids, key)
+    live = {name for topic in list_topics(home.log) for name in _live(home, archive, topic)}
+    found: dict[Place, _Found] = {}
+    for generation in archive.makings:
+        known = read_partitions(home.log, archive.pipeline(generation))
+        found |= _search(home, archive, generation, dict.fromkeys(known), sought)
+    for name, _ in found:
+        if name in live:
+            topic = name.rpartition("/")[0]
+            raise InvalidError(
+                f"archive `{archive.name}`: its topic `{topic}` is there: run `tidelog delete "
+                f"{topic} ID`, which erases from its archives too"
+            )
+    sources = sorted({name for name, _ in found})
+    numbers = {name: number for number, name in enumerate(sources)}
+    mark = "" if key is None else key_mark(key)
+    for events, until_ms in _lots(found, numbers):
+        record = _record(home, why, events, until_ms, mark)
+        put_record(home.log, archive, msgspec.structs.replace(record, sources=tuple(sources)))
+    done = finish_archive(home, archive)
+    found_ids = frozenset(each.id for each in found.values() if each.id is not None)
+    return Erased(len(found), found_ids, tuple(done))
+
+
+def finish_archive(home: Home, archive: Archive) -> list[ArchiveErasure]:
+    """Steps 3 and 4 of all records of an archive that are not done."""
+    reports: list[ArchiveErasure] = []
+    for record, version in list(read_records(home.log, archive)):
+        if record.state == "done":
+            continue
+        offsets: dict[str, list[int]] = {}
+        for event in record.events:
+            offsets.setdefault(record.sources[event.partition], []).append(event.offset)
+        done = [
+            erase_from_archive(home, each, generation, offsets)
+            for each in _with_copies(home, archive)
+            for generation in each.makings
+        ]
+        reports += done
+        if not any(each.waiting for each in done):
+            put_record(home.log, archive, msgspec.structs.replace(record, state="done"), version)
+    return reports
+
+
+def _with_copies(home: Home, archive: Archive) -> list[Archive]:
+    """An archive, and then those that are made of it, also by way of others."""
+    every = [each for each in list_archives(home) if each.state == "ready"]
+    found = [archive]
+    for above in found:  # grows while it goes
+        for each in every:
+            urls = {each.source, *(making.source for making in each.makings.values())}
+            parsed = [parse_address(url) for url in urls if url]
+            if each.name not in {known.name for known in found} and any(
+                (url.scheme, url.path) == ("archive", above.name) for url in parsed
+            ):
+                found.append(each)
+    return found
+
+
+def _live(home: Home, archive: Archive, topic: Topic) -> Iterator[str]:
+    """The source partitions of an archive that are those of a topic."""
+    for generation in archive.makings:
+        yield from partitions_of(home.log, archive.pipeline(generation), topic)
+
+
+def _search(
+    home: Home,
+    archive: Archive,
+    generation: int,
+    ends: Mapping[str, int | None],
+    sought: Sought,
+) -> dict[Place, _Found]:
+    """Step 1 in one generation: what is below the end of each source partition."""
+    reader = ArchiveFiles(store_at(home, archive.store), archive.making(generation))
+    found: dict[Place, _Found] = {}
+    for partition, end in ends.items():
+        files = counting_files(home.log, archive.pipeline(generation), partition)
+        for manifest, file in files if end != 0 else ():
+            if file.kind == "sidecar" or (end is not None and file.first_offset >= end):
+                continue
+            for batch in reader.batches(manifest, file):
+                offsets = reader.offsets(batch, file).cast(pa.int64())
+                for row in sought.rows(batch):
+                    offset = offsets[row].as_py()
+                    if end is None or offset < end:
+                        found[partition, offset] = _Found(_id(batch, row), _time_ms(batch, row))
+    return found
+
+
+def _id(batch: pa.RecordBatch, row: int) -> str | None:
+    column = own_column(batch, "id")
+    value = None if column is None else column[row].as_py()
+    return None if value is None else str(value)
+
+
+def _time_ms(batch: pa.RecordBatch, row: int) -> int:
+    """The time of an event; 0 where its file does not tell, since the delete is later then."""
+    column = own_column(batch, "timestamp")
+    if column is None or not pa.types.is_timestamp(column.type):
+        return 0
+    value = column.slice(row, 1).cast(pa.timestamp("ms"), safe=False).cast(pa.int64())[0].as_py()
+    return value or 0
+
+
+def _sought(ids: Collection[str], key: bytes | None) -> Sought:
+    if bool(ids) == (key is not None):
+        raise InvalidError("erase: give ids, or one key")
+    for each in ids:
+        check_id(each)
+    keys: dict[bytes, dict[int, set[int]]] = {} if key is None else {key: {}}
+    return Sought(Deletions(by_id={each: {} for each in ids}, by_key=keys))
+
+
+def _lots(
+    found: Mapping[Place, _Found], numbers: Mapping[str, int]
+) -> Iterator[tuple[tuple[Audited, ...], int]]:
+    """As many events as one audit record can name, and the latest of their times."""
+    some: list[Audited] = []
+    size = latest = 0
+    for (name, offset), each in sorted(found.items()):
+        own = len((each.id or "").encode()) + _PLACE_BYTES
+        if some and size + own > RECORD_BYTES_MAX:
+            yield tuple(some), latest
+            some, size, latest = [], 0, 0
+        some.append(Audited(each.id, numbers[name], offset))
+        size, latest = size + own, max(latest, each.time_ms)
+    if some:
+        yield tuple(some), latest
+
+
+def _record(
+    home: Home, why: Why, events: Iterable[Audited], until_ms: int, key: str
+) -> AuditRecord:
+    now_ms = home.log.clock.now_ms()
+    return AuditRecord(
+        id=home.log.ids.new(),
+        op="delete",
+        who=why.who,
+        at_ms=now_ms,
+        why=why.why,
+        events=tuple(events),
+        key=key,
+        archived=True,
+        until_ms=max(now_ms, until_ms),
+    )

@@ -1,0 +1,173 @@
+"""Erasing what archives still hold and their topic does not: trimmed, or the topic is gone."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.journal.compiling import Death
+from tests.pipeline.looking import a_home, an_archive, drive
+from tidelog import Event, Home
+from tidelog.errors import InvalidError
+from tidelog.journal.audit import read_audit
+from tidelog.log.ledger import read_erased, was_erased
+from tidelog.log.trim import ToOffsets
+from tidelog.model.archive import Archive
+from tidelog.pipeline.archived import delete_events, delete_key, erase_archived
+from tidelog.pipeline.contents import Wanted, archived_rows
+from tidelog.pipeline.erasure import ArchiveEraser, carry_out
+from tidelog.pipeline.proof import prove_erased
+from tidelog.testing.faults import FaultyCatalog, FaultyStore
+from tidelog.testing.scheduler import Crash
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    with a_home(tmp_path) as made:
+        made.create_topic("t", 2)
+        for number in range(6):
+            made.append("t", [_event(number)], partition=number % 2)
+        yield made
+
+
+def _event(number: int) -> Event:
+    """Every third event has no id; each has one of two keys."""
+    own = None if number % 3 == 2 else f"id-{number}"
+    return Event(b"v%d" % number, b"ada" if number < 4 else b"bob", own, 1_000 + number)
+
+
+def archives(home: Home) -> list[Archive]:
+    made = [an_archive(home, "daily"), an_archive(home, "copy", source="archive:daily")]
+    for each in made:
+        drive(home, each)
+    return made
+
+
+def held(home: Home, archive: Archive) -> list[str]:
+    batches = archived_rows(home, archive, Wanted())
+    return sorted(v.decode() for batch in batches for v in batch.column("value").to_pylist())
+
+
+def trim(home: Home) -> None:
+    """The first two events of each partition are in archives alone."""
+    home.trim("t", ToOffsets({0: 2, 1: 2}))
+    left = [event.value for partition in (0, 1) for event in home.read("t", partition, 2)]
+    assert sorted(map(bytes, filter(None, left))) == [b"v4", b"v5"]
+
+
+WHY: dict[str, Any] = {"why": "asked for", "who": "ada"}
+
+
+def test_trimmed_event_is_erased_from_archives_by_its_id(home: Home) -> None:
+    made = archives(home)
+    trim(home)
+    deleted = delete_events(home, "t", ["id-0", "id-4", "nowhere"], home.reason(**WHY))
+    assert (deleted.events, deleted.archived, deleted.missing) == (1, 1, ("nowhere",))
+    carry_out(home, home.topic("t"), grace_ms=0)
+    for archive in made:
+        assert held(home, archive) == ["v1", "v2", "v3", "v5"]
+    proof = prove_erased(home, home.topic("t"), ["id-0", "id-4"])
+    assert proof.is_erased
+    assert proof.known
+    assert read_erased(home.log, home.topic("t")).has("id-0")
+    (record,) = [each for each in home.audit("t") if each.archived]
+    assert (record.state, record.who, len(record.events)) == ("done", "ada", 1)
+    again = delete_events(home, "t", ["id-0"], home.reason(**WHY))
+    assert (again.events, again.archived) == (0, 0)
+
+
+def test_trimmed_events_are_erased_from_archives_by_key(home: Home) -> None:
+    made = archives(home)
+    trim(home)
+    deleted = delete_key(home, "t", b"ada", home.reason(**WHY))
+    assert (deleted.events, deleted.archived) == (0, 4)
+    ArchiveEraser(home).turn()
+    for archive in made:
+        assert held(home, archive) == ["v4", "v5"]
+    carry_out(home, home.topic("t"), grace_ms=0)
+    proof = prove_erased(home, home.topic("t"), keys=[b"ada"])
+    assert proof.is_erased
+    assert proof.known
+
+
+def test_erasure_that_dies_after_any_call_is_finished(home: Home) -> None:
+    """By the same call, or by the scribe once the record is there."""
+    home.append("t", [Event(b"x%d" % n, id=f"x{n}", timestamp=5) for n in range(120)], partition=0)
+    (archive, copy) = archives(home)
+    home.trim("t", ToOffsets({0: 100, 1: 2}))
+    topic = home.topic("t")
+    calls = ended = 0
+    while not ended:
+        calls += 1
+        each = f"x{calls}"
+        assert calls < 90, "a call takes fewer calls than that"
+        with dying(home, calls) as ended_here:
+            delete_events(home, "t", [each], home.reason(**WHY))
+            ended_here.append(True)
+        ended = len(ended_here)
+        recorded = any(event.id == each for record in home.audit("t") for event in record.events)
+        if not recorded or calls % 2:
+            delete_events(home, "t", [each], home.reason(**WHY))
+        ArchiveEraser(home).turn()
+        assert {record.state for record in home.audit("t")} == {"done"}
+        assert was_erased(home.log, topic, each)
+    for made in (archive, copy):
+        gone = {f"x{n}" for n in range(1, calls + 1)}
+        assert not gone & set(held(home, made))
+        assert len(held(home, made)) == 126 - len(gone)
+
+
+@contextlib.contextmanager
+def dying(home: Home, calls: int) -> Iterator[list[bool]]:
+    """A home whose process dies after some calls to its catalog and its store."""
+    real, faults = home.log, Death(calls)
+    catalog = FaultyCatalog(home.catalog, faults, real.clock)
+    home.log = dataclasses.replace(real, catalog=catalog, store=FaultyStore(home.store, faults))
+    ended: list[bool] = []
+    try:
+        with contextlib.suppress(Crash):
+            yield ended
+    finally:
+        home.log = real
+
+
+def test_archive_of_a_deleted_topic_is_erased_by_itself(home: Home) -> None:
+    made = archives(home)
+    why = home.reason(**WHY)
+    with pytest.raises(InvalidError, match="tidelog delete t ID"):
+        erase_archived(home, made[0], why, ["id-0"])
+    home.delete_topic("t")
+    done = erase_archived(home, made[0], why, ["id-0", "nowhere"])
+    assert (done.events, done.ids) == (1, {"id-0"})
+    assert erase_archived(home, made[0], why, key=b"bob").events == 2
+    for archive in made:
+        assert held(home, archive) == ["v1", "v2", "v3"]
+    records = list(read_audit(home.log, made[0]))
+    assert [record.state for record in records] == ["done", "done"]
+    assert records[0].sources == ("t/0",)
+    assert erase_archived(home, made[0], why, ["id-0"]).events == 0
+
+
+def test_scribe_finishes_the_erasure_of_an_archive_that_died(home: Home) -> None:
+    made = archives(home)
+    home.delete_topic("t")
+    calls = 0
+    while not any(record.state == "begun" for record in read_audit(home.log, made[0])):
+        calls += 1
+        with dying(home, calls):
+            erase_archived(home, made[0], home.reason(**WHY), ["id-1"])
+    ArchiveEraser(home).turn()
+    assert [record.state for record in read_audit(home.log, made[0])] == ["done"]
+    for archive in made:
+        assert held(home, archive) == ["v0", "v2", "v3", "v4", "v5"]
+
+
+def test_nothing_to_look_for_is_refused(home: Home) -> None:
+    (archive, _) = archives(home)
+    with pytest.raises(InvalidError, match="give ids, or one key"):
+        erase_archived(home, archive, home.reason(**WHY))
