@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import sqlite3
 import threading
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
-from tidelog import Event
+import duckdb
+import pytest
+
+from tidelog import Event, Home
 from tidelog.home import create_home, open_home
+from tidelog.model.archive import Archive, Making
+from tidelog.model.pipeline import Manifest
+from tidelog.pipeline.archive import create_archive, files_settings, find_archive, open_pipeline
+from tidelog.pipeline.cycle import Cycle, CycleReport
+from tidelog.pipeline.driver import Driver, Driving
+from tidelog.pipeline.finalize import Finalizing, finalize
+from tidelog.pipeline.forgotten import read_aside
+from tidelog.pipeline.sweep import sweep_archives
+from tidelog.pipeline.verify import Verifying, verify_archive
+from tidelog.pipeline.workers import LocalWorkers
 from tidelog.settings import load_settings
+from tidelog.sinks.files import FilesSink
+from tidelog.testing.faults import Faults, FaultyCatalog, FaultyStore
+from tidelog.testing.scheduler import Crash
 
 
 def test_a_copy_made_while_events_come_in_is_whole(tmp_path: Path) -> None:
@@ -44,3 +63,192 @@ def test_a_copy_made_while_events_come_in_is_whole(tmp_path: Path) -> None:
         held = [event.value for partition in range(2) for event in home.read("orders", partition)]
         assert {b"before %d" % n for n in range(200)} <= set(held)
         home.append("orders", [Event(b"after")])
+
+
+class Backup:
+    """The documented back-up, step by step: the catalog first, then the store."""
+
+    def __init__(self, place: Path, copy: Path) -> None:
+        self.place, self.copy = place, copy
+        copy.mkdir()
+
+    def catalog(self) -> None:
+        with (
+            sqlite3.connect(self.place / "catalog.sqlite") as live,
+            sqlite3.connect(self.copy / "catalog.sqlite") as saved,
+        ):
+            live.backup(saved)
+        live.close()
+        saved.close()
+
+    def store(self) -> None:
+        shutil.copytree(self.place / "objects", self.copy / "objects")
+
+    def restore(self, place: Path) -> None:
+        if place.exists():
+            shutil.rmtree(place)
+        shutil.copytree(self.copy, place)
+
+
+def _archive(home: Home, name: str, **making: object) -> Archive:
+    wanted = Archive(
+        name=name,
+        incarnation=home.log.ids.new(),
+        source="topic:t",
+        kind="partition" if "parser" in making else "backup",
+        store=home.store.url,
+        root=f"archives/{name}",
+        created_ms=0,
+        makings={1: Making(**making)},  # type: ignore[arg-type]
+    )
+    return create_archive(home, wanted)
+
+
+def _append(home: Home, first: int, count: int, word: str = "before") -> None:
+    values = [
+        b'{"at": 1794744000, "n": "%s %d"}' % (word.encode(), first + n) for n in range(count)
+    ]
+    home.append("t", [Event(value) for value in values])
+
+
+def _drive(home: Home, name: str) -> CycleReport:
+    all_of_it = CycleReport()
+
+    def note(report: CycleReport) -> None:
+        all_of_it.aside.extend(report.aside)
+
+    pipeline = open_pipeline(home, find_archive(home, name), LocalWorkers(1))
+    Driver(home.log, pipeline, Driving(on_cycle=note)).run()
+    return all_of_it
+
+
+def _listed(home: Home, name: str) -> Counter[bytes]:
+    folder = f"{home.store.url.removeprefix('file://')}/archives/{name}/g1"
+    found = duckdb.sql(f"SELECT value FROM read_parquet('{folder}/**/*.parquet')").fetchall()
+    return Counter(bytes(value) for (value,) in found)
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_ranges_committed_during_the_backup_are_set_aside_after_the_restore(
+    tmp_path: Path, elsewhere: bool
+) -> None:
+    place = tmp_path / "home"
+    backup = Backup(place, tmp_path / "backup")
+    with create_home(load_settings(str(place), {}, tmp_path))[0] as home:
+        home.create_topic("t")
+        _append(home, 0, 50)
+        for name, making in (("raw", {}), ("daily", {"parser": "json:at"})):
+            _archive(home, name, **making)
+            _drive(home, name)
+        backup.catalog()
+        for first in (50, 60):  # two ranges that the catalog's copy does not know
+            _append(home, first, 10)
+            for name in ("raw", "daily"):
+                _drive(home, name)
+        finalize(home, find_archive(home, "daily"), Finalizing(delay_ms=0))
+        backup.store()
+        _append(home, 70, 10)
+        _drive(home, "raw")
+    restored = tmp_path / "other" if elsewhere else place
+    backup.restore(restored)
+    with open_home(restored) as home:
+        _append(home, 0, 15, "after")  # their offsets are those of events that are gone
+        for name in ("raw", "daily"):
+            aside = sorted(_drive(home, name).aside, key=lambda each: each.start)
+            assert [(each.start, each.end, each.events) for each in aside] == [
+                ("50", "60", 10),
+                ("60", "70", 10),
+            ]
+            recorded = read_aside(home.log, find_archive(home, name).pipeline())
+            assert sorted(recorded, key=lambda each: each.start) == aside
+            for file in (file for each in aside for file in each.files):
+                assert f"archives/{name}/_aside/" in file
+                assert home.store.head(file).size
+            expected = Counter(event.value for event in home.read("t"))
+            assert _listed(home, name) == expected
+            assert sum(expected.values()) == 65
+            found = verify_archive(home, find_archive(home, name), Verifying(deep=True))
+            assert (found.problem_count, found.events) == (0, 65), found.problems
+        _append(home, 15, 5, "after")
+        for name in ("raw", "daily"):
+            assert _drive(home, name).aside == []
+            assert sum(_listed(home, name).values()) == 70
+        finalize(home, find_archive(home, "daily"), Finalizing(delay_ms=0))
+        sweep_archives(home, 0)
+        assert home.verify("t").errors == 0
+
+
+def test_range_that_was_under_way_at_the_backup_is_not_doubled(tmp_path: Path) -> None:
+    place = tmp_path / "home"
+    backup = Backup(place, tmp_path / "backup")
+    with create_home(load_settings(str(place), {}, tmp_path))[0] as home:
+        home.create_topic("t")
+        _append(home, 0, 20)
+        archive = _archive(home, "raw")
+        pipeline = open_pipeline(home, archive, LocalWorkers(1))
+        real = pipeline.sink.publish
+
+        def publish(manifest: Manifest) -> None:
+            backup.catalog()  # between deciding and publishing
+            real(manifest)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(pipeline.sink, "publish", publish)
+            Driver(home.log, pipeline, Driving()).run()
+        _append(home, 20, 10)
+        _drive(home, "raw")
+        backup.store()
+    backup.restore(place)
+    with open_home(place) as home:
+        _append(home, 0, 7, "after")
+        aside = _drive(home, "raw").aside
+        assert [(each.start, each.end) for each in aside] in ([("20", "30")], [])
+        assert _listed(home, "raw") == Counter(event.value for event in home.read("t"))
+        found = verify_archive(home, find_archive(home, "raw"), Verifying(deep=True))
+        assert found.problem_count == 0, found.problems
+
+
+@pytest.mark.parametrize("call", range(1, 40, 2))
+def test_setting_aside_that_dies_after_any_call_is_finished_by_the_next(
+    tmp_path: Path, call: int
+) -> None:
+    place = tmp_path / "home"
+    backup = Backup(place, tmp_path / "backup")
+    with create_home(load_settings(str(place), {}, tmp_path))[0] as home:
+        home.create_topic("t")
+        _append(home, 0, 5)
+        _archive(home, "raw")
+        _drive(home, "raw")
+        backup.catalog()
+        _append(home, 5, 5)
+        _drive(home, "raw")
+        backup.store()
+    backup.restore(place)
+    with open_home(place) as home:
+        _append(home, 0, 3, "after")
+        pipeline = open_pipeline(home, find_archive(home, "raw"), LocalWorkers(1))
+        faults = Faults(crash_after_call=call)
+        log = replace(
+            home.log,
+            store=FaultyStore(home.store, faults),
+            catalog=FaultyCatalog(home.catalog, faults),
+        )
+        sink = FilesSink(files_settings(find_archive(home, "raw")))
+        store = FaultyStore(sink._store(), faults)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sink, "_store", lambda: store)
+            cycle = Cycle(log, replace(pipeline, sink=sink), 99)
+            with contextlib.suppress(Crash):
+                for partition in pipeline.source.partitions():
+                    cycle.adopt(partition, lambda: "0")
+                bounds = pipeline.source.bounds(pipeline.source.partitions())
+                cycle.run({each: held.end for each, held in bounds.items()}, bounds)
+        next_one = Cycle(home.log, pipeline, 100)
+        for partition in pipeline.source.partitions():
+            next_one.adopt(partition, lambda: "0")
+        for _ in range(3):
+            bounds = pipeline.source.bounds(pipeline.source.partitions())
+            report = next_one.run({each: held.end for each, held in bounds.items()}, bounds)
+            assert report.errors == {}
+        assert _listed(home, "raw") == Counter(event.value for event in home.read("t"))
+        assert len(read_aside(home.log, find_archive(home, "raw").pipeline())) == 1

@@ -130,6 +130,12 @@ class Watch:
         self._done += report.events
         self.left_out += sum(each.left_out for each in report.committed.values())
         self._bar.update(self._task, completed=self._done)
+        for each in report.aside:
+            self.tell(
+                f"{each.partition}: {each.start} to {each.end} was archived, and the catalog does "
+                f"not know it: {counted(len(each.files), 'file')} set aside: "
+                f"{', '.join(each.files[:3])}"
+            )
         for partition, manifest in sorted(report.committed.items()):
             if self._output.as_json:
                 self._output.record(

@@ -61,6 +61,10 @@ OBJECTS = (
         "whose folder an archive's root is: home id, where it is outside, and incarnation",
     ),
     Kind(
+        "archives/<name>/_aside/<manifest>/<path>",
+        "a file of a range that a restored catalog had forgotten",
+    ),
+    Kind(
         "archives/<name>/g<generation>/<topic>/<names>/<generation>_<partition>_<offset>.<ext>",
         "archive file; the offset is that of its own first event",
     ),
@@ -132,6 +136,10 @@ ROWS = (
     ),
     Kind("pipeline/<name> · folder/<end>/<folder>", "a date folder: files, events, final or not"),
     Kind("pipeline/<name> · unsettled/<end>/<folder>", "that its marker is being put or removed"),
+    Kind(
+        "pipeline/<name> · aside/<manifest>",
+        "a range that a restored catalog had forgotten, and where its files are now",
+    ),
     Kind("pipeline/<name> · partition/<source partition>", "that the pipeline has a head for it"),
     Kind(
         "pipeline/<name>/<source partition> · head",

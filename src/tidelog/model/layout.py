@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from tidelog.model.limits import ROW_BYTES_MAX
 
@@ -28,6 +28,7 @@ __all__ = [
     "amendment",
     "amendments",
     "archive_row",
+    "aside_row",
     "audit_partition",
     "audit_row",
     "commit_row",
@@ -45,6 +46,7 @@ __all__ = [
     "lease_partition",
     "manifest",
     "manifest_epoch",
+    "manifest_partition",
     "manifests",
     "member_row",
     "notify_partition",
@@ -309,6 +311,11 @@ def folder_rows(first_ms: int, last_ms: int) -> tuple[str, str]:
     return f"folder/{max(0, first_ms):015}/", f"folder/{max(0, last_ms):015}0"
 
 
+def aside_row(manifest_id: str) -> str:
+    """A range that was set aside, by its manifest; in the catalog partition of the shards."""
+    return f"aside/{manifest_id}"
+
+
 def unsettled_row(end_ms: int, folder: str) -> str:
     return f"unsettled/{end_ms:015}/{_short(folder)}"
 
@@ -346,6 +353,11 @@ def manifests(pipeline: str) -> str:
 def manifest_epoch(key: str) -> int:
     """Under which epoch a manifest was recorded."""
     return int(key.split("/")[3])
+
+
+def manifest_partition(key: str) -> str:
+    """The source partition that a manifest is of."""
+    return unquote(key.split("/")[4])
 
 
 def staging_of(pipeline: str) -> str:

@@ -14,6 +14,7 @@ from tidelog.model.run import Piece
 from tidelog.model.sealed import open_json
 
 __all__ = [
+    "Aside",
     "Committed",
     "FileEntry",
     "Gap",
@@ -89,6 +90,7 @@ class Progress(Persisted, frozen=True):
     closed: bool = False  # its generation is retired; nobody adopts it again
     incarnation: str = ""  # of what the source reads; empty: not known
     totals: Totals = Totals()
+    looked: int = 0  # epoch of the last driver that looked for forgotten ranges, then committed
 
 
 class Gap(Persisted, frozen=True):
@@ -157,6 +159,17 @@ class Committed(Persisted, frozen=True):
     committed_ms: int
     rewrite: str = ""  # key of the manifest that an erasure replaces this one by; "": none goes on
     left_out: int = 0  # events that were erased from the target before they came there
+
+
+class Aside(Persisted, frozen=True):
+    """A range that a restored catalog had forgotten, and whose files were set aside."""
+
+    partition: str  # of the source
+    start: str
+    end: str
+    events: int
+    files: tuple[str, ...]  # where they are now
+    at_ms: int
 
 
 def read_manifest(data: bytes, key: str) -> Manifest:

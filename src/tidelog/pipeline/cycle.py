@@ -6,6 +6,8 @@ Each source partition goes through these steps; every write expects its ``head``
    list, before it has a ``head``                         → dead: a name without rows
 1. adopt: put this driver's epoch into the ``head``      → dead: the next driver adopts it anew
 2. finish an ``intent`` that is there: with a manifest go to step 6, without one to step 4
+   before a range begins, files of ranges that a restored
+   catalog has forgotten are set aside (``forgotten``)
 3. intend: put an ``intent`` with start and limit         → dead: the next driver does that range
 4. do: a task reads the range and stages its files        → dead: staged files that nothing names
    (a range that is gone, or holds nothing and ends where
@@ -42,6 +44,7 @@ from tidelog.errors import (
 from tidelog.log.base import Log
 from tidelog.model import layout
 from tidelog.model.pipeline import (
+    Aside,
     Committed,
     Gap,
     Intent,
@@ -52,6 +55,8 @@ from tidelog.model.pipeline import (
 from tidelog.model.run import decode_row, encode_row
 from tidelog.model.sealed import seal_json
 from tidelog.pipeline.base import Outcome, Pipeline, Produced, Task
+from tidelog.pipeline.forgotten import late_manifests, set_aside
+from tidelog.sinks.base import AsideSink
 from tidelog.sources.base import Bounds, Range, SourcePartition
 from tidelog.store.fresh import put_same
 
@@ -70,6 +75,7 @@ class CycleReport:
 
     committed: dict[SourcePartition, Manifest] = field(default_factory=dict)
     errors: dict[SourcePartition, TidelogError] = field(default_factory=dict)
+    aside: list[Aside] = field(default_factory=list)  # ranges that the catalog had forgotten
 
     @property
     def events(self) -> int:
@@ -86,6 +92,7 @@ class _Track:
     head_version: str
     intent: Intent | None = None
     intent_version: str = ""
+    late: Sequence[str] = ()  # manifests that a restored catalog may have forgotten
 
 
 class Cycle:
@@ -98,6 +105,8 @@ class Cycle:
         self._accept_loss = accept_loss
         self._tracks: dict[SourcePartition, _Track] = {}
         self._stale: set[SourcePartition] = set()
+        self._looked: set[SourcePartition] = set()  # for ranges that the catalog has forgotten
+        self._listed: dict[int, dict[str, list[str]]] = {}  # manifests, by epoch and partition
 
     def adopt(
         self, partition: SourcePartition, start: Callable[[], str], incarnation: str = ""
@@ -114,19 +123,22 @@ class Cycle:
             if row is None:
                 head = Progress(start(), 0, self._epoch, incarnation=incarnation)
                 change = Put("head", encode_row(head), expect=ABSENT)
+                before = 0
             else:
                 found = decode_row(row.value, Progress, f"head of `{partition.text}`")
+                before = found.looked
                 if found.closed or found.epoch > self._epoch:
                     raise self._fenced(partition, found.epoch)
                 known = found.incarnation or incarnation
                 head = msgspec.structs.replace(found, epoch=self._epoch, incarnation=known)
                 change = Put("head", encode_row(head), expect=row.version)
+            late = self._late(partition, before)
             write_id = self._log.ids.new()
             with contextlib.suppress(ConflictError, UnknownOutcomeError):
                 if row is None:
                     self._list(partition)
                 self._log.catalog.write(where, change, write_id=write_id)
-                track = _Track(partition, where, head, write_id)
+                track = _Track(partition, where, head, write_id, late=late)
                 self._read_intent(track)
                 self._tracks[partition] = track
                 self._stale.discard(partition)
@@ -146,12 +158,14 @@ class Cycle:
         """Steps 2 to 7 for all adopted partitions that have an intent or a limit to read to."""
         report = CycleReport()
         tasks: list[Task] = []
+        self._listed.clear()
         for track in self._tracks.values():
             if track.partition in self._stale:
                 continue
             with self._kept(track, report):
                 if track.intent is None or not track.intent.manifest:
                     self._check_same(track, bounds.get(track.partition))
+                    self._set_aside(track, report)
                 if track.intent is None and track.partition in limits:
                     self._intend(track, limits[track.partition], bounds[track.partition])
                 if track.intent is not None and track.intent.manifest:
@@ -173,6 +187,24 @@ class Cycle:
         return report
 
     # The steps.
+
+    def _late(self, partition: SourcePartition, epoch: int) -> Sequence[str]:
+        """In step 1: manifests that a restored catalog may have forgotten; once a partition."""
+        if partition in self._looked or not isinstance(self._pipeline.sink, AsideSink):
+            return ()
+        if epoch not in self._listed:
+            self._listed[epoch] = late_manifests(self._log, self._pipeline.id, epoch)
+        return self._listed[epoch].get(partition.text, ())
+
+    def _set_aside(self, track: _Track, report: CycleReport) -> None:
+        """Before step 3: files of ranges that the catalog has forgotten (``forgotten``)."""
+        sink, partition = self._pipeline.sink, track.partition.text
+        if track.late and isinstance(sink, AsideSink):
+            late, pipeline = track.late, self._pipeline.id
+            report.aside += set_aside(self._log, pipeline, partition, track.head, late, sink)
+        track.late = ()
+        track.head = msgspec.structs.replace(track.head, looked=self._epoch)  # at the next commit
+        self._looked.add(track.partition)
 
     def _list(self, partition: SourcePartition) -> None:
         """Step 0, so that the partition is known also when its source no longer has it."""

@@ -215,6 +215,15 @@ class ReplaySink:
     def discard(self, manifest: Manifest) -> None:
         self._files.discard(manifest)
 
+    def published(self, manifest: Manifest) -> list[FileEntry]:
+        return self._files.published(manifest)
+
+    def aside(self, file: FileEntry, name: str) -> str:
+        return self._files.aside(file, name)
+
+    def set_aside(self, files: Sequence[FileEntry], name: str) -> None:
+        self._files.set_aside(files, name)
+
 
 _source: type[Source] = DeadSource
 _reader: type[RangeReader] = DeadRange

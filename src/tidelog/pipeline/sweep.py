@@ -3,7 +3,8 @@
 1. list what is staged, and all manifests, each with the epoch that it was made under
 2. read heads, intents and commits, after that
 3. delete what no intent and no commit names, if it is of an epoch below that of its heads, and
-   older than the grace
+   older than the grace; of manifests, below the epoch of the last driver that has looked for
+   ranges which a restored catalog has forgotten (``forgotten``)
 
 An attempt of a lower epoch can no longer write its intent, as every write expects the head. So what
 is not named when the rows are read will never be; what is young or of the present epoch stays for
@@ -84,15 +85,22 @@ def sweep_pipeline(
     store: Store,
     grace_ms: int,
     tally: PipelineSweep,
-    forgotten: frozenset[str] = frozenset(),
+    forgotten: frozenset[str] | None = None,
 ) -> None:
-    """One pipeline, whose files are staged in ``store``; and manifests that are ``forgotten``."""
+    """One pipeline, whose files are staged in ``store``; and manifests that are ``forgotten``.
+
+    None for the pipeline of an archive. Its manifests stay until a driver has looked at them, as
+    they may be all that is known of a range that a restored catalog does not know.
+    """
     staged = list(store.list(layout.staging_of(pipeline)))
     manifests = list(home.store.list(layout.manifests(pipeline)))
     named = _read_named(home, pipeline)
     tally.pipelines += 1
     old_ms = trusted_now_ms(home.log) - grace_ms
     unnamed = [info for info in staged if layout.staged_epoch(info.key) not in named.erasing]
+    if forgotten is None:
+        manifests = [info for info in manifests if _is_looked_at(info.key, named)]
+        forgotten = frozenset()
     for where, found, epoch_of in (
         (store, unnamed, layout.staged_epoch),
         (home.store, manifests, layout.manifest_epoch),
@@ -106,6 +114,12 @@ def sweep_pipeline(
         young = [info for info in useless if info.modified_ms > old_ms]
         tally.objects_young += len(young)
         _delete(where, [info for info in useless if info.modified_ms <= old_ms], tally)
+
+
+def _is_looked_at(key: str, named: _Named) -> bool:
+    """Whether a driver has seen that a manifest is not of a range which the catalog forgot."""
+    looked = named.looked.get(layout.manifest_partition(key), 0)
+    return layout.manifest_epoch(key) < looked
 
 
 def _sweep_archive(home: Home, archive: Archive, grace_ms: int, tally: PipelineSweep) -> None:
@@ -158,6 +172,7 @@ class _Named:
     keys: set[str] = field(default_factory=set)
     erasing: set[int] = field(default_factory=set)  # epochs under which erasures stage
     epoch: int = 0  # the lowest that may still write
+    looked: dict[str, int] = field(default_factory=dict)  # by source partition, see ``Progress``
 
 
 def _read_named(home: Home, pipeline: str) -> _Named:
@@ -166,6 +181,7 @@ def _read_named(home: Home, pipeline: str) -> _Named:
     for partition in read_partitions(home.log, pipeline):
         head = read_progress(home.log, pipeline, partition)
         epochs.append(head.epoch if head else 0)
+        named.looked[partition] = head.looked if head else 0
         where = layout.pipeline_partition(pipeline, partition)
         row = home.log.catalog.get(where, "intent")
         if row is not None:

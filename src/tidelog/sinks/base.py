@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import pyarrow as pa
 
 from tidelog.model.pipeline import FileEntry, Manifest
 
-__all__ = ["RangeWriter", "Sink", "TargetSink", "Written"]
+__all__ = ["AsideSink", "RangeWriter", "Sink", "TargetSink", "Written"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,23 @@ class Sink(Protocol):
 
     def discard(self, manifest: Manifest) -> None:
         """Remove what was staged, after the commit. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class AsideSink(Protocol):
+    """A sink whose files can be set aside, where readers do not list them."""
+
+    def published(self, manifest: Manifest) -> list[FileEntry]:
+        """The files of a manifest that are at their final names, with its bytes."""
+        ...
+
+    def aside(self, file: FileEntry, name: str) -> str:
+        """Where a file of a range of this name is set aside."""
+        ...
+
+    def set_aside(self, files: Sequence[FileEntry], name: str) -> None:
+        """Move files there, with what says that their folders are complete. Idempotent."""
         ...
 
 

@@ -18,6 +18,8 @@ where the offset is that of the file's own first event. So no two files of an ar
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,14 +28,15 @@ import pyarrow.compute as pc
 
 from tidelog.codec.formats import FormatSettings, open_format
 from tidelog.codec.parsers import LayoutSettings, Parser, open_parser
-from tidelog.errors import InternalError, InvalidError
+from tidelog.errors import AlreadyExistsError, InternalError, InvalidError
+from tidelog.model.layout import success
 from tidelog.model.limits import RANGE_FOLDERS_MAX
-from tidelog.model.pipeline import Manifest
-from tidelog.sinks.base import RangeWriter, Sink, Written
+from tidelog.model.pipeline import FileEntry, Manifest
+from tidelog.sinks.base import AsideSink, RangeWriter, Sink, Written
 from tidelog.sinks.dead_letters import DeadLetters
 from tidelog.sinks.open_file import OpenFile
 from tidelog.sinks.portions import Share, portion_of, shares_of
-from tidelog.sinks.publish import discard_files, publish_files
+from tidelog.sinks.publish import discard_files, is_published, publish_files
 from tidelog.sinks.uploads import Uploads
 from tidelog.store.base import Store
 from tidelog.store.here import open_store_here
@@ -93,6 +96,23 @@ class FilesSink:
 
     def discard(self, manifest: Manifest) -> None:
         discard_files(self._store(), manifest.files)
+
+    def published(self, manifest: Manifest) -> list[FileEntry]:
+        store = self._store()
+        return [file for file in manifest.files if is_published(store, file)]
+
+    def aside(self, file: FileEntry, name: str) -> str:
+        root = self._settings.root
+        return f"{root}/_aside/{name}/{file.target.removeprefix(f'{root}/')}"
+
+    def set_aside(self, files: Sequence[FileEntry], name: str) -> None:
+        self._check_owner()
+        store = self._store()
+        for file in files:
+            with contextlib.suppress(AlreadyExistsError):  # by one that died before it deleted
+                store.copy(file.target, self.aside(file, name))
+        markers = {success(file.target.rpartition("/")[0]) for file in files if file.kind == "data"}
+        store.delete([*sorted(markers), *(file.target for file in files)])
 
     def _check_owner(self) -> None:
         settings = self._settings
@@ -282,3 +302,4 @@ class FilesWriter:
 
 
 _: type[Sink] = FilesSink
+_aside: type[AsideSink] = FilesSink

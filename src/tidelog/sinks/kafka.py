@@ -159,6 +159,16 @@ class KafkaSink:
 
     def _start(self, manifest: Manifest, reached: int | None, name: str) -> int:
         """The number of the first event that is not in Kafka yet."""
+        end = manifest.ordinal + manifest.read
+        if reached is not None and reached > end:
+            raise InvalidError(
+                f"{self._what}: its group `{name}` says number {reached}, but source partition "
+                f"`{manifest.partition}` comes to number {end} only: the catalog was restored from "
+                f"an older copy: see which events of {manifest.start} to {manifest.end} are there, "
+                f"and set the group's offset on partition 0 to {manifest.ordinal} plus their count",
+                group=name,
+                number=reached,
+            )
         if reached is not None and reached >= manifest.ordinal:
             return reached
         if reached is None and manifest.ordinal == 0 and not self._is_old(manifest):

@@ -18,7 +18,7 @@ from tidelog.errors import AlreadyExistsError, CorruptError, NotFoundError
 from tidelog.model.pipeline import FileEntry, Manifest
 from tidelog.store.base import Store
 
-__all__ = ["discard_files", "publish_files", "staged_events"]
+__all__ = ["discard_files", "is_published", "publish_files", "staged_events"]
 
 
 def publish_files(store: Store, files: Sequence[FileEntry], at_once: int = 1) -> None:
@@ -33,6 +33,16 @@ def publish_files(store: Store, files: Sequence[FileEntry], at_once: int = 1) ->
     with ThreadPoolExecutor(at_once, "tidelog-publish") as pool:
         for done in [pool.submit(_publish, store, file) for file in files]:
             done.result()
+
+
+def is_published(store: Store, file: FileEntry) -> bool:
+    """Whether a file is at its final name, with the bytes that its manifest says."""
+    try:
+        if store.head(file.target).size != file.size:
+            return False
+        return crc32c.crc32c(store.get(file.target)) == file.crc
+    except NotFoundError:
+        return False
 
 
 def discard_files(store: Store, files: Sequence[FileEntry]) -> None:
@@ -80,5 +90,6 @@ def _check_published(store: Store, file: FileEntry) -> None:
     if len(data) != file.size or crc32c.crc32c(data) != file.crc:
         raise CorruptError(
             f"file `{file.target}`: expected {file.size} bytes with crc32c {file.crc:08x}, found "
-            f"{len(data)} with {crc32c.crc32c(data):08x}: somebody else wrote it; keep both"
+            f"{len(data)} with {crc32c.crc32c(data):08x}: no manifest names what is "
+            "there: move it out of the archive's folder, keep it, and run again"
         )

@@ -29,7 +29,12 @@ from tidelog.codec.formats import open_format, settings_of
 from tidelog.codec.formats.parquet import ParquetFormat
 from tidelog.errors import ConflictError, CorruptError, InvalidError, UnavailableError
 from tidelog.home import Home
-from tidelog.log.archives import change_archive, read_manifests, read_partitions
+from tidelog.log.archives import (
+    change_archive,
+    read_manifests,
+    read_partitions,
+    read_progress,
+)
 from tidelog.log.base import Log
 from tidelog.log.replays import replay_pipeline
 from tidelog.model.archive import Archive
@@ -160,6 +165,7 @@ def _next_lot(home: Home, archive: Archive, table: Table) -> Lot:
     lot = Lot()
     for lane, (pipeline, partition) in lanes.items():
         first = 0 if through is None else through.get(lane, 0)
+        _check_not_ahead(log, archive, table, (lane, first))
         for manifest in read_manifests(log, pipeline, partition, first):
             files = [_table_file(archive, file) for file in manifest.files if file.kind == "data"]
             if files:
@@ -169,6 +175,19 @@ def _next_lot(home: Home, archive: Archive, table: Table) -> Lot:
             if through is not None and len(lot.files) >= _FILES_AT_ONCE:
                 return lot
     return lot
+
+
+def _check_not_ahead(log: Log, archive: Archive, table: Table, reached: tuple[str, int]) -> None:
+    """Refuse a table that has files of ranges which a restored catalog has forgotten."""
+    lane, first = reached
+    pipeline, _, partition = lane.partition("/")
+    head = read_progress(log, pipeline, partition) if first else None
+    if first and (head is None or head.ordinal < first):
+        raise InvalidError(
+            f"archive `{archive.name}`: table `{table.where}` has come to event {first} of "
+            f"`{partition}`, the archive to {head.ordinal if head else 0}: the catalog was "
+            "restored from an older copy: drop the table, and register it again"
+        )
 
 
 def _tell(home: Home, table: Table, changed: Callable[[], list[TableFile]]) -> bool:
