@@ -580,3 +580,21 @@ def test_a_failed_read_of_an_older_server_may_be_for_deleted_rows_and_is_cut(
     refusals.left = [other] * 6
     with pytest.raises(UnavailableError, match="cannot answer"):
         list(shared_catalog.scan(partition))
+
+
+@pytest.mark.server
+def test_write_without_a_quorum_names_the_reason(cassandra_server: Cassandra) -> None:
+    name = new_name("Quorum")
+    catalog = opened(lambda: open_table(url_of(cassandra_server, name), create=True, attempts=2))
+    catalog.write("p", Put("a", b"1"), write_id="w1")
+    raw_session(catalog).execute(
+        f'ALTER KEYSPACE "{name}" WITH replication = '
+        "{'class': 'SimpleStrategy', 'replication_factor': 3}",
+        timeout=60,
+    )
+    with pytest.raises(UnavailableError, match="Cannot achieve consistency level"):
+        catalog.get("p", "a")
+    # At this level the servers may have accepted it: "nothing was written" would be a guess.
+    with pytest.raises(UnknownOutcomeError, match="Cannot achieve consistency level"):
+        catalog.write("p", Put("a", b"2", expect="w1"), write_id="w2")
+    catalog.close()

@@ -216,7 +216,8 @@ def _write_error(place: CqlPlace, exc: Exception) -> Exception:
 def _never_began(exc: Exception) -> bool:
     """Whether a write that ended so is known to have changed nothing, now and later."""
     if isinstance(exc, cassandra.Unavailable):
-        # At the serial level consensus did not begin; at another it was reached, and then failed.
+        # At the serial level consensus did not begin. At another it may have been reached: the
+        # coordinator looks for a quorum once more before it commits what was accepted.
         return bool(cassandra.ConsistencyLevel.is_serial(exc.consistency))
     return isinstance(exc, NoHostAvailable | IsBootstrappingErrorMessage)
 

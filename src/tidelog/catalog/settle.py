@@ -69,21 +69,21 @@ def write_settled(
                 raise exc
             if _read_outcome(read_version, partition, changes, write_id) is Outcome.DONE:
                 return
-            raise _unknown(partition, write_id) from lost
+            raise _unknown(partition, write_id, lost) from lost
         except LostReplyError as exc:
             lost = exc
             outcome = _read_outcome(read_version, partition, changes, write_id)
             if outcome is Outcome.DONE:
                 return
             if outcome is Outcome.FAILED:
-                raise _unknown(partition, write_id) from exc
+                raise _unknown(partition, write_id, exc) from exc
             refusal: Exception = exc
         except UnavailableError as exc:
             refusal = exc
         delay_s = next(delays, None)
         if delay_s is None:
             if lost is not None:
-                raise _unknown(partition, write_id) from lost
+                raise _unknown(partition, write_id, lost) from lost
             raise refusal
         repeat.clock.sleep(delay_s)
 
@@ -107,14 +107,14 @@ def _read_outcome(
     try:
         versions = {change.row: read_version(change.row) for change in changes}
     except UnavailableError as exc:
-        raise _unknown(partition, write_id) from exc
+        raise _unknown(partition, write_id, exc) from exc
     return judge(changes, versions, write_id)
 
 
-def _unknown(partition: str, write_id: str) -> UnknownOutcomeError:
+def _unknown(partition: str, write_id: str, cause: Exception) -> UnknownOutcomeError:
     return UnknownOutcomeError(
-        f"a write to `{partition}`: the reply to write `{write_id}` was lost and its rows do not "
-        "tell whether it landed: read back what you meant to change, then decide",
+        f"a write to `{partition}`: no reply says whether write `{write_id}` landed, and its rows "
+        f"do not show it ({cause}): read back what you meant to change, then decide",
         partition=partition,
         write_id=write_id,
     )
