@@ -9,7 +9,8 @@ Creating, in three steps; whoever comes next finishes what a crash left:
 Deleting, in four:
 
 1. registry row as ``deleting``         → not usable; the name is taken until step 4
-2. close every ``head``                 → no commit can land any more
+2. close every ``head``                 → no commit can land any more, and readers stop: a closed
+                                          head is a deleted topic (:func:`read_head`)
 3. remove its objects and rows          → some are gone; deleting again goes on
 4. remove the registry row              → the name is free; late uploads are swept as orphans
 
@@ -160,12 +161,19 @@ def check_exists(log: Log, topic: Topic) -> Row:
 
 
 def read_head(log: Log, topic: Topic, partition: int) -> tuple[Head, str]:
-    """A partition's head and its version. ``NotFoundError`` once the topic is deleted."""
+    """A partition's head and its version. ``NotFoundError`` once the topic is deleted.
+
+    Also for a closed head: a delete closes all heads before it removes anything. So a reader that
+    misses a row or an object, and looks at the head again, learns that the topic is being deleted.
+    """
     where = layout.topic_partition(topic.incarnation, partition)
     row = log.catalog.get(where, "head")
     if row is None:
         raise NotFoundError(f"topic `{topic.name}`: was deleted: open it again, or create it")
-    return head_of(topic, partition, row)
+    head, version = head_of(topic, partition, row)
+    if head.closed:
+        raise NotFoundError(f"topic `{topic.name}`: is being deleted: stop using it")
+    return head, version
 
 
 def head_of(topic: Topic, partition: int, row: Row) -> tuple[Head, str]:
@@ -215,13 +223,11 @@ def _create_head(log: Log, topic: Topic, partition: int) -> None:
 
 
 def _close_head(log: Log, topic: Topic, partition: int) -> None:
-    """Close the head, whatever is committed meanwhile; one that is gone needs no closing."""
+    """Close the head, whatever is committed meanwhile; one that is gone or closed is left."""
     while True:
         try:
             head, version = read_head(log, topic, partition)
         except NotFoundError:
-            return
-        if head.closed:
             return
         closed = Put("head", encode_row(msgspec.structs.replace(head, closed=True)), version)
         where = layout.topic_partition(topic.incarnation, partition)

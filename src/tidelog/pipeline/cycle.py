@@ -260,7 +260,8 @@ class Cycle:
         """Step 4, as a task."""
         start = intent.lost[-1].end if intent.lost else intent.start
         staging = layout.staging(self._pipeline.id, self._epoch, self._log.ids.new())
-        wanted = Range(track.partition, start, intent.limit, track.head.ordinal)
+        head = track.head
+        wanted = Range(track.partition, start, intent.limit, head.ordinal, head.incarnation)
         try:
             reader = self._pipeline.source.reader(wanted)
         except NotFoundError:

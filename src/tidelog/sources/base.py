@@ -73,6 +73,7 @@ class Range:
     start: str
     limit: str
     ordinal: int = 0  # how many events came before it; numbers those of sources without offsets
+    incarnation: str = ""  # of what was read so far, where the source knows one: read no other
 
 
 @dataclass(frozen=True, slots=True)

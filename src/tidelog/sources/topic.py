@@ -77,7 +77,7 @@ class TopicSource:
         topic was made anew.
         """
         with self._open_log() as log:
-            topic = find_topic(log, self._topic)
+            topic = self._find(log, range)
             with _held(log, topic, range):
                 reader = Reader(log, topic, int(range.partition.name))
                 yield from _chunks(range, reader.stretches(*_offsets(range)))
@@ -86,13 +86,24 @@ class TopicSource:
         """The range with all that is needed to read it from the store. Errors as for ``read``."""
         start, limit = _offsets(range)
         with self._open_log() as log:
-            topic = find_topic(log, self._topic)
+            topic = self._find(log, range)
             with _held(log, topic, range):
                 plan = Reader(log, topic, int(range.partition.name)).plan(start, limit)
             reached = plan.runs[-1].end if plan.runs else start
             if reached < limit:
                 raise _short(range, reached)
             return PlannedRange(range, plan.runs, log.store.url, plan.amendments)
+
+    def _find(self, log: Log, range: Range) -> Topic:
+        """The topic of a range. ``NotFoundError`` where another one has its name now."""
+        topic = find_topic(log, self._topic)
+        if range.incarnation not in ("", topic.incarnation):
+            raise NotFoundError(
+                f"partition `{range.partition.text}`: its topic was deleted, and another one has "
+                "its name now: start a new pipeline on it",
+                partition=range.partition.text,
+            )
+        return topic
 
     def cut(self, start: str, end: str, events: int) -> str:
         return str(min(_offset(end), _offset(start) + events))

@@ -95,8 +95,8 @@ def _rows(store: Store, task: Task, piece: Slice, cut: Cut, data: bytes | None) 
 def _gone(task: Task, piece: Slice) -> CorruptError:
     return CorruptError(
         f"{describe_run(task.topic, piece.partition, piece.run)}: is gone: if the topic was "
-        "trimmed or compiled after this read was planned, read again; if not, restore it from a "
-        "copy, and run `tidelog verify`"
+        "trimmed, compiled or deleted after this read was planned, read again; if not, restore it "
+        "from a copy, and run `tidelog verify`"
     )
 
 
