@@ -47,10 +47,11 @@ def test_update_takes_a_file_or_a_pipe(filled: Run, tmp_path: Path) -> None:
 
 def test_delete_by_ids_by_a_file_and_by_a_key(filled: Run, tmp_path: Path) -> None:
     assert filled("delete", "t", "id-0", "--json").rows() == [
-        {"topic": "t", "deleted": 1, "missing": []}
+        {"topic": "t", "deleted": 1, "archived": 0, "missing": []}
     ]
     some = filled("delete", "t", "id-0", "id-1", "--json")
-    assert (some.code, some.rows()) == (1, [{"topic": "t", "deleted": 1, "missing": ["id-0"]}])
+    told = {"topic": "t", "deleted": 1, "archived": 0, "missing": ["id-0"]}
+    assert (some.code, some.rows()) == (1, [told])
     (tmp_path / "ids").write_bytes(b"id-2\r\n\n")
     assert filled("delete", "t", "--ids-file", str(tmp_path / "ids"), "--yes").code == 0
     assert filled("delete", "t", "--key", "k1", "--yes", "--json").rows()[0]["deleted"] == 2
@@ -149,3 +150,22 @@ def test_produce_if_absent_refuses_ids_that_are_there(filled: Run) -> None:
     assert filled("get", "t", "new").code == 0
     assert filled("produce", "t", "--if-absent", stdin=b"x").code == 2
     assert filled(*given, "--name", "n", stdin=b"x").code == 2
+
+
+def test_archive_of_a_deleted_topic_is_erased_by_id_and_by_key(filled: Run) -> None:
+    assert filled("archive", "create", "daily", "--source", "topic:t").code == 0
+    assert filled("archive", "run", "daily", "--no-spark").code == 0
+    early = filled("archive", "erase", "daily", "--id", "id-0", "--yes")
+    assert (early.code, "tidelog delete t ID" in early.err) == (2, True)
+    assert filled("topic", "delete", "t", "--yes").code == 0
+    assert "give --id or --key" in filled("archive", "erase", "daily").err
+    some = filled("archive", "erase", "daily", "--id", "id-0", "--id", "no", "--yes", "--json")
+    (row,) = some.rows()
+    assert (some.code, row["erased"], row["missing"]) == (1, 1, ["no"])
+    (row,) = filled("archive", "erase", "daily", "--key", "k1", "--yes", "--json").rows()
+    assert (row["erased"], row["waiting"]) == (3, 0)
+    left = filled("archive", "cat", "daily").out
+    assert (b"v2" in left, b"v4" in left) == (True, True)
+    assert not any(value in left for value in (b"v0", b"v1", b"v3", b"v5"))
+    records = filled("archive", "audit", "daily", "--json").rows()
+    assert [record["state"] for record in records] == ["done", "done"]

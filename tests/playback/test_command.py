@@ -60,7 +60,7 @@ def test_json_is_for_machines(tidelog: Run) -> None:
     }
     assert len(slots) == 4
     assert (summary["events"], summary["slots"], summary["finished"]) == (9, 4, True)
-    assert set(summary) == {"events", "slots", "seconds", "events_per_s", "finished"}
+    assert set(summary) == {"events", "slots", "left_out", "seconds", "events_per_s", "finished"}
 
 
 def test_standard_output_carries_events_alone(tidelog: Run) -> None:
