@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tidelog import Event, Home
 from tidelog.home import World, create_home
 from tidelog.log.archives import read_commits, read_partitions, read_progress
-from tidelog.model import layout
+from tidelog.model import layout, limits
 from tidelog.model.pipeline import NamedPipeline
 from tidelog.pipeline.driver import Driver, Driving
 from tidelog.pipeline.history import forget_history
@@ -20,6 +21,7 @@ from tidelog.pipeline.registry import find_pipeline
 from tidelog.pipeline.sweep import sweep_archives
 from tidelog.pipeline.workers import LocalWorkers
 from tidelog.settings import Settings
+from tidelog.store.local import LocalStore
 from tidelog.testing.clock import FakeClock
 
 DAY_MS = 24 * 3600 * 1000
@@ -44,7 +46,13 @@ def pump(home: Home, events: int, ranges: int = 1) -> None:
 
 
 def advance(home: Home, by_ms: int) -> None:
-    home.log = replace(home.log, clock=FakeClock(home.log.clock.now_ms() + by_ms))
+    """Move this machine's time and the store's, of which a sweep takes the earlier."""
+    clock = FakeClock(home.log.clock.now_ms() + by_ms)
+    home.log = replace(home.log, clock=clock)
+    store: Any = home.store
+    while not isinstance(store, LocalStore):
+        store = getattr(store, "inner", None) or store._inner
+    store._clock = clock
 
 
 def commits(home: Home, named: NamedPipeline) -> int:
@@ -92,3 +100,16 @@ def test_more_than_one_write_holds(home: Home) -> None:
     advance(home, DAY_MS)
     sweep_archives(home, HOUR_MS)
     assert manifests(home, named) == 1
+
+
+def test_number_of_young_commits_is_bounded(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "PIPELINE_COMMITS_MAX", 5)
+    counts = []
+    for _ in range(4):
+        pump(home, 1, ranges=8)
+        advance(home, 2 * HOUR_MS)
+        sweep_archives(home, HOUR_MS)
+        counts.append(commits(home, find_pipeline(home, NAME)))
+    assert max(counts) <= 2 * 5, "5 for each of two source partitions"
+    assert manifests(home, find_pipeline(home, NAME)) <= 2 * 5
+    assert sum(1 for p in range(2) for _ in home.read("to", p)) == 32

@@ -26,6 +26,7 @@ __all__ = [
     "OBJECT_BYTES_MAX",
     "PARTITIONS_MAX",
     "PARTITION_BYTES_MAX",
+    "PIPELINE_COMMITS_MAX",
     "PIPELINE_NAME_MAX",
     "PLAYBACK_NAME_MAX",
     "PRESIGN_SECONDS_MAX",
@@ -83,4 +84,5 @@ PIPELINE_NAME_MAX = 250  # characters; it may hold an archive's name
 PLAYBACK_NAME_MAX = 150  # characters; a producer's name holds it
 FOLDER_NAME_BYTES_MAX = 200  # one folder of an archive, as UTF-8; a key takes 240 a part
 FOLDER_PATH_BYTES_MAX = 500  # all of them; a key has 900, with root, topic and file name
+PIPELINE_COMMITS_MAX = 10_000  # that a sweep leaves of a named pipeline's source partition
 RANGE_FOLDERS_MAX = 10_000  # of one range of an archive; events of others are dead letters

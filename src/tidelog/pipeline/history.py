@@ -2,8 +2,9 @@
 
 Where a pipeline goes on tells its head alone. Commits and their manifests are looked at by those
 pipelines that add what it has missed (``sources.base.Completing``), and never before the place that
-they have come to. So what all of them have passed, and what is older than a week, can go: first the
-rows, in the order of the source, then the manifests that they name. Dying between the two leaves
+they have come to. So what all of them have passed can go when it is older than a week, or when more
+than ``limits.PIPELINE_COMMITS_MAX`` commits of a source partition are younger: first the rows, in
+the order of the source, then the manifests that they name. Dying between the two leaves
 manifests that nothing names, for a sweep under a later epoch.
 
 One that is made later, behind a pipeline that has run for long, begins where the commits do that
@@ -56,13 +57,16 @@ def _old(
     """The first commits, as long as they are old and behind all that others have reached."""
     old_ms = trusted_now_ms(home.log) - _KEPT_MS
     source = source_at(home, named.source) if reached else None
+    count = sum(1 for _ in home.log.catalog.scan(where, "commit/", "commit0"))
+    too_many = count - limits.PIPELINE_COMMITS_MAX
     rows = home.log.catalog.scan(where, "commit/", "commit0")
     for _, same in groupby(rows, key=lambda row: row.row.split("/")[1]):
         young = False
         for row in same:
+            too_many -= 1
             commit = decode_row(row.value, Committed, f"commit `{row.row}`")
             needed = source is not None and any(source.before(at, commit.end) for at in reached)
-            if needed or commit.committed_ms > old_ms:
+            if needed or (commit.committed_ms > old_ms and too_many < 0):
                 young = True
             else:
                 yield row, commit
