@@ -17,9 +17,10 @@ from tidelog.codec.segment import encode_segment
 from tidelog.errors import FencedError, UnavailableError, UnknownOutcomeError
 from tidelog.log.append import Appender
 from tidelog.log.base import Log
+from tidelog.log.copying import Copier, append_staged
 from tidelog.log.once import append_once
 from tidelog.log.read import Reader
-from tidelog.log.staged import Staged, append_staged
+from tidelog.log.staged import Staged
 from tidelog.log.topics import create_topic
 from tidelog.log.trim import ToOffsets, trim_topic
 from tidelog.model.event import Event
@@ -231,9 +232,9 @@ def test_failed_copy_of_a_staged_segment_stores_nothing_and_says_so(world: World
     staged = Staged("staged", segment.pieces)
     world.faults.on_next("copy", Fault.LOSE_REPLY)
     with pytest.raises(UnavailableError, match="nothing was stored"):
-        append_staged(Appender(world.log, world.topic, "driver"), [staged])
+        append_staged(Copier(world.log, world.topic, "driver"), [staged])
     assert world.stored() == []
-    append_staged(Appender(world.log, world.topic, "driver"), [staged])
+    append_staged(Copier(world.log, world.topic, "driver"), [staged])
     assert world.stored() == [b"x"]
 
 
@@ -244,9 +245,9 @@ def test_two_drivers_store_the_same_staged_piece_once(world: World) -> None:
     staged = Staged("staged", segment.pieces)
 
     def overtake(land: Callable[[], None]) -> None:
-        append_staged(Appender(world.good, world.topic, "driver"), [staged])
+        append_staged(Copier(world.good, world.topic, "driver"), [staged])
         raise _unknown()
 
     world.hooked.on_commit = [overtake]
-    append_staged(Appender(world.log, world.topic, "driver"), [staged])
+    append_staged(Copier(world.log, world.topic, "driver"), [staged])
     assert world.stored() == [b"x"]

@@ -178,7 +178,7 @@ def test_command_names_lines_that_may_be_stored(home: Home, catalog: LostReplies
     lines = Lines(10, [b"%d" % number for number in range(8)])
     catalog.unknown = {1}
     told = pytest.raises(FailedError, match="2 lines from line 11 on may be stored")
-    with storing(home, "t", None, lambda line: given[int(line)]) as into, told as failed:
+    with storing(home, "t", None, lambda lines: given[: len(lines)]) as into, told as failed:
         into.store(lines, Tally("t"))
     assert failed.value.context["unknown"] == 2
     assert failed.value.context["line"] == 12
