@@ -34,6 +34,7 @@ from tidelog.journal.calls import JournalCalls
 from tidelog.journal.lookup import Lookups
 from tidelog.log.base import Log
 from tidelog.log.consumer import Consumer
+from tidelog.log.incarnations import inspect_home
 from tidelog.log.lag import Lag, consumer_lag, consumer_names
 from tidelog.log.notifier import Notifier
 from tidelog.log.partitions import PartitionState, partition_states
@@ -253,6 +254,11 @@ class Home(JournalCalls):
         store = self.store.inner if isinstance(self.store, CachedStore) else self.store
         log = replace(self.log, store=store)
         return verify_topic(log, self.topic(topic), self._pool, progress)
+
+    def inspect(self) -> list[str]:
+        """What is wrong with the catalog as a whole, beside what ``verify`` finds in a topic."""
+        self._check_open()
+        return list(inspect_home(self.log))
 
     def playback(self, topic: str, start: Time = None, end: Time = None) -> Iterator[Event]:
         """The events of ``[start, end)`` in the order of their times, up to the ends of now."""

@@ -7,6 +7,7 @@ another row's name. A home wraps its backend once, where it opens it; nothing be
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
@@ -70,12 +71,18 @@ class CheckedCatalog:
     def close(self) -> None:
         self.inner.close()
 
+    def every_row(self) -> Iterator[tuple[str, str]]:
+        """Partition and name of all rows, as far as they can be read; none where unlistable."""
+        if isinstance(self.inner, Inspectable):
+            with contextlib.suppress(CorruptError):
+                yield from ((partition, row.row) for partition, row in self.inner.every_row())
+
     def inspect(self) -> Iterator[str]:
         """What is wrong with the catalog as a whole: its file, and rows that no name leads to."""
         if not isinstance(self.inner, Inspectable):
             return
-        yield from self.inner.inspect()
         try:
+            yield from self.inner.inspect()
             for partition, row in self.inner.every_row():
                 try:
                     open_row(partition, row)

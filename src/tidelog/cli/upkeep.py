@@ -174,16 +174,22 @@ def verify(home_text: str | None, output: Output, /, topic: str | None, **given:
             prove_and_tell(home, output, topic, given["erased"], keys)
         return
     with open_home(home_text) as home:
+        problems = home.inspect()
         reports = [_verified(home, name) for name in _names(home, topic)]
     columns = ("topic", "partitions", "runs", "events", "bytes", "objects", "orphans", "errors")
     if output.as_json:
-        output.records((), [asdict(report) for report in reports])
+        records = [asdict(report) for report in reports]
+        if problems:
+            records.append({"topic": None, "errors": len(problems), "findings": problems})
+        output.records((), records)
     else:
         output.records(columns, [asdict(report) for report in reports])
         for report in reports:
             for finding in report.findings:
                 output.say(f"{finding.severity}: {finding.where}: {finding.what}")
-    if any(report.errors for report in reports):
+        for problem in problems:
+            output.say(f"error: {problem}")
+    if problems or any(report.errors for report in reports):
         sys.exit(FAILED)
 
 

@@ -14,8 +14,11 @@ from tidelog.model import layout
 __all__ = ["change_registry"]
 
 
-def change_registry(log: Log, wanted: Put | Delete) -> None:
-    """Make or remove a name; done too when somebody else did the same at the same time."""
+def change_registry(log: Log, wanted: Put | Delete, *also: Put) -> None:
+    """Make or remove a name; done too when another process did the same at the same time.
+
+    Rows that ``also`` puts are written with it.
+    """
     delays = log.backoff.delays_s(log.random)
     while True:
         counted = log.catalog.get(layout.REGISTRY, layout.REGISTRY_CHANGES)
@@ -23,7 +26,7 @@ def change_registry(log: Log, wanted: Put | Delete) -> None:
         version = counted.version if counted else ABSENT
         counter = Put(layout.REGISTRY_CHANGES, str(count).encode(), expect=version)
         try:
-            log.catalog.write(layout.REGISTRY, counter, wanted, write_id=log.ids.new())
+            log.catalog.write(layout.REGISTRY, counter, wanted, *also, write_id=log.ids.new())
             return
         except (ConflictError, UnknownOutcomeError):
             row = log.catalog.get(layout.REGISTRY, wanted.row)

@@ -1,5 +1,11 @@
 """Sweeping: what nobody refers to any more is deleted. No threads and no locks here.
 
+First the incarnations that have objects are listed, and the registry is read after that. Objects
+appear only once a topic is ready, and a deletion leaves a ``deleted`` row. So an incarnation that
+has objects and neither row means that the registry lost a row: the sweep refuses, and deletes
+nothing at all. It also refuses a catalog whose own check, where it has one, finds damage: a row
+that cannot be found would make live objects look like garbage.
+
 For each topic that is ready:
 
 1. its segment generation is raised in the registry row, by a conditional write: from here on
@@ -21,10 +27,9 @@ For each topic that is ready:
 
 Then, for topics that are no more:
 
-9. the incarnations that have objects are listed
-10. the registry is read, after that: objects appear only once a topic is ready, so an incarnation
-    that has objects and no row was deleted, and its heads are closed for good
-11. its objects are deleted, if they are older than the grace
+9. of the incarnations that were listed first, those with a ``deleted`` row are taken
+10. the registry is read: a topic that was made meanwhile is not among them
+11. their objects are deleted, if they are older than the grace
 
 Then, for the store as a whole:
 
@@ -54,7 +59,6 @@ there, and readers read amendments before rows, so they never see an older state
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -73,6 +77,13 @@ from tidelog.errors import (
 from tidelog.log.ages import clock_ahead_ms, is_old, trusted_now_ms
 from tidelog.log.base import Log
 from tidelog.log.heads import RACE, raise_head
+from tidelog.log.incarnations import (
+    TOPICS,
+    inspect_catalog,
+    is_deleted,
+    stored_incarnations,
+    unexplained,
+)
 from tidelog.log.leftovers import (
     narrow_amended,
     remove_amendments,
@@ -90,8 +101,6 @@ __all__ = ["PRODUCER_EXPIRES_MS", "Refused", "SweepReport", "abort_uploads", "sw
 
 PRODUCER_EXPIRES_MS = 7 * 24 * 3600 * 1000  # an unnamed producer that was silent this long is gone
 _DELETES_AT_ONCE = 1_000  # objects; what S3 takes in one request
-_TOPICS = "topics/"
-_INCARNATION = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +170,13 @@ def sweep_home(log: Log, grace_ms: int) -> SweepReport:
         raise InvalidError(f"sweep: a grace of {grace_ms} ms: give 0 or more")
     age = _Age(trusted_now_ms(log), grace_ms)
     tally = _Tally(clock_ahead_ms=clock_ahead_ms(log, age.now_ms))
+    stored = list(stored_incarnations(log))
+    strange = unexplained(log, stored)
+    damaged = [CorruptError(problem) for problem in inspect_catalog(log)]
+    if strange or damaged:
+        tally.refused += [Refused(error.context["incarnation"], error) for error in strange]
+        tally.refused += [Refused("", error) for error in damaged]
+        return tally.report()
     for name in [topic.name for topic in list_topics(log)]:
         try:
             _sweep_topic(log, name, age, tally)
@@ -168,7 +184,7 @@ def sweep_home(log: Log, grace_ms: int) -> SweepReport:
             continue  # deleted meanwhile; what it left is found by its incarnation
         except (CorruptError, UnknownRowError) as exc:
             tally.refused.append(Refused(name, exc))
-    _sweep_deleted(log, age, tally)
+    _sweep_deleted(log, stored, age, tally)
     tally.uploads_aborted += abort_uploads(log.store, age.now_ms - grace_ms)
     return tally.report()
 
@@ -361,21 +377,10 @@ def _remove_producer(log: Log, topic: Topic, partition: int, row: Silent) -> boo
     return True
 
 
-def _sweep_deleted(log: Log, age: _Age, tally: _Tally) -> None:
-    """Steps 9 to 11."""
-    stored = list(_incarnations(log))
-    known = {topic.incarnation for topic in list_topics(log)}  # read after the listing, on purpose
+def _sweep_deleted(log: Log, stored: Iterable[str], age: _Age, tally: _Tally) -> None:
+    """Step 11."""
+    known = {topic.incarnation for topic in list_topics(log)}
     for incarnation in stored:
-        if incarnation not in known:
-            objects = _seen(log, f"{_TOPICS}{incarnation}/", tally)
+        if incarnation not in known and is_deleted(log, incarnation):
+            objects = _seen(log, f"{TOPICS}{incarnation}/", tally)
             _delete_old(log, objects, age, tally)
-
-
-def _incarnations(log: Log) -> Iterator[str]:
-    """The incarnations that have objects: one listing for each, from its end to the next one."""
-    after = ""
-    while (info := next(iter(log.store.list(_TOPICS, after)), None)) is not None:
-        incarnation = info.key.split("/")[1]
-        if _INCARNATION.fullmatch(incarnation):
-            yield incarnation
-        after = f"{_TOPICS}{incarnation}0"  # what comes after the slash

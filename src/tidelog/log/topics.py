@@ -12,7 +12,8 @@ Deleting, in four:
 2. close every ``head``                 → no commit can land any more, and readers stop: a closed
                                           head is a deleted topic (:func:`read_head`)
 3. remove its objects and rows          → some are gone; deleting again goes on
-4. remove the registry row              → the name is free; late uploads are swept as orphans
+4. remove the registry row, and in the
+   same write put a ``deleted`` row     → the name is free; late uploads are swept as orphans
 
 Rows go in this order: consumers, the ledger of erased ids, the audit records, then each partition.
 What was done to the events of a topic is forgotten with them: keep a copy of the audit first where
@@ -139,7 +140,8 @@ def delete_topic(log: Log, name: str) -> None:
     _remove_consumers(log, topic)
     _remove_audit(log, topic)
     _each_partition(topic, lambda partition: _remove_rows(log, topic, partition))
-    change_registry(log, Delete(layout.topic_row(name), row.version))
+    record = Put(layout.deleted_row(topic.incarnation), name.encode())
+    change_registry(log, Delete(layout.topic_row(name), row.version), record)
 
 
 def check_exists(log: Log, topic: Topic) -> Row:

@@ -94,6 +94,7 @@ ROWS = (
     Kind("home · identity", "the same, and whether init or an adoption has finished"),
     Kind("registry · changes", "counts creations and deletions; each of them expects its version"),
     Kind("registry · topic/<name>", "incarnation, settings, segment generation, state"),
+    Kind("registry · deleted/<t>", "that a topic was deleted, so that late uploads are garbage"),
     Kind("registry · consumer/<t>/<name>", "that this consumer exists"),
     Kind("registry · archive/<name>", "incarnation, source, folder, settings, generation, state"),
     Kind("registry · token/<id>", "a token of the server: hash of its secret, scopes, label"),

@@ -35,6 +35,7 @@ __all__ = [
     "consumer_members",
     "consumer_row",
     "counted_row",
+    "deleted_row",
     "erased_partition",
     "folder_row",
     "folder_rows",
@@ -184,6 +185,11 @@ def sink_row(sink: str) -> str:
 
 def topic_row(name: str) -> str:
     return f"topic/{name}"
+
+
+def deleted_row(incarnation: str) -> str:
+    """In the registry: that a topic was deleted."""
+    return f"deleted/{incarnation}"
 
 
 def topic_partition(incarnation: str, partition: int) -> str:

@@ -1,0 +1,87 @@
+"""Which topics the objects of a home belong to, and whether the registry explains each of them.
+
+A topic is registered before it has objects, and its deletion leaves a ``deleted`` row. So objects
+of an incarnation that has neither row show that the registry has lost one: they are never garbage.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from tidelog.catalog.checked import CheckedCatalog
+from tidelog.errors import CorruptError
+from tidelog.log.base import Log
+from tidelog.log.topics import list_topics
+from tidelog.model import layout
+
+__all__ = [
+    "TOPICS",
+    "inspect_catalog",
+    "inspect_home",
+    "is_deleted",
+    "stored_incarnations",
+    "unexplained",
+]
+
+TOPICS = "topics/"
+_INCARNATION = re.compile(r"[0-9a-f]{32}")
+
+
+def stored_incarnations(log: Log) -> Iterator[str]:
+    """The incarnations that have objects: one listing for each, from its end to the next one."""
+    after = ""
+    while (info := next(iter(log.store.list(TOPICS, after)), None)) is not None:
+        incarnation = info.key.split("/")[1]
+        if _INCARNATION.fullmatch(incarnation):
+            yield incarnation
+        after = f"{TOPICS}{incarnation}0"  # what comes after the slash
+
+
+def unexplained(log: Log, stored: Iterable[str]) -> list[CorruptError]:
+    """An error for each incarnation, listed before, of which the registry knows nothing."""
+    known = {topic.incarnation for topic in list_topics(log)}
+    return [
+        CorruptError(
+            f"topic of incarnation `{incarnation}`: has objects or rows, but no registry row, and "
+            "was never deleted: keep everything, and restore the catalog from a copy",
+            incarnation=incarnation,
+        )
+        for incarnation in stored
+        if incarnation not in known and not is_deleted(log, incarnation)
+    ]
+
+
+def is_deleted(log: Log, incarnation: str) -> bool:
+    """Whether the topic of an incarnation was deleted."""
+    return log.catalog.get(layout.REGISTRY, layout.deleted_row(incarnation)) is not None
+
+
+def inspect_home(log: Log) -> Iterator[str]:
+    """What is wrong with the catalog as a whole, in words; ``verify`` of a topic does not see it.
+
+    The backend's own check of its file, where it has one, rows whose checksums do not match, and
+    objects or rows of topics that the registry does not explain.
+    """
+    stored = set(stored_incarnations(log))
+    yield from inspect_catalog(log)
+    if isinstance(log.catalog, CheckedCatalog):
+        stored |= set(_row_incarnations(log.catalog))
+    try:
+        yield from (error.message for error in unexplained(log, sorted(stored)))
+    except CorruptError as exc:
+        yield exc.message
+
+
+def inspect_catalog(log: Log) -> Iterator[str]:
+    """What the backend finds in its own file, and rows whose checksums do not match."""
+    if isinstance(log.catalog, CheckedCatalog):
+        yield from log.catalog.inspect()
+
+
+def _row_incarnations(catalog: CheckedCatalog) -> Iterator[str]:
+    """The incarnations that have heads, where the catalog can list them."""
+    for partition, row in catalog.every_row():
+        parts = partition.split("/")
+        if row == "head" and parts[0] == "topic" and len(parts) == 3:
+            yield parts[1]
