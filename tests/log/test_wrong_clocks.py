@@ -122,6 +122,18 @@ def test_producer_with_a_clock_ahead_lets_no_sweep_forget_a_key(house: House) ->
     assert list(append_once(house.log, topic, "key", [Event(b"x")])) == list(first)
 
 
+def test_producer_with_a_clock_behind_keeps_its_key(house: House) -> None:
+    topic = house.topic()
+    behind = on_host(house, -YEAR_S)
+    first = append_once(behind, topic, "key", [Event(b"x")])
+    house.append(topic, ["of a right clock"])
+    assert sweep_home(house.log, HOUR_MS).producers_removed == 0
+    assert list(append_once(behind, topic, "key", [Event(b"x")])) == list(first)
+    house.clock.advance(8 * DAY_S)
+    house.append(topic, ["later"])
+    assert sweep_home(house.log, HOUR_MS).producers_removed > 0
+
+
 def test_sweeper_with_a_clock_ahead_keeps_the_grace(house: House) -> None:
     topic = house.topic()
     orphan = house.orphan(topic)

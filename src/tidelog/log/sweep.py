@@ -23,7 +23,8 @@ For each topic that is ready:
 7. objects that no row names are deleted, if they are older than the grace: segments and values of
    updates below the floor, journals below the epoch of their partition
 8. rows of unnamed producers that were not seen for a week are deleted; the week ends at the newest
-   time that the topic's own rows note, or earlier
+   time that the topic's own rows note, or earlier, and begins no sooner than the store dates the
+   producer's newest batch
 
 Then, for topics that are no more:
 
@@ -223,7 +224,8 @@ def _sweep_topic(log: Log, name: str, age: _Age, tally: _Tally) -> None:
     newest_ms = min(age.now_ms, max((found.newest_ms for found in references), default=0))
     for partition, found in enumerate(references):
         for row in found.producers:
-            if newest_ms - row.seen_ms > PRODUCER_EXPIRES_MS:
+            is_silent = newest_ms - row.seen_ms > PRODUCER_EXPIRES_MS
+            if is_silent and not _is_stored_since(log, found, row, age):
                 tally.producers_removed += _remove_producer(log, topic, partition, row)
     tally.topics += 1
 
@@ -365,6 +367,21 @@ def _delete_old(log: Log, garbage: Iterable[ObjectInfo], age: _Age, tally: _Tall
         if len(batch) == _DELETES_AT_ONCE:
             delete()
     delete()
+
+
+def _is_stored_since(log: Log, found: References, row: Silent, age: _Age) -> bool:
+    """Whether the store dates a producer's newest batch within the week.
+
+    Its row has the time of the producer's own clock, which may be behind.
+    """
+    key = found.object_of(row.offset)
+    if key is None:
+        return False
+    try:
+        stored_ms = log.store.head(key).modified_ms
+    except NotFoundError:  # trimmed or compiled meanwhile: the next sweep looks again
+        return True
+    return age.now_ms - stored_ms <= PRODUCER_EXPIRES_MS
 
 
 def _remove_producer(log: Log, topic: Topic, partition: int, row: Silent) -> bool:
