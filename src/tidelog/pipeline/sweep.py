@@ -151,7 +151,8 @@ def _sweep_playbacks(home: Home, grace_ms: int, tally: PipelineSweep) -> None:
 
 def _abort_uploads(home: Home, grace_ms: int, tally: PipelineSweep) -> None:
     """In the stores of archives; the home's own is swept with its topics."""
-    stores = [files_at(home, each) for each in list_archives(home) if each.state == "ready"]
+    ours = [each for each in list_archives(home) if _is_ours(home, each)]
+    stores = [files_at(home, each) for each in ours if each.state == "ready"]
     for url, store in {store.url: store for store in stores}.items():
         if url != home.store.url:
             before_ms = trusted_now_ms(home.log) - grace_ms
