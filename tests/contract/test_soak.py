@@ -14,11 +14,13 @@ from tests.opening import a_catalog, a_store
 from tests.servers.cassandra import Cassandra
 from tests.servers.dynamodb import DynamoDb
 from tests.servers.s3 import S3
+from tests.support.certificates import make_certificates
 from tests.support.faults import FaultPlan, WireFault
 from tests.support.proxy import http_proxy, stream_proxy
 from tests.support.soak import PARTITIONS, TOPIC, Soak
 from tidelog.catalog import cql_session, dynamodb_client
 from tidelog.clock import RandomIds
+from tidelog.errors import InvalidError, UnavailableError
 from tidelog.home import create_home
 from tidelog.settings import load_settings
 from tidelog.store import remote, s3
@@ -104,7 +106,9 @@ def soak(
     assert all(plan.injected for plan in plans)
 
 
-def on_dynamodb(servers: tuple[S3, DynamoDb], folder: Path, seed: int, batches: int) -> None:
+def on_dynamodb(
+    servers: tuple[S3, DynamoDb], folder: Path, seed: int, batches: int, tls: Any = None
+) -> None:
     objects, rows = servers
     bucket, table = objects.fresh_bucket("soak"), f"soak-{ids.new()[:12]}"
     store = f"s3://{bucket}/home?endpoint={objects.endpoint}&region={objects.region}"
@@ -112,8 +116,8 @@ def on_dynamodb(servers: tuple[S3, DynamoDb], folder: Path, seed: int, batches: 
     make_home(store, catalog, folder)
     plans = [FaultPlan(seed, S3_RATES), FaultPlan(seed + 1, DYNAMO_RATES)]
     with ExitStack() as stack:
-        faulty = stack.enter_context(faulty_store(objects, bucket, plans[0]))
-        proxy = stack.enter_context(http_proxy(rows.endpoint, plans[1]))
+        faulty = stack.enter_context(faulty_store(objects, bucket, plans[0], tls))
+        proxy = stack.enter_context(http_proxy(rows.endpoint, plans[1], tls))
         faulty_rows = f"dynamodb://{table}?region={rows.region}&endpoint={proxy.endpoint}"
         soak((store, faulty), (catalog, faulty_rows), plans, Soak("", seed, batches))
 
@@ -142,6 +146,32 @@ def test_s3_and_cql_lose_nothing(
     s3_server: S3, cassandra_server: Cassandra, tmp_path: Path
 ) -> None:
     on_cql((s3_server, cassandra_server), tmp_path, seed=2, batches=8)
+
+
+def test_tls_with_a_private_authority_loses_nothing(
+    s3_server: S3, dynamodb_server: DynamoDb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificates = make_certificates(tmp_path)
+    servers = (s3_server, dynamodb_server)
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(certificates.authority))
+    on_dynamodb(servers, tmp_path, seed=3, batches=3, tls=certificates.context)
+
+
+def test_unknown_authority_is_refused(
+    s3_server: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificates, bucket = make_certificates(tmp_path), s3_server.fresh_bucket()
+    with faulty_store(s3_server, bucket, FaultPlan(), certificates.context) as url:
+        for call in (lambda: a_store(url).get("a"), lambda: list(a_store(url).list())):
+            with pytest.raises(UnavailableError):
+                call()
+        monkeypatch.setenv("AWS_CA_BUNDLE", str(certificates.authority))
+        store = a_store(url)
+        store.put("a", b"x")
+        assert [info.key for info in store.list()] == ["a"]
+        monkeypatch.setenv("AWS_CA_BUNDLE", str(tmp_path / "missing.pem"))
+        with pytest.raises(InvalidError, match="AWS_CA_BUNDLE"):
+            a_store(url)
 
 
 @pytest.mark.long

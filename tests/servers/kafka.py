@@ -3,7 +3,7 @@
 import functools
 import struct
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,8 +109,12 @@ class Kafka:
 
 
 @contextmanager
-def running(session_ms: int = 60_000) -> Iterator[Kafka]:
+def running(
+    session_ms: int = 60_000, advertised: Callable[[int], int] = lambda port: port
+) -> Iterator[Kafka]:
     """A broker of one's own; it keeps its data over `process.restart()`.
+
+    ``advertised`` gets its port and returns the one that clients are sent to, such as a proxy's.
 
     After a kill it cannot come back before its old session has run out: who restarts it gives a
     short one. A broker that stalls for longer is fenced, and refuses to create topics.
@@ -120,7 +124,10 @@ def running(session_ms: int = 60_000) -> Iterator[Kafka]:
     port, controller_port = free_port(), free_port()
     with workspace(NAME) as folder:
         properties = folder / "kraft.properties"
-        properties.write_text(_properties(port, controller_port, folder / "data", session_ms))
+        text = _properties(port, controller_port, folder / "data", session_ms)
+        clients = f"advertised.listeners=PLAINTEXT://{HOST}:"
+        text = text.replace(f"{clients}{port}", f"{clients}{advertised(port)}")
+        properties.write_text(text)
         _format(jars, properties)
         launch = Launch(
             name=NAME,

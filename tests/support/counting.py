@@ -59,5 +59,5 @@ def _segment(store: Store, run: dict[str, Any]) -> list[bytes]:
 
 
 def _fields(value: bytes) -> dict[str, Any]:
-    found: dict[str, Any] = msgspec.msgpack.decode(value)
+    found: dict[str, Any] = msgspec.msgpack.decode(value[:-4])  # a checksum is behind it
     return found

@@ -16,6 +16,7 @@ from tests.support.counting import stored_events
 from tests.waiting import until
 from tidelog.catalog.base import Catalog
 from tidelog.errors import (
+    AlreadyExistsError,
     ConflictError,
     NotFoundError,
     PartialAppendError,
@@ -26,6 +27,7 @@ from tidelog.errors import (
 from tidelog.home import Home, open_home
 from tidelog.journal.compile import compile_topic
 from tidelog.journal.policy import Policy
+from tidelog.log.trim import ToOffsets
 from tidelog.model.event import Event
 from tidelog.store.base import Store
 
@@ -61,7 +63,10 @@ class Soak:
             self._start(lambda n=number: self._append(n))  # type: ignore[misc]
             for number in range(3)
         ]
-        others = [self._start(each) for each in (self._consume, self._delete, self._keep)]
+        others = [
+            self._start(each)
+            for each in (self._consume, self._delete, self._keep, self._play, self._recreate)
+        ]
         for worker in workers:
             worker.join()
         calm()
@@ -178,6 +183,59 @@ class Soak:
                     continue
                 with self._lock:
                     self.deleted.add(value)
+
+    def _play(self) -> None:
+        """Every playback has each event once, and none that was deleted before it began."""
+        with self._open() as home:
+            while not self._stop.wait(0.05):
+                with self._lock:
+                    deleted, known = set(self.deleted), dict(self.acknowledged)
+                    gone = set(self.perhaps_deleted)
+                try:
+                    played = Counter(event.value or b"" for event in home.playback(TOPIC))
+                except EXPECTED:
+                    self.done["failed playbacks"] += 1
+                    continue
+                assert [value for value, count in played.items() if count > 1] == []
+                assert set(played) & deleted == set(), "a deleted event was played"
+                with self._lock:
+                    gone |= self.perhaps_deleted
+                assert set(known.values()) - gone <= set(played), "an event was not played"
+                self.done["playbacks"] += 1
+
+    def _recreate(self) -> None:
+        """A topic that comes, is trimmed, and goes; its name is free again every time."""
+        with self._open() as home:
+            number = 0
+            while not self._stop.wait(0.05):
+                number += 1
+                self._patiently(lambda: home.create_topic("passing", 1), AlreadyExistsError)
+                values = [b"%d/%d" % (number, n) for n in range(4)]
+                self._patiently(lambda v=values: home.append("passing", map(Event, v)))  # type: ignore[misc]
+                self._patiently(lambda: home.trim("passing", ToOffsets({0: 2})))
+                found: list[bytes | None] = []
+
+                def read(found: list[bytes | None] = found) -> None:
+                    found[:] = [event.value for event in home.read("passing", 0, 2)]
+
+                self._patiently(read)
+                assert {value for value in found if value} <= set(values), found
+                self._patiently(lambda: home.delete_topic("passing"), NotFoundError)
+                self.done["topics"] += 1
+
+    def _patiently(self, call: Callable[[], object], *fine: type[TidelogError]) -> None:
+        """Call until it succeeds, or says that an earlier call had done it."""
+
+        def attempt() -> bool:
+            try:
+                call()
+            except fine:
+                return True
+            except EXPECTED:
+                return False
+            return True
+
+        until(attempt)
 
     def _keep(self) -> None:
         with self._open() as home:

@@ -114,7 +114,8 @@ def _read_outcome(
 def _unknown(partition: str, write_id: str, cause: Exception) -> UnknownOutcomeError:
     return UnknownOutcomeError(
         f"a write to `{partition}`: no reply says whether write `{write_id}` landed, and its rows "
-        f"do not show it ({cause}): read back what you meant to change, then decide",
+        f"do not show it ({str(cause) or 'no reply'}): read back what you meant to change, then "
+        "decide",
         partition=partition,
         write_id=write_id,
     )

@@ -27,7 +27,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import OffsetSpec, TopicDescription  # type: ignore[attr-defined]
 
 from tidelog.clock import Clock, SystemClock
-from tidelog.errors import InvalidError, TidelogError
+from tidelog.errors import InvalidError, TidelogError, UnavailableError
 from tidelog.model.address import Address, parse_address
 from tidelog.sources.base import Bounds, Chunk, DirectReader, Range, Source, SourcePartition
 from tidelog.sources.kafka_client import (
@@ -225,7 +225,10 @@ class _Questions:
         except KafkaException as exc:
             error = exc.args[0]
         else:
-            return offset
+            if offset >= 0:
+                return offset
+            # The client's word for "no answer", after it lost a connection.
+            return UnavailableError(f"{what}: its offsets came without a number: try again")
         if error.code() in _MOVING:
             return translated(what, error)
         raise self._failed(what, error)
