@@ -25,6 +25,7 @@ from tidelog.model.archive import Archive, Making
 from tidelog.model.backoff import Backoff
 from tidelog.model.pipeline import Committed, FileEntry, Manifest, Progress
 from tidelog.model.run import decode_row, encode_row
+from tidelog.model.sealed import seal_json
 from tidelog.pipeline.finalize import Finalized, Finalizer, Finalizing, FolderNotice, Listener
 from tidelog.pipeline.folders import DateFolders
 from tidelog.sources.base import SourcePartition
@@ -116,7 +117,7 @@ class World:
         manifest = Manifest("inc.1", name, str(first), str(end), first, len(times), len(times))
         manifest = msgspec.structs.replace(manifest, files=tuple(files))
         key = f"manifests/{partition}/{first}"
-        self.objects.put(key, msgspec.json.encode(manifest))
+        self.objects.put(key, seal_json(manifest))
         done = Committed(key, str(first), str(end), len(times), len(files), 0, 1)
         totals = head.totals.plus(manifest, self.clock.now_ms())
         after = msgspec.structs.replace(head, position=str(end), ordinal=end, totals=totals)

@@ -28,6 +28,7 @@ from tidelog.model import layout
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import Committed, FileEntry, Intent, Manifest, read_manifest
 from tidelog.model.run import decode_row, encode_row
+from tidelog.model.sealed import seal_json
 from tidelog.pipeline.archive import committed_files, open_pipeline
 from tidelog.pipeline.contents import Wanted, archived_rows, file_rows
 from tidelog.pipeline.cycle import Cycle
@@ -137,7 +138,7 @@ def edit_manifest(
     committed = decode_row(row.value, Committed, "commit")
     manifest = edit(read_manifest(home.store.get(committed.manifest), ""))
     key = f"{committed.manifest}.{home.log.ids.new()}"
-    home.store.put(key, msgspec.json.encode(manifest))
+    home.store.put(key, seal_json(manifest))
     edited = encode_row(msgspec.structs.replace(committed, manifest=key))
     home.catalog.write(where, Put(row.row, edited), write_id=home.log.ids.new())
 

@@ -26,6 +26,7 @@ from tidelog.model import layout
 from tidelog.model.archive import Archive, Making
 from tidelog.model.pipeline import Committed, FileEntry, Gap, Manifest, Progress
 from tidelog.model.run import encode_row
+from tidelog.model.sealed import seal_json
 from tidelog.pipeline.archive import create_archive, open_pipeline, open_sink
 from tidelog.pipeline.base import Pipeline
 from tidelog.pipeline.cycle import LostError
@@ -301,7 +302,7 @@ def test_commits_without_events_keep_their_order(home: Home) -> None:
 def put_commit(home: Home, archive: Archive, manifest: Manifest) -> None:
     """A commit as a driver would make it."""
     key = layout.manifest(archive.pipeline(), 1, manifest.partition, home.log.ids.new())
-    home.store.put(key, msgspec.json.encode(manifest))
+    home.store.put(key, seal_json(manifest))
     done = Committed(key, manifest.start, manifest.end, manifest.read, len(manifest.files), 0, 0)
     head = read_progress(home.log, archive.pipeline(), manifest.partition)
     assert head is not None
