@@ -32,6 +32,7 @@ from tidelog.catalog.dynamodb import DynamoCatalog, open_dynamodb
 from tidelog.catalog.settle import Repeat
 from tidelog.clock import RandomIds, SystemClock, system_random
 from tidelog.errors import (
+    ConflictError,
     CorruptError,
     InvalidError,
     NotFoundError,
@@ -442,6 +443,36 @@ def test_refused_credentials_are_invalid_and_not_tried_again(code: str) -> None:
             call()
         assert "\n" not in str(told.value)
     assert len(answers.asked) == 3
+
+
+def test_wrong_clock_is_named_as_the_cause() -> None:
+    skewed = failure("InvalidSignatureException") | {
+        "message": "Signature expired: 20261116T000000Z is now earlier than 20261116T010000Z"
+    }
+    answers = Answers(skewed, skewed)
+    catalog, _ = hooked(answers)
+    with pytest.raises(InvalidError, match="this machine's clock is wrong"):
+        catalog.get("p", "r")
+    with pytest.raises(InvalidError, match="this machine's clock is wrong"):
+        catalog.write("p", Put("r", b""), write_id="w")
+    assert len(answers.asked) == 2
+
+
+def test_conflict_reads_nothing_and_returns_the_rows() -> None:
+    item = {
+        "partition": {"S": "p"},
+        "row": {"S": "a"},
+        "version": {"S": "v9"},
+        "value": {"B": "MQ=="},
+    }
+    refused = failure("TransactionCanceledException", "ConditionalCheckFailed", "None")
+    refused["CancellationReasons"][0]["Item"] = item
+    answers = Answers(refused)
+    catalog, _ = hooked(answers)
+    with pytest.raises(ConflictError) as told:
+        catalog.write("p", Put("a", b"2", "v1"), Put("b", b"2", ABSENT), write_id="w")
+    assert told.value.rows == {"a": Row("a", b"1", "v9")}
+    assert answers.asked == ["TransactWriteItems"]
 
 
 def test_other_refusals_are_invalid() -> None:
