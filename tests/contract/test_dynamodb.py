@@ -475,6 +475,22 @@ def test_conflict_reads_nothing_and_returns_the_rows() -> None:
     assert answers.asked == ["TransactWriteItems"]
 
 
+def test_value_that_does_not_decode_is_a_broken_reply() -> None:
+    class Once(Answers):
+        """Gives one reply without a checksum, whose value lost a character."""
+
+        def __call__(self, request: Any, **_: Any) -> AWSResponse | None:
+            self.asked.append("GetItem")
+            item = '{"Item":{"row":{"S":"r"},"version":{"S":"v"},"value":{"B":"%s"}}}'
+            body = item % ("MQ=" if len(self.asked) == 1 else "MQ==")
+            return AWSResponse(request.url, 200, {}, _Body(body.encode()))
+
+    answers = Once()
+    catalog, _ = hooked(answers)
+    assert catalog.get("p", "r") == Row("r", b"1", "v")
+    assert len(answers.asked) == 2
+
+
 def test_other_refusals_are_invalid() -> None:
     answers = Answers(
         failure("ValidationException"),

@@ -73,7 +73,8 @@ class Soak:
         self._stop.set()
         for other in others:
             other.join()
-        assert self.wrong == []
+        for wrong in self.wrong:
+            raise wrong
 
     def check(self, catalog: Catalog, store: Store) -> None:
         """Compare what was acknowledged with the bare rows and objects."""

@@ -29,7 +29,9 @@ from tidelog.catalog.base import (
     conflict,
 )
 from tidelog.catalog.dynamodb_client import (
+    PARSER_ERRORS,
     SDK_ERRORS,
+    BrokenReplyError,
     Refused,
     connect,
     error_code,
@@ -200,7 +202,11 @@ class DynamoCatalog:
         return reply
 
     def _call(self, method: str, request: dict[str, Any]) -> dict[str, Any]:
-        reply: dict[str, Any] = getattr(self._live_client(), method)(**request)
+        client = self._live_client()
+        try:
+            reply: dict[str, Any] = getattr(client, method)(**request)
+        except PARSER_ERRORS as exc:  # a body without a checksum that only looks like a reply
+            raise BrokenReplyError(operation=method, fault=str(exc)) from exc
         return reply
 
     def _describe(self) -> TableDescriptionTypeDef | None:

@@ -15,6 +15,7 @@ fields, which says "there is no such row". So every reply is checked before it i
 
 from __future__ import annotations
 
+import binascii
 import json
 import zlib
 from collections.abc import Mapping
@@ -27,6 +28,7 @@ try:
     import boto3
     from botocore import exceptions as sdk
     from botocore.config import Config
+    from botocore.parsers import ResponseParserError
 except ImportError as exc:  # this module is imported only when such an address is opened
     raise InvalidError("dynamodb catalog is not installed: pip install 'tidelog[aws]'") from exc
 
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from mypy_boto3_dynamodb import DynamoDBClient
 
 __all__ = [
+    "PARSER_ERRORS",
     "SDK_ERRORS",
     "BrokenReplyError",
     "Refused",
@@ -53,6 +56,7 @@ class BrokenReplyError(sdk.BotoCoreError):
 
 
 SDK_ERRORS = (sdk.ClientError, sdk.BotoCoreError)
+PARSER_ERRORS = (ResponseParserError, binascii.Error)
 
 _CONNECT_TIMEOUT_S = 3  # a server in another region answers a connect well within this
 _READ_TIMEOUT_S = 5  # DynamoDB answers in milliseconds; what takes longer is lost
