@@ -134,10 +134,11 @@ class Amender:
         for first in range(0, len(ids), _IDS_AT_ONCE):
             some = ids[first : first + _IDS_AT_ONCE]
             found = self._find(op, some, values)  # step 1
-            heads = dict(found.heads)
             done: set[str | None] = set()
             for marks in _records(_marks(op, found, some, values)):
-                applied = self._apply(op, marks, heads)
+                # Each record by the heads of this look: what the one before it has looked up since
+                # were its own events, so newer heads say nothing of these.
+                applied = self._apply(op, marks, dict(found.heads))
                 done |= {mark.id for mark in applied}
                 amended += len(applied)
             missing += [each for each in some if each not in done]
@@ -252,7 +253,8 @@ class Amender:
     ) -> Sequence[Mark]:
         """Step 6 in each partition; what was compiled meanwhile is looked up again.
 
-        ``heads`` are those by which the events were found, and go on with what was written.
+        ``heads`` are those by which the events of this record were found, and change with what
+        is looked up again and written; other records need their own.
         """
         applied: Applied = {}
         for _ in range(_ROUNDS):
