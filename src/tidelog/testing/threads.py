@@ -470,7 +470,9 @@ class _Pool:
             while self._work:
                 self._work.popleft()[0].cancel()
         self._sleepers.wake()
-        if wait:
+        current = self._threads.scheduler.current
+        # A generator that is dropped with its process, or after it, waits for no thread.
+        if wait and current is not None and not current.killed:
             for worker in self._workers:
                 worker.join()
 
