@@ -13,10 +13,23 @@ from collections import Counter
 
 from tests.sim.base import SimWorld
 from tests.sim.clients import ClientsWorld
+from tests.sim.journal_world import JournalWorld
+from tests.sim.journal_worlds import AbsentWorld, AmendWorld, CopyWorld
+from tests.sim.playback_world import PlaybackWorld
+from tests.sim.recreate_world import RecreateWorld
 from tests.sim.world import World
 from tidelog.testing.faults import Fault
 
-WORLDS: dict[str, type[SimWorld]] = {"protocols": World, "clients": ClientsWorld}
+WORLDS: dict[str, type[SimWorld]] = {
+    "protocols": World,
+    "clients": ClientsWorld,
+    "journals": JournalWorld,
+    "amend": AmendWorld,
+    "copy": CopyWorld,
+    "absent": AbsentWorld,
+    "playback": PlaybackWorld,
+    "recreate": RecreateWorld,
+}
 
 
 def main(seeds: int = 2_000, first: int = 0, only: str | None = None) -> int:

@@ -1,0 +1,315 @@
+"""Bugs planted into journals, copies and playback, so that their simulations prove themselves.
+
+Each replaces one function of the product by what it did once, or could have done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.sim.journal_home import HomeWorld
+from tests.sim.journal_worlds import AbsentWorld, AmendWorld, CopyWorld
+from tests.sim.playback_world import PlaybackWorld
+from tests.sim.recreate_world import RecreateWorld
+from tidelog.catalog.base import Put
+from tidelog.errors import TidelogError
+from tidelog.journal import amend, swap
+from tidelog.journal.amend import Amender
+from tidelog.journal.audit import AuditRecord
+from tidelog.journal.compile import CompileReport, Compiling, Planned
+from tidelog.journal.lookup import Lookup, Lookups
+from tidelog.journal.make import Made
+from tidelog.journal.marks import Mark, Marker
+from tidelog.log import leftovers, references, sweep
+from tidelog.log.append import Appender
+from tidelog.log.base import Log
+from tidelog.log.copying import Copier
+from tidelog.log.hold import write_repeatedly
+from tidelog.log.ledger import ErasedIds
+from tidelog.log.topics import read_head
+from tidelog.model import layout
+from tidelog.model.playback import Cursor
+from tidelog.model.run import Head, HeldRow, decode_row, encode_row
+from tidelog.model.topic import Topic
+from tidelog.playback.named import NamedPlayback
+from tidelog.playback.outlet_topic import TopicOutlet
+from tidelog.playback.standing import Standing
+
+__all__ = ["BUGS", "Bug", "seeds_until_caught"]
+
+Patch = pytest.MonkeyPatch
+
+
+@dataclass(frozen=True)
+class Bug:
+    """What is planted, and the world that must notice."""
+
+    world: Callable[[int], HomeWorld]
+    plant: Callable[[Patch], None]
+
+
+def seeds_until_caught(bug: Bug, seeds: int) -> int | None:
+    """How many seeds it takes until a world notices; None: more than these.
+
+    The same seed must find nothing without the bug.
+    """
+    for seed in range(seeds):
+        with Patch.context() as patch:
+            bug.plant(patch)
+            try:
+                bug.world(seed).run()
+                continue
+            except (AssertionError, TidelogError):
+                pass
+        bug.world(seed).run()
+        return seed + 1
+    return None
+
+
+# Amendments.
+
+
+def _seen_moves_for_all_lots(patch: Patch) -> None:
+    """After a conflict, only the rows of the lot at hand are looked at for deletes."""
+
+    def wrote(self: Marker, marks: Sequence[Mark], head: Head) -> None:
+        self._looked = head.amendments
+        self._done(marks)
+
+    patch.setattr(Marker, "_wrote", wrote)
+
+
+def _lots_are_written_again(patch: Patch) -> None:
+    """An update that meets a compile writes all its lots again."""
+    put_here = Amender._put_here
+
+    def again(self: Amender, record: Any, marks: Any, *rest: Any) -> Sequence[Mark]:
+        return marks if put_here(self, record, marks, *rest) else ()
+
+    patch.setattr(Amender, "_put_here", again)
+
+
+def _deletes_are_not_looked_for(patch: Patch) -> None:
+    """An update that meets another amendment is written whatever that was."""
+    patch.setattr(Marker, "_still_to_put", lambda self, marks, before: marks)
+
+
+def _amended_is_not_widened(patch: Patch) -> None:
+    """The head keeps the bounds of the first amendments."""
+    plan = Marker._plan
+
+    def narrow(self: Marker, marks: Any, head: Head) -> Any:
+        new_head, rows = plan(self, marks, head)
+        if head.amended is not None:
+            new_head = msgspec.structs.replace(new_head, amended=head.amended)
+        return new_head, rows
+
+    patch.setattr(Marker, "_plan", narrow)
+
+
+def _audit_without_version(patch: Patch) -> None:
+    """A record is put without an expectation, so a doubled packet brings its first state back."""
+
+    def put(log: Log, topic: Topic, record: AuditRecord, version: str | None = None) -> str:
+        where = layout.audit_partition(topic.incarnation)
+        change = Put(layout.audit_row(record.at_ms, record.id), encode_row(record))
+        write_repeatedly(log, where, change)
+        return ""
+
+    patch.setattr(amend, "put_record", put)
+
+
+# Copies.
+
+
+def _commit_does_not_expect_the_ledger(patch: Patch) -> None:
+    """A copy is held against the ledger, and committed whatever was erased since."""
+    patch.setattr(Copier, "check_head", Appender.check_head)
+
+
+def _nothing_is_entered(patch: Patch) -> None:
+    """A delete leaves no trace in the ledger."""
+    patch.setattr(amend, "enter_erased", lambda *_, **__: None)
+
+
+def _nothing_is_announced(patch: Patch) -> None:
+    """A delete does not tell copies that the ledger has grown."""
+
+    def look_only(log: Log, topic: Topic, partition: int) -> Head:
+        return read_head(log, topic, partition)[0]
+
+    patch.setattr(amend, "announce_erasure", look_only)
+
+
+def _time_does_not_count(patch: Patch) -> None:
+    """A copy leaves out new events too, where an older one had the same id."""
+    kept = ErasedIds.kept
+
+    def timeless(self: ErasedIds, events: Any) -> Any:
+        ever = ErasedIds(dict.fromkeys(self.ids, 1 << 60), dict.fromkeys(self.keys, 1 << 60))
+        return kept(ever, events)
+
+    patch.setattr(ErasedIds, "kept", timeless)
+
+
+# Compile, sweep and trim.
+
+
+def _epochs_are_not_raised(patch: Patch) -> None:
+    """A sweep looks at the epoch of a compiler, and does not fence it."""
+
+    def look_only(log: Log, topic: Topic, partition: int) -> int:
+        where = layout.topic_partition(topic.incarnation, partition)
+        row = log.catalog.get(where, layout.COMPILE_ROW)
+        return 0 if row is None else decode_row(row.value, HeldRow, "").epoch + 1
+
+    patch.setattr(sweep, "_raise_epoch", look_only)
+
+
+def _amendments_go_too_early(patch: Patch) -> None:
+    """A sweep removes amendments that no journal has."""
+    patch.setattr(references, "_applied", lambda pending, _: iter(pending))
+
+
+def _values_are_forgotten(patch: Patch) -> None:
+    """A sweep does not count the objects that amendments name."""
+    note = references._note_amendment
+
+    def forget(row: Any, what: Any, head: Any, pending: Any, found: Any) -> None:
+        before = set(found.objects)
+        note(row, what, head, pending, found)
+        found.objects = before
+
+    patch.setattr(references, "_note_amendment", forget)
+
+
+def _journal_claims_too_much(patch: Patch) -> None:
+    """A journal says that it has all amendments up to the swap."""
+    swap_journals = Compiling.swap
+
+    def claim(self: Compiling, planned: Planned, made: Made) -> CompileReport | None:
+        head, _ = read_head(self._log, self._topic, self._partition)
+        journals = tuple(
+            msgspec.structs.replace(
+                run, journal=msgspec.structs.replace(run.journal, applied=head.amendments)
+            )
+            for run in made.journals
+        )
+        return swap_journals(self, planned, replace(made, journals=journals))
+
+    patch.setattr(Compiling, "swap", claim)
+
+
+def _swap_does_not_expect_the_head(patch: Patch) -> None:
+    """A swap writes the head that it has read, whatever came between."""
+    changes = swap._changes
+
+    def unconditional(*args: Any) -> list[Any]:
+        first, *rest = changes(*args)
+        return [Put("head", first.value), *rest]
+
+    patch.setattr(swap, "_changes", unconditional)
+
+
+def _trim_takes_the_run_at_the_start(patch: Patch) -> None:
+    """A trim removes the run that holds the first offset."""
+    remove = leftovers._remove_runs
+
+    def more(log: Log, topic: Topic, partition: int, end: int) -> Any:
+        return remove(log, topic, partition, end + 3)
+
+    patch.setattr(leftovers, "_remove_runs", more)
+
+
+# Readers and lookups.
+
+
+def _lookup_goes_by_an_old_head(patch: Patch) -> None:
+    """A lookup reads each partition's head once, and goes by it later."""
+    heads = Lookup._heads
+    known: dict[tuple[int, int], Any] = {}
+
+    def stale(self: Lookup, partitions: Sequence[int]) -> Iterator[Any]:
+        for partition, seen in zip(partitions, heads(self, partitions), strict=True):
+            yield known.setdefault((id(self), partition), seen)
+
+    patch.setattr(Lookup, "_heads", stale)
+
+
+def _cache_by_name(patch: Patch) -> None:
+    """A home keeps the lookup of a topic's name, also when the topic was made again."""
+    of = Lookups.of
+    first: dict[tuple[int, str], Topic] = {}
+
+    def by_name(self: Lookups, topic: Topic) -> Lookup:
+        return of(self, first.setdefault((id(self), topic.name), topic))
+
+    patch.setattr(Lookups, "of", by_name)
+
+
+def _absent_without_offset(patch: Patch) -> None:
+    """An append of absent ids does not expect the end at which they were looked for."""
+    commit = Appender.commit
+
+    def anywhere(self: Appender, stored: Any, piece: Any, sequences: Any = None, **_: Any) -> Any:
+        return commit(self, stored, piece, sequences)
+
+    patch.setattr(Appender, "commit", anywhere)
+
+
+# Playback.
+
+
+def _lot_without_numbers(patch: Patch) -> None:
+    """A lot is put again by the next driver, though it is out."""
+
+    def put(self: TopicOutlet, lot: Any, piece: Any, stored: Any) -> None:
+        self._appender.commit(stored, piece)
+
+    patch.setattr(TopicOutlet, "_commit", put)
+    patch.setattr(TopicOutlet, "_has", lambda self, partition, lot: False)
+
+
+def _cursor_before_lot(patch: Patch) -> None:
+    """The cursor moves when a lot is intended, and not when it is out."""
+
+    def intend(self: NamedPlayback, until: Cursor, number: int, reached: int = 0) -> None:
+        with self._lock:
+            self._change(self._moved(), cursor=until, number=number, reached=reached)
+
+    patch.setattr(NamedPlayback, "intend", intend)
+
+
+def _playback_passes_over_swaps(patch: Patch) -> None:
+    """A playback does not notice that journals took the place of runs."""
+    patch.setattr(Standing, "_compared", lambda self, partition, head: head)
+
+
+BUGS: Mapping[str, Bug] = {
+    "the seen mark moves for all lots": Bug(AmendWorld, _seen_moves_for_all_lots),
+    "lots are written again": Bug(AmendWorld, _lots_are_written_again),
+    "deletes are not looked for": Bug(AmendWorld, _deletes_are_not_looked_for),
+    "the amended range is not widened": Bug(AmendWorld, _amended_is_not_widened),
+    "audit put without a version": Bug(AmendWorld, _audit_without_version),
+    "a copy does not expect the ledger": Bug(CopyWorld, _commit_does_not_expect_the_ledger),
+    "a delete enters nothing": Bug(CopyWorld, _nothing_is_entered),
+    "a delete announces nothing": Bug(CopyWorld, _nothing_is_announced),
+    "a new event counts as erased": Bug(CopyWorld, _time_does_not_count),
+    "epochs are not raised": Bug(AmendWorld, _epochs_are_not_raised),
+    "amendments are removed before compile": Bug(AmendWorld, _amendments_go_too_early),
+    "values of updates are swept": Bug(AmendWorld, _values_are_forgotten),
+    "a journal claims too much": Bug(AmendWorld, _journal_claims_too_much),
+    "a swap does not expect the head": Bug(AmendWorld, _swap_does_not_expect_the_head),
+    "a trim removes the run at the start": Bug(AbsentWorld, _trim_takes_the_run_at_the_start),
+    "a lookup goes by an old head": Bug(AmendWorld, _lookup_goes_by_an_old_head),
+    "a lookup cache by name": Bug(RecreateWorld, _cache_by_name),
+    "if absent without an offset": Bug(AbsentWorld, _absent_without_offset),
+    "a lot has no numbers": Bug(PlaybackWorld, _lot_without_numbers),
+    "the cursor moves before the lot": Bug(PlaybackWorld, _cursor_before_lot),
+    "a playback passes over swaps": Bug(PlaybackWorld, _playback_passes_over_swaps),
+}

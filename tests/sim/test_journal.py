@@ -1,0 +1,55 @@
+"""P1, P2, P5, P5a and P6 in a bad world: many seeds, and every planted bug is caught."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sim.journal_home import HomeWorld
+from tests.sim.journal_planted import BUGS, seeds_until_caught
+from tests.sim.journal_world import JournalWorld, Tally
+from tests.sim.journal_worlds import AbsentWorld, AmendWorld, CopyWorld
+from tests.sim.playback_world import PlaybackWorld
+from tests.sim.recreate_world import RecreateWorld
+
+WORLDS: dict[type[JournalWorld], int] = {  # and how many seeds of each
+    JournalWorld: 4,
+    AmendWorld: 12,
+    CopyWorld: 10,
+    AbsentWorld: 10,
+    PlaybackWorld: 6,
+    RecreateWorld: 12,
+}
+BUG_SEEDS = 200
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_nothing_is_lost_undone_doubled_or_left_behind(world: type[JournalWorld]) -> None:
+    for seed in range(WORLDS[world]):
+        world(seed).run()
+
+
+@pytest.mark.parametrize("world", [AmendWorld, CopyWorld, PlaybackWorld])
+def test_one_seed_runs_the_same_twice(world: type[JournalWorld]) -> None:
+    first, second = world(4711), world(4711)
+    assert first.run() == second.run()
+    assert first.scheduler.trace == second.scheduler.trace
+    assert first.truth.history == second.truth.history
+
+
+def test_every_process_gets_something_done() -> None:
+    worlds: list[HomeWorld] = []
+    tally = Tally()
+    for make in (JournalWorld, AbsentWorld, CopyWorld):
+        for seed in range(1_000, 1_004):
+            world = make(seed)
+            world.run()
+            worlds.append(world)
+            for name, value in vars(world.tally).items():
+                setattr(tally, name, getattr(tally, name) + value)
+    assert all(value > 4 for value in vars(tally).values()), tally
+    assert sum(world.restarts for world in worlds) > 4
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_planted_bug_is_caught(bug: str) -> None:
+    assert seeds_until_caught(BUGS[bug], BUG_SEEDS) is not None, f"no seed notices: {bug}"
