@@ -18,7 +18,7 @@ from tests.sim.playback_world import PlaybackWorld
 from tests.sim.recreate_world import RecreateWorld
 from tidelog.catalog.base import Put
 from tidelog.errors import TidelogError
-from tidelog.journal import amend, swap
+from tidelog.journal import amend
 from tidelog.journal.amend import Amender
 from tidelog.journal.audit import AuditRecord
 from tidelog.journal.compile import CompileReport, Compiling, Planned
@@ -205,17 +205,6 @@ def _journal_claims_too_much(patch: Patch) -> None:
     patch.setattr(Compiling, "swap", claim)
 
 
-def _swap_does_not_expect_the_head(patch: Patch) -> None:
-    """A swap writes the head that it has read, whatever came between."""
-    changes = swap._changes
-
-    def unconditional(*args: Any) -> list[Any]:
-        first, *rest = changes(*args)
-        return [Put("head", first.value), *rest]
-
-    patch.setattr(swap, "_changes", unconditional)
-
-
 def _trim_takes_the_run_at_the_start(patch: Patch) -> None:
     """A trim removes the run that holds the first offset."""
     remove = leftovers._remove_runs
@@ -304,7 +293,6 @@ BUGS: Mapping[str, Bug] = {
     "amendments are removed before compile": Bug(AmendWorld, _amendments_go_too_early),
     "values of updates are swept": Bug(AmendWorld, _values_are_forgotten),
     "a journal claims too much": Bug(AmendWorld, _journal_claims_too_much),
-    "a swap does not expect the head": Bug(AmendWorld, _swap_does_not_expect_the_head),
     "a trim removes the run at the start": Bug(AbsentWorld, _trim_takes_the_run_at_the_start),
     "a lookup goes by an old head": Bug(AmendWorld, _lookup_goes_by_an_old_head),
     "a lookup cache by name": Bug(RecreateWorld, _cache_by_name),

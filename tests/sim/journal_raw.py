@@ -123,6 +123,7 @@ class Truth:
     by_id: dict[str, list[Place]] = field(default_factory=dict)
     audit: dict[str, Row] = field(default_factory=dict)  # by the record's id
     targets: set[str] = field(default_factory=set)  # incarnations left out of ``by_id``
+    ready: list[tuple[int, bool]] = field(default_factory=list)  # whether there is a topic `t`
     touched: list[str] = field(default_factory=list)  # ids of events that have changed
     _heads: dict[str, Row] = field(default_factory=dict)
     _decoded: dict[bytes, Row] = field(default_factory=dict)
@@ -136,6 +137,9 @@ class Truth:
         kind, *rest = partition.split("/")
         if kind == "topic" and len(rest) == 2:
             self._look(partition, rest[0], int(rest[1]))
+        elif partition == "registry":
+            row = self.rows.values(partition).get("topic/t", b"")
+            self.ready.append((self.tick, b"ready" in row))
         elif kind == "audit":
             self._look_at_audit(partition)
 
@@ -155,6 +159,11 @@ class Truth:
             elif tick <= last:
                 found.append(state)
         return found
+
+    def was_ready(self, begin: int) -> bool:
+        """Whether the topic was there all the time since a tick."""
+        before = [is_ready for tick, is_ready in self.ready if tick <= begin][-1:]
+        return all(before) and all(is_ready for tick, is_ready in self.ready if tick > begin)
 
     def now(self, place: Place) -> State:
         """What an event is."""

@@ -240,9 +240,8 @@ class JournalWorld(HomeWorld):
             begin = self.truth.tick
             try:
                 event = desk.get("t", event_id)
-            except NotFoundError as exc:
-                if "topic" in exc.context:
-                    self._check_missing(event_id, begin, "get")
+            except NotFoundError:
+                self._check_missing(event_id, begin, "get")
             except self.may_fail:
                 continue
             else:
@@ -349,7 +348,9 @@ class JournalWorld(HomeWorld):
         assert event.value in states, f"got {event}, but it was {states}"
 
     def _check_missing(self, event_id: str, begin: int, what: str) -> None:
-        """Each event of an id was away for a moment at least."""
+        """Each event of an id, or the topic, was away for a moment at least."""
+        if not self.truth.was_ready(begin):
+            return
         for place in self.truth.by_id.get(event_id, ()):
             states = self.truth.states(place, begin)
             assert any(isinstance(each, Gone) for each in states), (
