@@ -1,7 +1,8 @@
 """Run many seeds of the simulated worlds, and count.
 
 ``python -m tests.sim [SEEDS [FIRST [WORLD]]]`` runs the seeds of every world, or of the one that is
-named, and prints figures.
+named, and prints figures. ``python -m tests.sim planted`` prints how many seeds it takes until each
+planted bug is caught.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import time
 from collections import Counter
 
 from tests.sim.base import SimWorld
-from tests.sim.clients import ClientsWorld
+from tests.sim.clients import ClientsWorld, LossyWorld
 from tests.sim.journal_world import JournalWorld
 from tests.sim.journal_worlds import AbsentWorld, AmendWorld, CopyWorld
+from tests.sim.lifecycle import LifecycleWorld
+from tests.sim.planted import BUGS, seeds_needed
 from tests.sim.playback_world import PlaybackWorld
 from tests.sim.recreate_world import RecreateWorld
 from tests.sim.world import World
@@ -29,6 +32,8 @@ WORLDS: dict[str, type[SimWorld]] = {
     "absent": AbsentWorld,
     "playback": PlaybackWorld,
     "recreate": RecreateWorld,
+    "lossy": LossyWorld,
+    "topics": LifecycleWorld,
 }
 
 
@@ -72,6 +77,18 @@ def run(name: str, make: type[SimWorld], seeds: range) -> dict[str, object]:
     }
 
 
+def planted() -> int:
+    """Print a table of the planted bugs; the number of those that are not caught."""
+    missed = 0
+    for name, bug in BUGS.items():
+        seeds = seeds_needed(bug)
+        missed += seeds is None
+        print(f"| {name} | {bug.breaks} | {seeds or 'not caught'} |", flush=True)
+    return missed
+
+
 if __name__ == "__main__":
+    if sys.argv[1:] == ["planted"]:
+        sys.exit(planted())
     numbers = [int(text) for text in sys.argv[1:3]]
     sys.exit(main(*numbers, *sys.argv[3:4]))  # type: ignore[arg-type]

@@ -67,6 +67,7 @@ class Bare:
         piece = data[run["byte_start"] : run["byte_end"]]
         assert crc32c.crc32c(piece) == run["crc"], f"checksum of {run['object']}"
         schema = pa.ipc.open_file(pa.py_buffer(data)).schema.serialize().to_pybytes()
-        table = pa.ipc.open_stream(pa.py_buffer(schema + piece)).read_all()
+        options = pa.ipc.IpcReadOptions(use_threads=False)  # these are small, and there are many
+        table = pa.ipc.open_stream(pa.py_buffer(schema + piece), options=options).read_all()
         assert table.num_rows == run["count"], f"{run['object']} holds {table.num_rows} events"
         return [dict(each) for each in table.to_pylist()]

@@ -32,6 +32,7 @@ RATES = {
     Fault.STALL: 0.01,
     Fault.FREEZE: 0.004,
     Fault.TRY_AGAIN: 0.02,
+    Fault.CUT_OFF: 0.004,
     Fault.CRASH_BEFORE: 0.004,
     Fault.CRASH_AFTER: 0.004,
     Fault.STALE_LIST: 0.2,
@@ -64,6 +65,7 @@ class SimWorld:
     """One seed's world. A subclass starts its processes and checks its invariants."""
 
     rates = RATES
+    accepted: tuple[type[TidelogError], ...] = ACCEPTED
     restarts_max = 12  # of all processes together
     steps_max = 60_000
     hosts_count = 3
@@ -87,6 +89,7 @@ class SimWorld:
         self._faulty = faulty
         self._faulty_store = faulty_store
         self._checked_at = (-1, -1)
+        self._kills = 0
         self._ids = seeded_ids(seed)
         self._quiet = self._log(faulty=False)
         self._running: list[tuple[Callable[[], None], Process]] = []
@@ -96,8 +99,7 @@ class SimWorld:
         with simulated(self.scheduler, self.preempt) as self.threads:
             self.spawn_all()
             self.scheduler.run(self.steps_max, self._after_step)
-            self.faults.rates = {}
-            self.faults.page_rows = None
+            self.faults.heal()
             self.check_end()
         return self.faults.counts
 
@@ -137,15 +139,16 @@ class SimWorld:
             clock = self.scheduler.clock
             return Log(self.objects, self.rows, clock, self._ids, chance, self.settings())
         process = self.process
+        attempts = self.random.choice([1, 3])  # with one, calls fail as if all tries had failed
         store = RetryingStore(
             self._faulty_store(self.objects, self.faults),
             clock=process.clock,
             random=chance,
-            backoff=Backoff(attempts=3),
+            backoff=Backoff(attempts=attempts),
         )
         return Log(
             store,
-            self._faulty(self.rows, self.faults, process.clock),
+            self._faulty(self.rows, self.faults, process.clock, attempts),
             process.clock,
             self._ids,
             chance,
@@ -161,7 +164,7 @@ class SimWorld:
             try:
                 run()
             except TidelogError as exc:
-                if not isinstance(exc, ACCEPTED):
+                if not isinstance(exc, self.accepted):
                     raise
 
         process = (host or self.random.choice(self.hosts)).start(name, live)
@@ -183,12 +186,15 @@ class SimWorld:
             self.check()
 
     def _restart_the_dead(self) -> None:
-        for index, (run, process) in enumerate(self._running):
+        if self._kills == self.scheduler.kills:
+            return
+        self._kills = self.scheduler.kills
+        for run, process in list(self._running):
+            if process.killed:
+                self._running.remove((run, process))
             if process.crashed and self.restarts < self.restarts_max:
                 self.restarts += 1
-                del self._running[index]
                 self._spawn(process.name, run)
-                return
 
 
 def in_peace(world: SimWorld, name: str, run: Callable[[Log], Any], within_s: float) -> Any:

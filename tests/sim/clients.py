@@ -10,9 +10,12 @@ trimmer; and notifiers, whose target fails.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
-from tests.sim.base import SimWorld, in_peace
+from tests.sim.audit import AuditedCatalog
+from tests.sim.base import RATES, SimWorld, in_peace
 from tests.sim.ledger import Ledger, Place
 from tidelog.errors import (
     AlreadyExistsError,
@@ -21,11 +24,14 @@ from tidelog.errors import (
     InvalidError,
     NotFoundError,
     PartialAppendError,
+    TidelogError,
     UnavailableError,
     UnknownOutcomeError,
 )
+from tidelog.log import readers
 from tidelog.log.base import Log, LogSettings
 from tidelog.log.consumer import Consumer
+from tidelog.log.flush import SendFuture
 from tidelog.log.notifier import Notifier
 from tidelog.log.notify import Notification, repair
 from tidelog.log.once import append_once
@@ -36,14 +42,14 @@ from tidelog.log.trim import BeforeTime, KeepBytes, ToOffsets, trim_topic
 from tidelog.log.verify import verify_topic
 from tidelog.model.event import Event, Position
 from tidelog.model.topic import Topic
+from tidelog.testing.faults import Fault
 
-__all__ = ["ClientsWorld"]
+__all__ = ["ClientsWorld", "LossyWorld"]
 
 PARTITIONS = 2
 KEYS = 4  # idempotency keys
 PEACE_S = 120.0  # how long what was left behind may delay those who come after
 
-_PASSING = (UnavailableError, UnknownOutcomeError, ConflictError)
 _NOT_STORED = (UnavailableError, ConflictError, NotFoundError)
 
 
@@ -51,10 +57,15 @@ class ClientsWorld(SimWorld):
     """One seed's world of clients."""
 
     restarts_max = 8
-    may_delete = False
+    catalog = AuditedCatalog
+    passing: tuple[type[TidelogError], ...] = (
+        UnavailableError,
+        UnknownOutcomeError,
+        ConflictError,
+    )
 
     def __init__(self, seed: int) -> None:
-        super().__init__(seed)
+        super().__init__(seed, self.catalog)
         self.ledger = Ledger(self.rows, self.objects, PARTITIONS)
         self.create(self._quiet)
 
@@ -62,7 +73,7 @@ class ClientsWorld(SimWorld):
         """Small buffers, so that producers wait for room."""
         return LogSettings(
             lease_ttl_ms=3_000,
-            max_poll_interval_ms=20_000,
+            max_poll_interval_ms=4_000,
             segment_bytes=400,
             buffer_bytes=600,
             event_bytes_max=300,
@@ -78,6 +89,7 @@ class ClientsWorld(SimWorld):
             lambda: self._start("sequenced", self.send_sequenced, 2),
             lambda: self._start("numbered", self.send_numbered, 2),
             lambda: self._start("server", self.serve, 3),
+            lambda: self._start("spreader", self.spread, 1),
         ]
         others: list[Callable[[], None]] = [
             lambda: self._start("seeker", self.seek, 2),
@@ -111,9 +123,11 @@ class ClientsWorld(SimWorld):
             self._in_threads(2, work)
 
     def _send_some(self, producer: Producer, topic: Topic, values: list[bytes]) -> None:
+        """Again as long as the answer is that an event is not stored."""
         for _ in range(4):
-            left = []
-            futures = []
+            futures: list[tuple[bytes, SendFuture]] = []
+            left: list[bytes] = []
+            self.ledger.retry(values)  # from here on a crash leaves it open
             for value in values:
                 key = value if self.chance(0.3) else None
                 try:
@@ -121,18 +135,18 @@ class ClientsWorld(SimWorld):
                 except UnavailableError:
                     left.append(value)
             for value, future in futures:
-                if self._settle(topic, [value], lambda f=future: [f.result()]):  # type: ignore[misc]
-                    left.append(value)
+                left += self._settle(topic, [value], partial(_result, future))
             if not left:
                 return
             values = left
-        self.ledger.deny(left)
+        self.ledger.deny(values)
 
     def _append(self, producer: Producer, topic: Topic, values: list[bytes]) -> None:
-        """Again as long as the answer is that nothing was stored."""
+        """Again as long as the answer is that some are not stored."""
         for _ in range(4):
             events = [Event(value, value if self.chance(0.3) else None) for value in values]
-            if not self._settle(topic, values, lambda e=events: list(producer.append(e))):  # type: ignore[misc]
+            values = self._settle(topic, values, partial(producer.append, events))
+            if not values:
                 return
 
     def _append_at(self, producer: Producer, topic: Topic, values: list[bytes]) -> None:
@@ -141,30 +155,43 @@ class ClientsWorld(SimWorld):
         head = self.ledger.bare.head(topic.incarnation, partition)
         at = 0 if head is None else head["next"]
         events = [Event(value) for value in values]
-        self._settle(
-            topic,
-            values,
-            lambda: list(producer.append(events, partition=partition, expected_offset=at)),
-        )
+        at_offset = partial(producer.append, events, partition=partition, expected_offset=at)
+        self._settle(topic, values, at_offset)
 
     def _settle(
-        self, topic: Topic, values: Sequence[bytes], call: Callable[[], Sequence[Position]]
-    ) -> bool:
-        """Book what a call answers; whether it says that nothing is stored."""
+        self, topic: Topic, values: Sequence[bytes], call: Callable[[], Iterable[Position]]
+    ) -> list[bytes]:
+        """Book what a call answers; the values of which it says that they are not stored."""
         self.ledger.retry(values)
+        denied: list[bytes] = []
+        positions: Iterable[Position | None] = ()
         try:
-            positions: Sequence[Position | None] = call()
+            positions = call()
         except _NOT_STORED:
-            self.ledger.deny(values)
-            return True
+            denied = list(values)
         except UnknownOutcomeError:
-            return False
+            return []
         except PartialAppendError as exc:
             positions = exc.positions
-        for value, position in zip(values, positions, strict=True):
+            denied = [values[index] for index in exc.remainder]
+        for value, position in zip(values, positions, strict=False):
             if position is not None:
                 self.ledger.acknowledge(value, self._place(topic, position))
-        return False
+        self.ledger.deny(denied)
+        return denied
+
+    def spread(self) -> None:
+        """Appends events without keys, one by one: every partition gets its share."""
+        log = self._log()
+        topic = find_topic(log, "t")
+        with self._closing(Producer(log, topic)) as producer:
+            counts: Counter[int] = Counter()
+            for _ in range(4 * PARTITIONS):
+                [value] = self._values(1)
+                if not self._settle(topic, [value], partial(producer.append, [Event(value)])):
+                    place = self.ledger.acknowledged.get((topic.incarnation, value))
+                    counts.update([place[1]] if place else [])
+            assert sum(counts.values()) < 4 or len(counts) == PARTITIONS, f"skipped: {counts}"
 
     def send_sequenced(self) -> None:
         """Sends sequences 0 to 9 under one name, beside another process that does the same."""
@@ -204,7 +231,7 @@ class ClientsWorld(SimWorld):
                     with contextlib.suppress(FencedError, UnavailableError):
                         futures = [(value, producer.send(value)) for value in values]
                         for value, future in futures:
-                            self._settle(topic, [value], lambda f=future: [f.result()])  # type: ignore[misc]
+                            self._settle(topic, [value], partial(_result, future))
 
             self._in_threads(3, work)
 
@@ -217,14 +244,14 @@ class ClientsWorld(SimWorld):
             events = [
                 Event(f"k-{key}-{n}".encode(), b"%d" % n if key % 2 else None) for n in (0, 1, 2)
             ]
+            values = [event.value or b"" for event in events]
             for _ in range(4):
-                with contextlib.suppress(*_PASSING):
-                    positions = append_once(log, topic, f"key-{key}", events)
-                    for event, position in zip(events, positions, strict=True):
-                        assert event.value is not None
-                        self.ledger.acknowledge(event.value, self._place(topic, position))
-                    if chance < 0.7:
-                        break
+                denied = self._settle(
+                    topic, values, partial(append_once, log, topic, f"key-{key}", events)
+                )
+                self.ledger.retry(denied)  # another server may store them
+                if not denied and chance < 0.7:
+                    break
                 log.clock.sleep(self.random.uniform(0, 4))
 
     # Consumers.
@@ -235,12 +262,12 @@ class ClientsWorld(SimWorld):
         for _ in range(2):
             consumer = Consumer(log, topic, group, "earliest")
             for _ in range(self.random.randint(3, 10)):
-                with contextlib.suppress(*_PASSING, FencedError):
+                with contextlib.suppress(*self.passing, FencedError):
                     self._poll(consumer, topic)
                     if seeks and self.chance(0.3):
                         self._seek(consumer, topic)
-                    if self.chance(0.15):
-                        log.clock.sleep(self.random.uniform(2, 10))  # so slow that others take over
+                    if self.chance(0.2):
+                        log.clock.sleep(self.random.uniform(2, 20))  # so slow that others take over
                     if self.chance(0.7):
                         consumer.commit()
                 log.clock.sleep(self.random.uniform(0, 1))
@@ -274,7 +301,7 @@ class ClientsWorld(SimWorld):
         log = self._log()
         topic = find_topic(log, "t")
         for _ in range(6):
-            with contextlib.suppress(*_PASSING, FencedError):
+            with contextlib.suppress(*self.passing, FencedError):
                 self._read_once(log, topic, wait_s=0.0)
             log.clock.sleep(self.random.uniform(0, 3))
 
@@ -310,7 +337,7 @@ class ClientsWorld(SimWorld):
         log = self._log()
         for _ in range(3):
             log.clock.sleep(self.random.uniform(0, 6))
-            with contextlib.suppress(*_PASSING):
+            with contextlib.suppress(*self.passing):
                 report = sweep_home(log, self.random.choice([1, 5_000]))
                 assert not report.refused, report.refused
 
@@ -319,8 +346,22 @@ class ClientsWorld(SimWorld):
         topic = find_topic(log, "t")
         for _ in range(3):
             log.clock.sleep(self.random.uniform(0, 6))
-            with contextlib.suppress(*_PASSING):
-                trim_topic(log, topic, self._trim_to(log, topic))
+            with contextlib.suppress(*self.passing):
+                if self.chance(0.5):
+                    trim_topic(log, topic, self._trim_to(log, topic))
+                else:
+                    self._trim_with_care(log, topic)
+
+    def _trim_with_care(self, log: Log, topic: Topic) -> None:
+        """Trims unless that passes a reader; a reader that was there before is never passed."""
+        cursors = self.ledger.cursors("c", topic.incarnation)
+        check = partial(readers.check_readers, log, topic)
+        with contextlib.suppress(InvalidError):
+            for done in trim_topic(log, topic, self._trim_to(log, topic), check):
+                now = self.ledger.cursors("c", topic.incarnation)
+                if done.partition in cursors and done.partition in now:
+                    allowed = max(done.old_start, now[done.partition])
+                    assert done.new_start <= allowed, f"trimmed to {done.new_start}, read {allowed}"
 
     def _trim_to(self, log: Log, topic: Topic) -> ToOffsets | BeforeTime | KeepBytes:
         how = self.random.random()
@@ -330,8 +371,8 @@ class ClientsWorld(SimWorld):
             return KeepBytes(3_000)
         offsets = {}
         for partition in range(PARTITIONS):
-            _, after = self.ledger.end(topic.incarnation, partition)
-            offsets[partition] = self.random.randint(0, after // 2)
+            head = self.ledger.bare.head(topic.incarnation, partition)
+            offsets[partition] = 0 if head is None else self.random.randint(0, head["next"] // 2)
         return ToOffsets(offsets)
 
     @contextlib.contextmanager
@@ -349,6 +390,11 @@ class ClientsWorld(SimWorld):
 
     def check_end(self) -> None:
         self.ledger.check_end()
+        self.check_after()
+        self.ledger.check_end()
+
+    def check_after(self) -> None:
+        """What those who come after must find, once the world is at peace."""
         incarnation = self.ledger.bare.topics()["t"]["incarnation"]
         in_peace(self, "drain", self._drain, PEACE_S)
         in_peace(self, "one-shot", self._drain_once, PEACE_S)
@@ -418,8 +464,22 @@ class ClientsWorld(SimWorld):
     def _closing(self, producer: Producer) -> Iterator[Producer]:
         """Close it in the end; what close raises was told to the threads that waited."""
         yield producer
-        with contextlib.suppress(*_PASSING, FencedError, AlreadyExistsError):
+        with contextlib.suppress(*self.passing, FencedError, AlreadyExistsError):
             producer.close()
+
+
+class LossyWorld(ClientsWorld):
+    """A worse network: what matters to consumers when reads fail beside a rebalance."""
+
+    rates = {**RATES, Fault.LOSE_REQUEST: 0.12}  # noqa: RUF012 - as in its base
+
+    def spawn_all(self) -> None:
+        self._start("sender", self.send, 2)
+        self._start("consumer", self.consume, 3)
+
+
+def _result(future: SendFuture) -> list[Position]:
+    return [future.result()]
 
 
 class Target:

@@ -27,7 +27,7 @@ class Ledger:
     rows: AuditedCatalog
     objects: CountingStore
     partitions: int
-    acknowledged: dict[bytes, Place] = field(default_factory=dict)
+    acknowledged: dict[tuple[str, bytes], Place] = field(default_factory=dict)
     denied: set[bytes] = field(default_factory=set)  # told not to be stored, and not sent again
     delivered: dict[tuple[str, str, int], set[int]] = field(default_factory=dict)  # by group
     seeks: dict[tuple[str, str, int], int] = field(default_factory=dict)  # the lowest, by group
@@ -45,7 +45,7 @@ class Ledger:
     # What actors report.
 
     def acknowledge(self, value: bytes, place: Place) -> None:
-        known = self.acknowledged.setdefault(value, place)
+        known = self.acknowledged.setdefault((place[0], value), place)
         assert known == place, f"{value!r} was acknowledged at {known} and at {place}"
 
     def deny(self, values: Iterable[bytes]) -> None:
@@ -84,6 +84,9 @@ class Ledger:
 
     def check(self) -> None:
         touched, self.rows.touched = self.rows.touched, set()
+        if "registry" in touched:
+            states = self.bare.topics().values()
+            self.deleted |= {t["incarnation"] for t in states if t["state"] == "deleting"}
         for where in sorted(touched):
             kind, _, rest = where.partition("/")
             if kind == "topic":
@@ -122,11 +125,10 @@ class Ledger:
         self._check_producers(incarnation, partition)
 
     def _check_run(self, incarnation: str, partition: int, run: dict[str, Any]) -> None:
-        assert self.objects.holds(run["object"]) or incarnation in self.deleted, (
-            f"object {run['object']} is missing"
-        )
-        first = (incarnation, partition, run["base"])
-        if first in self.values:
+        if not self.objects.holds(run["object"]):
+            assert incarnation in self.deleted, f"object {run['object']} is missing"
+            return
+        if (incarnation, partition, run["base"]) in self.values:
             return
         for number, event in enumerate(self.bare.events(run)):
             self.values[incarnation, partition, run["base"] + number] = event["value"]
@@ -174,14 +176,15 @@ class Ledger:
 
     def check_end(self) -> None:
         """P1: what was acknowledged is stored, once, where it was acknowledged; P7."""
-        for value, place in self.acknowledged.items():
+        for (_, value), place in self.acknowledged.items():
             if place[0] not in self.deleted:
                 found = self.values.get(place)
                 assert found == value, f"{value!r} was acknowledged at {place}, there is {found!r}"
-        counts = Counter(self.values.values())
-        for value, count in counts.items():
+        counts = Counter((place[0], value) for place, value in self.values.items())
+        for (_, value), count in counts.items():
             assert count == 1, f"{value!r} is stored {count} times"
-        stored = self.denied & set(counts)
+        living = {v for place, v in self.values.items() if place[0] not in self.deleted}
+        stored = self.denied & living
         assert not stored, f"{sorted(stored)[:3]} are stored, though told not to be"
 
     def end(self, incarnation: str, partition: int) -> tuple[int, int]:
@@ -189,6 +192,15 @@ class Ledger:
         head = self.bare.head(incarnation, partition)
         assert head is not None
         return head["start"], head["next"]
+
+    def cursors(self, group: str, incarnation: str) -> dict[int, int]:
+        """Where a group's leases are now."""
+        found = {}
+        for partition in range(self.partitions):
+            lease = self.bare.row(f"consumer/{incarnation}/{group}/{partition}", "lease")
+            if lease is not None:
+                found[partition] = lease["cursor"]
+        return found
 
     def undelivered(self, group: str, incarnation: str) -> list[tuple[int, int]]:
         """What a group has never been given, of all that can still be read."""

@@ -1,23 +1,91 @@
-"""Bugs that others have shipped, planted into the log, so that the simulation proves itself."""
+"""Bugs that others have shipped, and that this log once had, planted into the simulated worlds.
+
+Each must be caught, so that the worlds prove themselves. ``python -m tests.sim planted`` counts the
+seeds that each one takes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
+from unittest import mock
 
 from tests.sim.audit import RecurringCatalog
-from tests.sim.world import Parts
+from tests.sim.base import SimWorld
+from tests.sim.clients import ClientsWorld
+from tests.sim.lifecycle import LifecycleWorld
+from tests.sim.world import Parts, World
 from tidelog.catalog.base import Catalog, Change, Put
 from tidelog.codec.segment import Piece, Segment
-from tidelog.errors import ConflictError
-from tidelog.log.append import Appender, Stored
+from tidelog.errors import (
+    ConflictError,
+    FencedError,
+    NotFoundError,
+    TidelogError,
+    UnavailableError,
+)
+from tidelog.log import notify, read, readers, sweep, topics
+from tidelog.log.append import Appender, Stored, _Plan
 from tidelog.log.base import Log
+from tidelog.log.consumer import Consumer
+from tidelog.log.flush import SendFuture
+from tidelog.log.intake import Intake
 from tidelog.log.lease import Lease, Membership, read_lease
+from tidelog.log.notify import Checked, Debounce, NotifyState
+from tidelog.log.partitioner import KeylessTurns
+from tidelog.log.pending import Rest
+from tidelog.log.producer import Producer
 from tidelog.log.sweep import sweep_home
 from tidelog.model import layout
-from tidelog.model.run import encode_row
-from tidelog.testing.faults import FaultyCatalog
+from tidelog.model.run import Head, encode_row
+from tidelog.model.topic import Topic
+from tidelog.store.base import exists_already
+from tidelog.testing.faults import Fault, Faults, FaultyCatalog, FaultyStore
+
+__all__ = ["BUGS", "Bug", "OwnAttemptIsConflict", "seeds_needed"]
+
+SEEDS_MAX = 200  # within which each is caught
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A world with a wrong part: what is replaced, and which promises it breaks."""
+
+    breaks: str
+    make: Callable[[int], SimWorld]
+    healthy: Callable[[int], SimWorld]
+    patches: tuple[tuple[Any, str, Any], ...] = ()
+
+    @contextlib.contextmanager
+    def planted(self) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for owner, name, wrong in self.patches:
+                stack.enter_context(mock.patch.object(owner, name, wrong))
+            yield
+
+
+def seeds_needed(bug: Bug, seeds_max: int = SEEDS_MAX) -> int | None:
+    """How many seeds it takes until a world notices; None where none of them does."""
+    for seed in range(seeds_max):
+        with bug.planted():
+            noticed = fails(bug.make(seed))
+        if noticed and not fails(bug.healthy(seed)):
+            return seed + 1
+    return None
+
+
+def fails(world: SimWorld) -> bool:
+    """Whether a world breaks a promise."""
+    try:
+        world.run()
+    except (AssertionError, TidelogError):
+        return True
+    return False
+
+
+# In the protocols' world.
 
 
 class CounterBeforeData(Appender):
@@ -42,7 +110,9 @@ class CounterBeforeData(Appender):
 class NoFence(Membership):
     """Commits whatever has become of the lease."""
 
-    def commit(self, partition: int, cursor: int) -> None:
+    def commit(
+        self, partition: int, cursor: int, epoch: int | None = None, *, back: bool = False
+    ) -> None:
         held = self.held[partition]
         lease = Lease(self.id, held.lease.epoch, cursor)
         where = layout.lease_partition(self._topic.incarnation, self._name, partition)
@@ -54,15 +124,17 @@ class NoFence(Membership):
 class CursorWithoutEpoch(Membership):
     """Expects the version that it finds, not the one that it wrote."""
 
-    def commit(self, partition: int, cursor: int) -> None:
+    def commit(
+        self, partition: int, cursor: int, epoch: int | None = None, *, back: bool = False
+    ) -> None:
         found = read_lease(self._log, self._topic, self._name, partition)
         if found is not None:
             self.held[partition].version = found[1]
-        super().commit(partition, cursor)
+        super().commit(partition, cursor, epoch, back=True)
 
 
 class OwnAttemptIsConflict(FaultyCatalog):
-    """Takes a lost reply for somebody else's win."""
+    """Takes a lost reply for another writer's win."""
 
     def write(self, partition: str, *changes: Change, write_id: str) -> None:
         try:
@@ -95,12 +167,195 @@ def sweep_without_floor(log: Log, grace_ms: int) -> object:
     return sweep_home(replace(log, catalog=floorless), grace_ms)
 
 
-BUGS = {
-    "counter before data": Parts(appender=CounterBeforeData),
-    "acknowledge before commit": Parts(acknowledge_early=True),
-    "no fence": Parts(membership=NoFence),
-    "sweep without a floor": Parts(sweep=sweep_without_floor),
-    "cursor without epoch": Parts(membership=CursorWithoutEpoch),
-    "a version that recurs": Parts(catalog=RecurringCatalog),
-    "own attempt taken for a conflict": Parts(faulty=OwnAttemptIsConflict),
+class FencedOnce(Appender):
+    """Notices a newer process once, and then writes under its old epoch."""
+
+    def _check_fence(self, partition: int) -> None:
+        state, version = self._state(partition)
+        if state.epoch > self._epoch and getattr(self, "_noticed", None) != version:
+            self._noticed = version
+            raise FencedError("a newer process has the name")
+
+
+# In the clients' world.
+
+
+def landed_by_sequence(self: Appender, partition: int, plan: _Plan) -> bool | None:
+    """Takes the same first sequence at the same offset for the producer's own write."""
+    self._forget(partition)
+    head, head_version = self._head(partition)
+    state, state_version = self._state(partition)
+    if state.offset_of(plan.batch.first) == plan.batch.base:
+        return True
+    self._check_fence(partition)
+    if head_version != plan.head_version or head.closed:
+        if state_version is not None and state_version == plan.state_version:
+            return False
+        return self._is_ours(partition, plan.run, head)
+    return None
+
+
+def settled_by_reads(self: Appender, partition: int, plan: _Plan) -> bool | None:
+    """Lets a read that failed say that nothing was stored."""
+    return self._landed(partition, plan)
+
+
+def conflict_means_not_stored(self: Appender, partition: int, plan: _Plan) -> bool | None:
+    """Takes a write whose reply was lost for one that never landed."""
+    self._forget(partition)
+    return False
+
+
+def number_then_wait(
+    self: Producer, value: bytes, key: bytes | None = None, *, sequence: int | None = None
+) -> SendFuture:
+    """Gives an event its number and then waits for room, without the lock."""
+    size = len(value) + 100
+    with self._carrier.lock:
+        partition, number = self._place(key, sequence)
+        known = self._repeated(partition, number) if self._named else None
+        if known is not None:
+            return known
+        self._make_room(size)
+        rest = Rest(None, key, None, (), partition, number)
+        return self._enter(value, self._now_ms(), rest, size)
+
+
+_next_turn = KeylessTurns.next
+
+
+def two_turns(self: KeylessTurns, events: int) -> int:
+    """Uses up two turns for each flush."""
+    _next_turn(self, events)
+    return _next_turn(self, events)
+
+
+def commit_polled_ahead(self: Consumer, partition: int, intake: Intake) -> None:
+    """Commits under the present lease what was read under an earlier one."""
+    self._membership.commit(partition, intake.position, None, back=True)
+    intake.committed()
+
+
+def take_until(self: Membership, partition: int) -> bool:
+    """Writes into a one-shot lease when it is over, by the writer's wall clock."""
+    until_ms = self._log.clock.now_ms() + self._log.settings.lease_ttl_ms
+    return self._take(partition, Lease(self.id, 1, 0, once=True, mark=str(until_ms)), [])
+
+
+def is_over_by_wall_clock(
+    self: Membership, partition: int, lease: Lease, version: str, began_s: float
+) -> bool:
+    """Compares that with another host's wall clock."""
+    allowance_ms = self._log.settings.lease_ttl_ms // 2
+    return self._log.clock.now_ms() > int(lease.mark) + allowance_ms
+
+
+class RefusalIsExistence(FaultyStore):
+    """Takes S3's 409, which means "try again", for "exists already"."""
+
+    def __init__(self, inner: Any, faults: Faults) -> None:
+        super().__init__(inner, faults)
+
+    def put(self, key: str, data: bytes) -> str:
+        before = self.faults.counts[Fault.TRY_AGAIN]
+        try:
+            return super().put(key, data)
+        except UnavailableError:
+            if self.faults.counts[Fault.TRY_AGAIN] > before:
+                raise exists_already(key) from None
+            raise
+
+
+def refusing_clients(seed: int) -> SimWorld:
+    world = ClientsWorld(seed)
+    world._faulty_store = RefusalIsExistence
+    return world
+
+
+def record_before_sending(
+    self: Debounce, partition: int, end: int, claim: NotifyState, version: str
+) -> Checked | None:
+    """Records a notification first and sends it afterwards."""
+    until_ms = self.log.clock.now_ms() + self.topic.max_latency_ms
+    if self._write(partition, NotifyState(end, self.waiter, until_ms), version) is None:
+        return None
+    notification = notify.Notification(self.topic.name, partition, end - 1)
+    error = self._tell(notification)
+    return Checked(end, None, None if error else notification)
+
+
+def any_promise(topic: Topic, state: NotifyState, me: str, now_ms: int) -> int:
+    """Waits for a promise of any length, also one that only a wrong clock could make."""
+    return max(0, state.until_ms - now_ms)
+
+
+def forget_by_own_clock(
+    log: Log, place: tuple[Topic, int], row: Any, newest_ms: int, age: Any
+) -> bool:
+    """Forgets a key that is a week old by the sweeper's clock and the producer's."""
+    is_old = log.clock.now_ms() - row.state.seen_ms > sweep.PRODUCER_EXPIRES_MS
+    return is_old and sweep._remove_producer(log, *place, row)
+
+
+def no_readers(log: Log, topic: Topic, starts: Any) -> list[Any]:
+    """Finds no reader that a trim would pass."""
+    return []
+
+
+# In the topics' world.
+
+
+def read_closed_head(log: Log, topic: Topic, partition: int) -> tuple[Head, str]:
+    """Returns a head that a delete has closed, so that a reader takes what it misses for damage."""
+    row = log.catalog.get(layout.topic_partition(topic.incarnation, partition), "head")
+    if row is None:
+        raise NotFoundError("deleted")
+    return topics.head_of(topic, partition, row)
+
+
+def no_closing(log: Log, topic: Topic, partition: int) -> None:
+    """Deletes a topic without keeping out commits that are under way."""
+
+
+def _protocols(breaks: str, **parts: Any) -> Bug:
+    return Bug(breaks, lambda seed: World(seed, Parts(**parts)), World)
+
+
+def _clients(breaks: str, *patches: tuple[Any, str, Any]) -> Bug:
+    return Bug(breaks, ClientsWorld, ClientsWorld, patches)
+
+
+def _topics(breaks: str, *patches: tuple[Any, str, Any]) -> Bug:
+    return Bug(breaks, LifecycleWorld, LifecycleWorld, patches)
+
+
+BUGS: dict[str, Bug] = {
+    "counter before data": _protocols("P1, P2", appender=CounterBeforeData),
+    "acknowledge before commit": _protocols("P1", acknowledge_early=True),
+    "no fence": _protocols("P3", membership=NoFence),
+    "sweep without a floor": _protocols("P1", sweep=sweep_without_floor),
+    "cursor without epoch": _protocols("P3", membership=CursorWithoutEpoch),
+    "a version that recurs": _protocols("P1, P2", catalog=RecurringCatalog),
+    "own attempt taken for a conflict": _protocols("P1", faulty=OwnAttemptIsConflict),
+    "fenced appender writes again": _protocols("P1", appender=FencedOnce),
+    "fenced producer acknowledged": _clients("P1", (Appender, "_landed", landed_by_sequence)),
+    "unavailable though stored": _clients("P1, P7", (Appender, "_settled", settled_by_reads)),
+    "lost reply taken for nothing stored": _clients(
+        "P1", (Appender, "_settled", conflict_means_not_stored)
+    ),
+    "number before there is room": _clients("P7", (Producer, "send", number_then_wait)),
+    "two turns for a keyless flush": _clients("P7", (KeylessTurns, "next", two_turns)),
+    "commit under another lease": _clients("P1, P3", (Consumer, "_commit", commit_polled_ahead)),
+    "one-shot lease by a foreign clock": _clients(
+        "P3",
+        (Membership, "take_once", take_until),
+        (Membership, "_once_is_over", is_over_by_wall_clock),
+    ),
+    "refusal taken for existence": Bug("P7", refusing_clients, ClientsWorld),
+    "notified before it is sent": _clients("P1", (Debounce, "_send", record_before_sending)),
+    "promise of any length": _clients("P1", (notify, "_deferral_ms", any_promise)),
+    "key forgotten by two clocks": _clients("P1", (sweep, "_forget_producer", forget_by_own_clock)),
+    "trim passes a reader": _clients("P7", (readers, "readers_behind", no_readers)),
+    "deleted topic read as damage": _topics("P7", (read, "read_head", read_closed_head)),
+    "delete without closing": _topics("P1", (topics, "_close_head", no_closing)),
 }

@@ -22,6 +22,7 @@ from tests.sim.base import SimWorld
 from tidelog.codec.events import table_of
 from tidelog.codec.segment import encode_segment
 from tidelog.errors import (
+    AlreadyExistsError,
     ConflictError,
     FencedError,
     NotFoundError,
@@ -48,9 +49,9 @@ PARTITIONS = 2
 class Parts:
     """What a planted bug replaces."""
 
+    appender: type[Appender] = Appender
     catalog: type[AuditedCatalog] = AuditedCatalog
     faulty: type[FaultyCatalog] = FaultyCatalog
-    appender: type[Appender] = Appender
     membership: type[Membership] = Membership
     sweep: Callable[[Log, int], object] = sweep_home
     acknowledge_early: bool = False
@@ -67,6 +68,7 @@ class Book:
     epochs: dict[int, int] = field(default_factory=dict)
     heads: dict[int, Head] = field(default_factory=dict)
     checked: set[str] = field(default_factory=set)
+    named: dict[int, int] = field(default_factory=dict)  # epochs of the named producer
     deletes: int = -1
 
 
@@ -84,7 +86,8 @@ class World(SimWorld):
         """The actors of this world."""
         self._spawn("producer-a", lambda: self.produce("a"))
         self._spawn("producer-b", lambda: self.produce("b"))
-        self._spawn("named", self.produce_named)
+        for number in range(2):
+            self._spawn(f"named-{number}", self.produce_named)
         self._spawn("consumer-1", self.consume)
         self._spawn("consumer-2", self.consume)
         self._spawn("sweeper", self.sweep)
@@ -102,14 +105,19 @@ class World(SimWorld):
         appender.close()
 
     def produce_named(self) -> None:
-        """Sends sequences 0 to 9, again from the start after each death: each must land once."""
+        """Sends sequences 0 to 9, again from the start after each death: each must land once.
+
+        Another process does the same; one that is fenced tries again with what it has.
+        """
         log = self._log()
         appender = self.parts.appender(log, find_topic(log, "t"), "named")
         before = appender.open_named()
         for sequence in range(10):
             partition = sequence % PARTITIONS
             if sequence > before[partition].last:
-                self._append(log, appender, partition, [f"named-{sequence}"], [sequence])
+                values = [f"named-{sequence}-{log.ids.new()}"]
+                with contextlib.suppress(AlreadyExistsError):  # the other process was first
+                    self._append(log, appender, partition, values, [sequence])
 
     def _append(
         self,
@@ -225,8 +233,17 @@ class World(SimWorld):
             at = run["base"] + run["count"]
             if at > head.start:
                 self._check_data(run)
+        self._check_epochs(partition)
         assert at is None or at == head.next, "the last run does not end at the head's next"
         assert at is not None or head.start == head.next, "rows are missing"
+
+    def _check_epochs(self, partition: int) -> None:
+        """The epoch of a named producer only grows."""
+        where = layout.topic_partition(self.topic.incarnation, partition)
+        state = self.bare.row(where, layout.producer_row("named"))
+        if state is not None:
+            assert state["epoch"] >= self.book.named.get(partition, 0), "an epoch went back"
+            self.book.named[partition] = state["epoch"]
 
     def _check_run(self, run: Run) -> None:
         self._check_data(msgspec.to_builtins(run))
@@ -266,6 +283,8 @@ class World(SimWorld):
             assert count == 1, f"{value!r} is stored {count} times"
         for value, count in stored.items():
             assert count == 1, f"{value!r} is stored {count} times"
+        names = Counter(v.split(b"-")[1] for v in self.book.values.values() if v[:6] == b"named-")
+        assert all(count == 1 for count in names.values()), f"stored twice: {names}"
 
     def _bare_values(self, partition: int) -> Iterator[tuple[int, bytes]]:
         for run in self.bare.runs(self.topic.incarnation, partition):

@@ -165,3 +165,24 @@ def test_stall_takes_longer_than_a_lease_and_freeze_stops_all_threads() -> None:
     scheduler.spawn("a", put)
     scheduler.run()
     assert scheduler.time.monotonic_s() > 1_010
+
+
+def test_process_that_is_cut_off_reaches_nothing_until_it_is_back() -> None:
+    scheduler = Scheduler(1)
+    faults = Faults(scheduler.random, {}, scheduler, stall_s=100)
+    store = FaultyStore(MemoryStore(scheduler.clock), faults)
+    failed: list[float] = []
+
+    def put() -> None:
+        for number in range(300):
+            try:
+                store.put(f"a{number}", b"x")
+            except UnknownOutcomeError:
+                failed.append(scheduler.time.monotonic_s())
+            scheduler.sleep(1)
+
+    faults.on_next("put", Fault.CUT_OFF)
+    scheduler.spawn("a", put)
+    scheduler.run()
+    assert 2 <= len(failed) <= 101
+    assert failed == [failed[0] + number for number in range(len(failed))]

@@ -14,16 +14,22 @@ from tidelog.errors import NotFoundError, UnavailableError, UnknownOutcomeError
 from tidelog.log.base import Log
 from tidelog.model import layout
 
-__all__ = ["FUTURE_MS", "clock_ahead_ms", "is_old", "trusted_now_ms"]
+__all__ = ["FUTURE_MS", "clock_ahead_ms", "is_old", "now_bounds_ms", "trusted_now_ms"]
 
 FUTURE_MS = 24 * 3_600_000  # a time that is further ahead comes from a wrong clock
 _TRIES = 5  # of a look at the store's time
 _LEFT_MS = 3_600_000  # probes that a sweep left when it died are deleted after this
 
 
+def now_bounds_ms(log: Log) -> tuple[int, int]:
+    """The earlier and the later of this machine's time and the store's."""
+    now_ms, store_ms = log.clock.now_ms(), _store_ms(log)
+    return min(now_ms, store_ms), max(now_ms, store_ms)
+
+
 def trusted_now_ms(log: Log) -> int:
     """The earlier of this machine's time and the store's."""
-    return min(log.clock.now_ms(), _store_ms(log))
+    return now_bounds_ms(log)[0]
 
 
 def clock_ahead_ms(log: Log, trusted_ms: int) -> int:

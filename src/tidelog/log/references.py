@@ -43,12 +43,11 @@ class Pending:
 
 @dataclass(frozen=True, slots=True)
 class Silent:
-    """An unnamed producer's row, and when it was last used."""
+    """An unnamed producer's row, and what it says."""
 
     row: str
     version: str
-    seen_ms: int
-    offset: int  # of its newest batch; -1 for none
+    state: ProducerState
 
 
 @dataclass(slots=True)
@@ -60,11 +59,6 @@ class References:
     has_leftovers: bool = False  # of trims or compiles
     producers: list[Silent] = field(default_factory=list)  # unnamed ones
     newest_ms: int = 0  # the newest time that a commit or a producer has noted
-    spans: list[tuple[int, int, str]] = field(default_factory=list)  # base, end, object of each run
-
-    def object_of(self, offset: int) -> str | None:
-        """The object that holds an offset; None where it is not there any more."""
-        return next((key for base, end, key in self.spans if base <= offset < end), None)
 
 
 def read_references(log: Log, topic: Topic, partition: int, head: Head) -> References:
@@ -97,8 +91,7 @@ def read_references(log: Log, topic: Topic, partition: int, head: Head) -> Refer
             state = decode_row(row.value, ProducerState, what)
             found.newest_ms = max(found.newest_ms, state.seen_ms)
             if row.row.startswith(layout.producer_row(UNNAMED)):
-                offset = max((batch.base for batch in state.recent), default=-1)
-                found.producers.append(Silent(row.row, row.version, state.seen_ms, offset))
+                found.producers.append(Silent(row.row, row.version, state))
     found.applied = list(_applied(pending, journals))
     return found
 
@@ -113,7 +106,6 @@ def _note_run(run: Run, counts: bool, found: References) -> None:
     found.newest_ms = max(found.newest_ms, run.committed_ms)
     if counts:
         found.objects.add(run.object)
-        found.spans.append((run.base, run.end, run.object))
     else:
         found.has_leftovers = True
 

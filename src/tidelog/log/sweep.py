@@ -22,9 +22,9 @@ For each topic that is ready:
    by their versions; then the head says where some are left
 7. objects that no row names are deleted, if they are older than the grace: segments and values of
    updates below the floor, journals below the epoch of their partition
-8. rows of unnamed producers that were not seen for a week are deleted; the week ends at the newest
-   time that the topic's own rows note, or earlier, and begins no sooner than the store dates the
-   producer's newest batch
+8. rows of unnamed producers that were not seen for a week are marked as silent, with the time of
+   the sweep; one that is marked and unchanged a week later is deleted. Both weeks end at the newest
+   time that the topic's own rows note, or earlier
 
 Then, for topics that are no more:
 
@@ -60,6 +60,7 @@ there, and readers read amendments before rows, so they never see an older state
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -75,7 +76,7 @@ from tidelog.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from tidelog.log.ages import clock_ahead_ms, is_old, trusted_now_ms
+from tidelog.log.ages import clock_ahead_ms, is_old, now_bounds_ms
 from tidelog.log.base import Log
 from tidelog.log.heads import RACE, raise_head
 from tidelog.log.incarnations import (
@@ -154,7 +155,8 @@ class _Tally:
 class _Age:
     """The time of a sweep, and its grace."""
 
-    now_ms: int
+    now_ms: int  # the earlier of this machine's time and the store's
+    latest_ms: int  # the later one
     grace_ms: int
 
     def is_old(self, then_ms: int) -> bool:
@@ -169,7 +171,8 @@ def sweep_home(log: Log, grace_ms: int) -> SweepReport:
     """
     if grace_ms < 0:
         raise InvalidError(f"sweep: a grace of {grace_ms} ms: give 0 or more")
-    age = _Age(trusted_now_ms(log), grace_ms)
+    now_ms, latest_ms = now_bounds_ms(log)
+    age = _Age(now_ms, latest_ms, grace_ms)
     tally = _Tally(clock_ahead_ms=clock_ahead_ms(log, age.now_ms))
     stored = list(stored_incarnations(log))
     strange = unexplained(log, stored)
@@ -224,9 +227,9 @@ def _sweep_topic(log: Log, name: str, age: _Age, tally: _Tally) -> None:
     newest_ms = min(age.now_ms, max((found.newest_ms for found in references), default=0))
     for partition, found in enumerate(references):
         for row in found.producers:
-            is_silent = newest_ms - row.seen_ms > PRODUCER_EXPIRES_MS
-            if is_silent and not _is_stored_since(log, found, row, age):
-                tally.producers_removed += _remove_producer(log, topic, partition, row)
+            tally.producers_removed += _forget_producer(
+                log, (topic, partition), row, newest_ms, age
+            )
     tally.topics += 1
 
 
@@ -369,19 +372,26 @@ def _delete_old(log: Log, garbage: Iterable[ObjectInfo], age: _Age, tally: _Tall
     delete()
 
 
-def _is_stored_since(log: Log, found: References, row: Silent, age: _Age) -> bool:
-    """Whether the store dates a producer's newest batch within the week.
-
-    Its row has the time of the producer's own clock, which may be behind.
-    """
-    key = found.object_of(row.offset)
-    if key is None:
+def _forget_producer(
+    log: Log, place: tuple[Topic, int], row: Silent, newest_ms: int, age: _Age
+) -> bool:
+    """Step 8, for one row: whether it was deleted."""
+    state = row.state
+    if newest_ms - state.seen_ms <= PRODUCER_EXPIRES_MS:
         return False
-    try:
-        stored_ms = log.store.head(key).modified_ms
-    except NotFoundError:  # trimmed or compiled meanwhile: the next sweep looks again
-        return True
-    return age.now_ms - stored_ms <= PRODUCER_EXPIRES_MS
+    if state.silent_ms == 0:  # dated by the producer's clock alone, which may be wrong
+        _note_silence(log, place, row, age.latest_ms)
+        return False
+    return newest_ms - state.silent_ms > PRODUCER_EXPIRES_MS and _remove_producer(log, *place, row)
+
+
+def _note_silence(log: Log, place: tuple[Topic, int], row: Silent, now_ms: int) -> None:
+    """Mark a row that looks old: from now on a week counts that a sweep has dated."""
+    where = layout.topic_partition(place[0].incarnation, place[1])
+    noted = msgspec.structs.replace(row.state, silent_ms=now_ms)
+    change = Put(row.row, encode_row(noted), expect=row.version)
+    with contextlib.suppress(ConflictError, UnknownOutcomeError):  # the next sweep looks again
+        log.catalog.write(where, change, write_id=log.ids.new())
 
 
 def _remove_producer(log: Log, topic: Topic, partition: int, row: Silent) -> bool:

@@ -111,7 +111,7 @@ ROWS = (
     Kind("topic/<t>/<p> · compile", "who compiles it, under which epoch"),
     Kind(
         "topic/<t>/<p> · producer/<name>",
-        "epoch, last sequence, recent batches: offsets, write ids",
+        "epoch, last sequence, recent batches: offsets, write ids; last seen, silent since",
     ),
     Kind(
         "topic/<t>/0 · sink/<name>", "a Spark writer's query, its last batch, manifest, done or not"

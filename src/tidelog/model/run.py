@@ -147,7 +147,8 @@ class ProducerState(Persisted, frozen=True):
     epoch: int
     last: int = -1  # its highest sequence here
     recent: tuple[SentBatch, ...] = ()
-    seen_ms: int = 0  # so that a sweep can tell an unnamed producer that is long gone
+    seen_ms: int = 0  # by the producer's clock, so that a sweep looks closer at old ones only
+    silent_ms: int = 0  # when a sweep first found an unnamed one silent; a commit resets it
 
     def offsets(self) -> dict[int, int]:
         """The offsets of all sequences that are recent enough to be known."""

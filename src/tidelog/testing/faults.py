@@ -7,6 +7,8 @@ The fault model. Each call may, by the seed or by a script:
 - *duplicate*: it takes effect, and once more at some later call, as a repeated packet would;
 - *delay*: other actors run between the request and its effect, and between effect and reply;
 - *stall*: the same, for longer than leases last;
+- *cut off*: the request arrives or not, the reply does not, and every further call of the same
+  process fails for up to ``stall_s`` (with a scheduler), as behind a broken switch;
 - *freeze*: all threads of the calling process stop for that long, as by SIGSTOP or a full swap;
 - *try again*: the server refuses for now and nothing happens (S3's 409 to a conditional write that
   meets another under way, DynamoDB's throttling);
@@ -39,7 +41,7 @@ from tidelog.errors import TidelogError, UnavailableError, UnknownOutcomeError
 from tidelog.model.backoff import Backoff
 from tidelog.store.base import ObjectInfo, Store
 from tidelog.testing.clock import FakeClock
-from tidelog.testing.scheduler import Crash, Scheduler
+from tidelog.testing.scheduler import Crash, Group, Scheduler
 
 __all__ = ["Fault", "Faults", "FaultyCatalog", "FaultyStore"]
 
@@ -59,6 +61,7 @@ class Fault(Enum):
     STALL = "stall"
     FREEZE = "freeze"
     TRY_AGAIN = "try again"
+    CUT_OFF = "cut off"
     STALE_LIST = "stale list"
     CRASH_BEFORE = "crash before"
     CRASH_AFTER = "crash after"
@@ -84,6 +87,7 @@ class Faults:
     counts: Counter[Fault] = field(default_factory=Counter)
     calls: int = 0
     late: list[Callable[[], None]] = field(default_factory=list)
+    _cut_until_s: dict[Group, float] = field(default_factory=dict)
 
     def on_next(self, verb: str, *faults: Fault) -> None:
         """Let these faults hit the next calls of a verb, in this order."""
@@ -99,10 +103,15 @@ class Faults:
         self._deliver_late()
         if fault is Fault.CRASH_BEFORE:
             raise self._crash()
-        if fault is Fault.LOSE_REQUEST:
+        if fault is Fault.LOSE_REQUEST or self._is_cut_off():
             raise lost()
         if fault is Fault.TRY_AGAIN:
             raise _refused(verb)
+        if fault is Fault.CUT_OFF:
+            self._cut_off()
+            fault = self.random.choice([Fault.LOSE_REQUEST, Fault.LOSE_REPLY])
+            if fault is Fault.LOSE_REQUEST:
+                raise lost()
         self._hold_up(verb, fault)
         if fault is Fault.DUPLICATE:
             self.late.append(lambda: _unheard(effect))
@@ -115,6 +124,12 @@ class Faults:
         result = effect()
         self._hold_up(f"{verb} reply", fault)
         return result
+
+    def heal(self) -> None:
+        """End all faults; what was sent twice before may still arrive."""
+        self.rates, self.page_rows = {}, None
+        self.script.clear()
+        self._cut_until_s.clear()
 
     def page(self) -> int | None:
         """The number of rows in the next page of a scan or listing; None for all that is left."""
@@ -155,6 +170,18 @@ class Faults:
             seconds = self.stall_s * self.random.random() ** 2
             (self.scheduler.sleep if fault is Fault.STALL else self.scheduler.freeze)(seconds)
 
+    def _cut_off(self) -> None:
+        """From now on the calls of this process fail, for a while."""
+        if self.scheduler is not None and self.scheduler.current is not None:
+            until_s = self.scheduler.time.monotonic_s() + self.stall_s * self.random.random() ** 2
+            self._cut_until_s[self.scheduler.current.group] = until_s
+
+    def _is_cut_off(self) -> bool:
+        if not self._cut_until_s or self.scheduler is None or self.scheduler.current is None:
+            return False
+        until_s = self._cut_until_s.get(self.scheduler.current.group, 0.0)
+        return until_s > self.scheduler.time.monotonic_s()
+
     def _crash(self) -> Crash:
         return Crash() if self.scheduler is None else self.scheduler.crash()
 
@@ -166,10 +193,12 @@ class Faults:
 class FaultyCatalog:
     """A catalog behind a bad network."""
 
-    def __init__(self, inner: Catalog, faults: Faults, clock: Clock | None = None) -> None:
+    def __init__(
+        self, inner: Catalog, faults: Faults, clock: Clock | None = None, attempts: int = 3
+    ) -> None:
         self.inner = inner
         self.faults = faults
-        self._repeat = Repeat(clock or FakeClock(), faults.random, Backoff(attempts=3))
+        self._repeat = Repeat(clock or FakeClock(), faults.random, Backoff(attempts=attempts))
 
     @property
     def url(self) -> str:

@@ -68,6 +68,7 @@ class Scheduler:
         self.random = random.Random(seed)
         self.clock: Clock = _ScheduledClock(self)
         self.trace: list[str] = []
+        self.kills = 0  # groups that were killed, or have ended as a whole
         self._time = FakeClock()
         self._living: list[Actor] = []
         self._current: Actor | None = None
@@ -99,6 +100,7 @@ class Scheduler:
 
     def kill_group(self, group: Group) -> None:
         """Let all actors of a group die before they do anything more."""
+        self.kills += not group.killed
         group.killed = True
         for actor in group.actors:
             self.kill(actor)
