@@ -2,18 +2,31 @@
 
 An archive's *generation* is a pipeline of its own. Its source partitions are those that it has a
 head for, also when their source no longer has them.
+
+Old commits are merged (``pipeline.compact``): one row and one manifest stand for many ranges.
+``read_commits`` and ``Manifests`` return range after range all the same. A scan is consistent page
+by page only, so rows may be merged while it runs, and ranges be missing from what it returns. Each
+range begins where the one before it ends, and the newest rows are never merged, so a reader sees
+that, and goes on in the merged row.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from itertools import groupby
+from itertools import dropwhile, groupby
+from typing import NamedTuple
 
 import msgspec
 
 from tidelog.catalog.base import Put, Row
-from tidelog.errors import ConflictError, NotFoundError, UnavailableError, UnknownOutcomeError
+from tidelog.errors import (
+    ConflictError,
+    CorruptError,
+    NotFoundError,
+    UnavailableError,
+    UnknownOutcomeError,
+)
 from tidelog.log.base import Log
 from tidelog.model import layout
 from tidelog.model.archive import Archive, check_archive_name
@@ -23,12 +36,16 @@ from tidelog.store.base import Store
 from tidelog.store.mark import check_mark
 
 __all__ = [
+    "CommitRow",
+    "Manifests",
     "change_archive",
     "check_outside",
     "decode_archive",
     "encode_archive",
     "is_outside",
+    "manifest_of_range",
     "read_archive",
+    "read_commit_rows",
     "read_commits",
     "read_manifests",
     "read_partitions",
@@ -102,20 +119,115 @@ def read_progress(log: Log, pipeline: str, partition: str) -> Progress | None:
     return decode_row(row.value, Progress, f"head of `{partition}`") if row else None
 
 
+class CommitRow(NamedTuple):
+    """A row of one range, or of some that were merged."""
+
+    name: str
+    version: str
+    ordinal: int  # of its first event
+    committed: Committed
+
+    def ranges(self) -> Iterator[tuple[int, Committed]]:
+        """Its ranges, each with the ordinal of its first event."""
+        ordinal = self.ordinal
+        for each in self.committed.parts:
+            yield ordinal, each
+            ordinal += each.events
+
+    def holds(self, start: str) -> bool:
+        """Whether one of its ranges begins at a position."""
+        return any(each.start == start for each in self.committed.parts)
+
+    @classmethod
+    def of(cls, row: Row) -> CommitRow:
+        committed = decode_row(row.value, Committed, f"commit `{row.row}`")
+        return cls(row.row, row.version, int(row.row.split("/")[1]), committed)
+
+
 def read_commits(log: Log, pipeline: str, partition: str, ordinal: int = 0) -> Iterator[Committed]:
     """The ranges that are done, in the order of the source; those from an ordinal on."""
+    after = ""
+    for row in read_commit_rows(log, pipeline, partition, ordinal):
+        is_known = row.holds(after)  # else it is the first, or rows are missing
+        for first, committed in row.ranges():
+            is_known = is_known and committed.start != after
+            if not is_known and first >= ordinal:
+                yield committed
+        after = row.committed.end
+
+
+def read_commit_rows(
+    log: Log, pipeline: str, partition: str, ordinal: int = 0
+) -> Iterator[CommitRow]:
+    """The rows of these ranges, in the order of the source.
+
+    The first may be those of ranges before the ordinal. One that was merged while they were read
+    may begin before the end of the row that came before it.
+    """
     where = layout.pipeline_partition(pipeline, partition)
-    rows = log.catalog.scan(where, layout.commit_row(ordinal, ""), "commit0")
-    for _, same in groupby(rows, key=lambda row: row.row.split("/")[1]):
-        yield from _chained(
-            [decode_row(row.value, Committed, f"commit `{row.row}`") for row in same]
-        )
+    rows = _rows_from(log, where, ordinal)
+    last: CommitRow | None = None
+    while (row := next(rows, None)) is not None:
+        if last is not None and row.committed.start != last.committed.end:
+            merged = _rows_after(log, where, last)
+            if merged:  # else ranges are missing, and reading on shows where
+                rows = iter(merged)
+                row = next(rows)
+        yield row
+        last = row
 
 
 def read_manifests(log: Log, pipeline: str, partition: str, ordinal: int = 0) -> Iterator[Manifest]:
     """What those ranges produced. ``NotFoundError`` or ``CorruptError`` for a damaged manifest."""
+    manifests = Manifests(log, pipeline, partition)
     for committed in read_commits(log, pipeline, partition, ordinal):
-        yield read_manifest(log.store.get(committed.manifest), committed.manifest)
+        yield manifests.of(committed)
+
+
+class Manifests:
+    """The manifests of ranges of one source partition; a merged one is read once for neighbours."""
+
+    def __init__(self, log: Log, pipeline: str, partition: str) -> None:
+        self._log = log
+        self._pipeline = pipeline
+        self._partition = partition
+        self._held: tuple[str, Manifest] | None = None
+
+    def of(self, committed: Committed) -> Manifest:
+        """What a range produced. ``NotFoundError`` or ``CorruptError`` for a damaged manifest.
+
+        An erasure or a merge may have given the range another manifest since its row was read, and
+        a sweep have deleted the one that it had.
+        """
+        while True:
+            try:
+                return self._read(committed)
+            except NotFoundError:
+                every = read_commits(self._log, self._pipeline, self._partition)
+                now = next((each for each in every if each.start == committed.start), committed)
+                if now.manifest == committed.manifest:
+                    raise
+                committed = now
+
+    def _read(self, committed: Committed) -> Manifest:
+        key, held = committed.manifest, self._held
+        if held is None or held[0] != key:
+            held = self._held = (key, read_manifest(self._log.store.get(key), key))
+        return manifest_of_range(held[1], committed)
+
+
+def manifest_of_range(found: Manifest, committed: Committed) -> Manifest:
+    """The manifest of a range, from what its row names. ``CorruptError`` if it is not in there."""
+    if not found.ranges:
+        return found
+    for each in found.ranges:
+        if each.start == committed.start:
+            return each
+    raise CorruptError(
+        f"manifest `{committed.manifest}`: has no range that begins at {committed.start}: keep it, "
+        "and restore it from a copy",
+        manifest=committed.manifest,
+    )
 
 
 def _read(log: Log, name: str) -> tuple[Archive, str]:
@@ -129,14 +241,39 @@ def _read(log: Log, name: str) -> tuple[Archive, str]:
     return archive, row.version
 
 
-def _chained(commits: list[Committed]) -> Iterator[Committed]:
+def _rows_after(log: Log, where: str, last: CommitRow) -> list[CommitRow]:
+    """The rows from where one has ended, as they are now; none where no range begins there."""
+    after, ordinal = last.committed.end, last.ordinal + last.committed.events
+    return list(dropwhile(lambda row: not row.holds(after), _rows_from(log, where, ordinal)))
+
+
+def _rows_from(log: Log, where: str, ordinal: int) -> Iterator[CommitRow]:
+    """Rows of ranges from an ordinal on, after those of the ordinal before that has any.
+
+    One of these may hold ranges from that ordinal on, if it is a merged one. And a reader that has
+    seen where they end notices what was merged before it came to the others.
+    """
+    border = layout.commit_row(ordinal, "")
+    before: list[CommitRow] = []
+    for row in log.catalog.scan(where, "commit/", border, reverse=True) if ordinal else ():
+        found = CommitRow.of(row)
+        if before and found.ordinal != before[0].ordinal:
+            break
+        before.append(found)
+    yield from _chained(before)
+    rows = map(CommitRow.of, log.catalog.scan(where, border, "commit0"))
+    for _, same in groupby(rows, key=lambda row: row.ordinal):
+        yield from _chained(list(same))
+
+
+def _chained(rows: list[CommitRow]) -> Iterator[CommitRow]:
     """Ranges that begin at one ordinal, since all but the last hold no event: in their order.
 
     Their rows are sorted by the text of a position, where 10 stands before 9.
     """
-    left = {commit.start: commit for commit in commits}
-    for start in left.keys() - {commit.end for commit in commits}:
+    left = {row.committed.start: row for row in rows}
+    for start in sorted(left.keys() - {row.committed.end for row in rows}):
         at = start
         while at in left:
             yield left[at]
-            at = left.pop(at).end
+            at = left.pop(at).committed.end

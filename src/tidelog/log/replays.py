@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from tidelog.errors import InvalidError
-from tidelog.log.archives import read_commits, read_manifests, read_progress
+from tidelog.log.archives import Manifests, read_commits, read_manifests, read_progress
 from tidelog.log.base import Log
-from tidelog.model.pipeline import Committed, FileEntry, Manifest, read_manifest
+from tidelog.model.pipeline import FileEntry, Manifest
 
 __all__ = [
     "Effect",
@@ -85,6 +85,7 @@ class Replays:
         self._log = log
         self._pipeline = pipeline
         self._partition = partition
+        self._manifests = Manifests(log, replay_pipeline(pipeline), partition)
         self.commits = list(read_commits(log, replay_pipeline(pipeline), partition))
         self._stretches = [Stretch.between(each.start, each.end) for each in self.commits]
 
@@ -99,21 +100,22 @@ class Replays:
         for number, committed in enumerate(self.commits):
             stretch = self._stretches[number]
             if offset is None or stretch.start <= offset < stretch.end:
-                manifest = _manifest(self._log, committed)
+                manifest = self._manifests.of(committed)
                 for file in manifest.files:
                     if not self.replaces(file, number):
                         yield manifest, file
 
     def dead(self) -> Iterator[tuple[FileEntry, bool]]:
         """Every file of dead letters that ever was, and whether it counts; in no order."""
+        manifests = Manifests(self._log, self._pipeline, self._partition)
         for committed in read_commits(self._log, self._pipeline, self._partition):
             if committed.dead:
-                for file in _manifest(self._log, committed).files:
+                for file in manifests.of(committed).files:
                     if file.kind == "dead":
                         yield file, not self.replaces(file)
         for number, committed in enumerate(self.commits):
             if committed.dead:
-                for file in _manifest(self._log, committed).files:
+                for file in self._manifests.of(committed).files:
                     if file.kind == "dead":
                         yield file, not self.replaces(file, number)
 
@@ -151,7 +153,3 @@ def replay_effect(log: Log, pipeline: str, partition: str) -> Effect:
     if head is None:
         return Effect()
     return Effect(head.ordinal - head.totals.dead, head.totals.files, head.totals.bytes)
-
-
-def _manifest(log: Log, committed: Committed) -> Manifest:
-    return read_manifest(log.store.get(committed.manifest), committed.manifest)

@@ -50,7 +50,7 @@ OBJECTS = (
     ),
     Kind(
         "pipelines/<name>/manifests/<epoch>/<source partition>/<id>.json",
-        "what a range produced: files, counts, checksums, the end reached",
+        "what a range produced: files, counts, checksums, the end reached; or merged ranges",
     ),
     Kind(
         "staging/<pipeline>/<epoch>/<attempt>/<id>/<n>",
@@ -147,7 +147,10 @@ ROWS = (
         "position, ordinal, epoch of its driver, incarnation of the source",
     ),
     Kind("pipeline/<name>/<source partition> · intent", "a range under way; then its manifest"),
-    Kind("pipeline/<name>/<source partition> · commit/<ordinal>/<start>", "a range that is done"),
+    Kind(
+        "pipeline/<name>/<source partition> · commit/<ordinal>/<start>",
+        "a range that is done, or merged ones",
+    ),
     Kind("playback/<name> · pin", "topic, range, ends and sink, as they were when it began"),
     Kind("playback/<name> · state", "its driver, epoch and cursor; the lot under way"),
     Kind("scribe · lease", "which scribe is at work, its epoch and heartbeat"),

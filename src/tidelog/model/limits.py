@@ -10,6 +10,7 @@ __all__ = [
     "BATCH_BYTES_MAX",
     "BATCH_EVENTS_MAX",
     "CHANGES_MAX",
+    "COMMITS_UNMERGED",
     "COMMIT_ATTEMPTS",
     "CONSUMER_NAME_MAX",
     "COPY_CHUNK_BYTES",
@@ -22,6 +23,11 @@ __all__ = [
     "ID_BYTES_MAX",
     "KEY_BYTES_MAX",
     "KEY_SEGMENT_BYTES_MAX",
+    "MERGED_BYTES_MAX",
+    "MERGED_FILES_MAX",
+    "MERGED_RANGES_MAX",
+    "MERGED_ROW_BYTES_MAX",
+    "MERGES_MAX",
     "NESTING_MAX",
     "OBJECT_BYTES_MAX",
     "PARTITIONS_MAX",
@@ -85,4 +91,10 @@ PLAYBACK_NAME_MAX = 150  # characters; a producer's name holds it
 FOLDER_NAME_BYTES_MAX = 200  # one folder of an archive, as UTF-8; a key takes 240 a part
 FOLDER_PATH_BYTES_MAX = 500  # all of them; a key has 900, with root, topic and file name
 PIPELINE_COMMITS_MAX = 10_000  # that a sweep leaves of a named pipeline's source partition
+COMMITS_UNMERGED = 100  # the newest of an archive's source partition, each in a row of its own
+MERGED_RANGES_MAX = 1_000  # of commits that are merged into one row
+MERGED_FILES_MAX = 10_000  # that these ranges may have, so that their manifest is read in one go
+MERGED_BYTES_MAX = 16 << 20  # of a merged manifest
+MERGED_ROW_BYTES_MAX = 200_000  # of a merged commit's row; 300,000 bytes fit
+MERGES_MAX = 50  # of one sweep in one source partition; each reads up to 24 manifests
 RANGE_FOLDERS_MAX = 10_000  # of one range of an archive; events of others are dead letters

@@ -20,6 +20,7 @@ __all__ = [
     "Gap",
     "Intent",
     "Manifest",
+    "MergedRange",
     "NamedPipeline",
     "Progress",
     "Totals",
@@ -145,10 +146,28 @@ class Manifest(Persisted, frozen=True):
     note: bytes = b""  # what the source wants to find again
     erased: tuple[int, ...] = ()  # offsets whose events were taken out of the files
     left_out: int = 0  # events that were not written, since they were erased from the target
+    ranges: tuple[Manifest, ...] = ()  # of a merged one: those of its ranges, which have all files
+
+    @property
+    def parts(self) -> tuple[Manifest, ...]:
+        """The manifests of its ranges: itself, unless it is a merged one."""
+        return self.ranges or (self,)
+
+
+class MergedRange(Persisted, frozen=True, array_like=True):
+    """A range in the row of a merged commit."""
+
+    start: str
+    end: str
+    events: int
+    files: int
+    dead: int
+    committed_ms: int
+    left_out: int
 
 
 class Committed(Persisted, frozen=True):
-    """A range that is done."""
+    """A range that is done, or neighbouring ones that were merged into one row."""
 
     manifest: str
     start: str
@@ -159,6 +178,29 @@ class Committed(Persisted, frozen=True):
     committed_ms: int
     rewrite: str = ""  # key of the manifest that an erasure replaces this one by; "": none goes on
     left_out: int = 0  # events that were erased from the target before they came there
+    ranges: tuple[MergedRange, ...] = ()  # of a merged one, whose other fields are of all
+    replaced: tuple[str, ...] = ()  # manifests that the merged one replaces; to be deleted
+    merged_ms: int = 0  # since when it replaces them
+
+    @property
+    def parts(self) -> tuple[Committed, ...]:
+        """Its ranges, each as if it had a row of its own."""
+        if not self.ranges:
+            return (self,)
+        return tuple(
+            Committed(
+                manifest=self.manifest,
+                start=each.start,
+                end=each.end,
+                events=each.events,
+                files=each.files,
+                dead=each.dead,
+                committed_ms=each.committed_ms,
+                rewrite=self.rewrite,
+                left_out=each.left_out,
+            )
+            for each in self.ranges
+        )
 
 
 class Aside(Persisted, frozen=True):

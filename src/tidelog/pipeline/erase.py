@@ -41,7 +41,7 @@ from tidelog.errors import (
     UnknownOutcomeError,
 )
 from tidelog.home import Home
-from tidelog.log.archives import read_partitions, read_progress
+from tidelog.log.archives import read_commit_rows, read_partitions, read_progress
 from tidelog.log.base import Log
 from tidelog.log.replays import replay_pipeline
 from tidelog.model import layout
@@ -164,15 +164,14 @@ class _Lane:
 
     def rows(self, wanted: Offsets) -> Iterator[str]:
         """The commits that may hold some of these offsets."""
-        for row in list(self._log.catalog.scan(self._where, "commit/", "commit0")):
-            committed = self._decode(row)
-            if committed.rewrite or _may_hold(committed, wanted):
-                yield row.row
+        for row in list(read_commit_rows(self._log, self._pipeline, self._partition)):
+            if row.committed.rewrite or _may_hold(row.committed, wanted):
+                yield row.name
 
     def settle(self, row_name: str, wanted: Offsets, report: ArchiveErasure) -> None:
         """All steps for one range, whoever has begun them, until nothing is left to erase."""
         for _ in range(_ATTEMPTS):
-            row = self._log.catalog.get(self._where, row_name)
+            row = self._row(row_name)
             if row is None:
                 return  # the generation was dropped
             committed = self._decode(row)
@@ -195,13 +194,26 @@ class _Lane:
             "ranges: erase again"
         )
 
+    def _row(self, name: str) -> Row | None:
+        """The row of a commit, or the one that it was merged into since its name was read."""
+        row = self._log.catalog.get(self._where, name)
+        if row is not None:
+            return row
+        _, ordinal, start = name.split("/", 2)
+        for each in read_commit_rows(self._log, self._pipeline, self._partition, int(ordinal)):
+            if each.holds(start):
+                return self._log.catalog.get(self._where, each.name)
+        return None
+
     def _holds_some(self, committed: Committed, wanted: Offsets) -> bool:
-        manifest = self._manifest(committed.manifest)
-        left = np.setdiff1d(wanted, np.array(manifest.erased, np.int64))
-        return any(
-            self._lessener.without(manifest, file, left) is not None
-            for file in self._files_with(manifest, left)
-        )
+        for manifest in self._manifest(committed.manifest).parts:
+            left = np.setdiff1d(wanted, np.array(manifest.erased, np.int64))
+            if any(
+                self._lessener.without(manifest, file, left) is not None
+                for file in self._files_with(manifest, left)
+            ):
+                return True
+        return False
 
     def _has_moved(self, row: Row) -> bool:
         """Whether another erasure has written the row since: then the files are others too."""
@@ -223,7 +235,7 @@ class _Lane:
         new = self._decided(committed, old, wanted)
         changed = [
             (before, after)
-            for before, after in zip(old.files, new.files, strict=True)
+            for before, after in zip(_files(old), _files(new), strict=True)
             if before.crc != after.crc or before.size != after.size
         ]
         if self._is_lost(changed):
@@ -233,7 +245,7 @@ class _Lane:
             self._replace(before, after)
         done = msgspec.structs.replace(committed, manifest=committed.rewrite)
         self._write(row, done)
-        report.ranges += 1
+        report.ranges += sum(one != other for one, other in zip(old.parts, new.parts, strict=True))
         report.files += sum(after.kind != "sidecar" for _, after in changed)
         report.events += sum(after.erased - before.erased for before, after in changed)
 
@@ -253,22 +265,15 @@ class _Lane:
             self._pipeline, layout.manifest_epoch(committed.rewrite), self._log.ids.new()
         )
         uploads = Uploads(self._store, staging)
-        files = list(old.files)
-        gone = np.array(old.erased, np.int64)
-        left = np.setdiff1d(wanted, gone)
-        for file in self._files_with(old, left):
-            lessened = self._lessener.without(old, file, left)
-            if lessened is not None:
-                self._stage(uploads, files, file, lessened)
+        for part in old.parts:
+            left = np.setdiff1d(wanted, np.array(part.erased, np.int64))
+            for file in self._files_with(part, left):
+                lessened = self._lessener.without(part, file, left)
+                if lessened is not None:
+                    self._stage(uploads, list(part.files), file, lessened)
         staged = {entry.target: entry for entry in uploads.close()}
-        first = min((f.first_offset for f in files), default=0)
-        last = max((f.last_offset for f in files), default=-1)
-        here = left[(left >= first) & (left <= last)]
-        new = msgspec.structs.replace(
-            old,
-            files=tuple(staged.get(entry.target, entry) for entry in files),
-            erased=tuple(int(each) for each in np.union1d(gone, here)),
-        )
+        parts = tuple(_lessened(part, staged, wanted) for part in old.parts)
+        new = msgspec.structs.replace(old, ranges=parts) if old.ranges else parts[0]
         try:
             self._log.store.put(committed.rewrite, seal_json(new))
         except AlreadyExistsError:
@@ -341,9 +346,9 @@ class _Lane:
         """Steps 5 and 6."""
         manifest = self._manifest(committed.manifest)
         if self._generation == self._archive.generation:
-            retell(self._home, self._archive, manifest.files)
+            retell(self._home, self._archive, _files(manifest))
         self._write(row, msgspec.structs.replace(committed, rewrite=""))
-        discard_files(self._store, manifest.files)
+        discard_files(self._store, _files(manifest))
 
     def _files_with(self, manifest: Manifest, offsets: Offsets) -> list[FileEntry]:
         """The files between whose ends some of the offsets lie."""
@@ -377,6 +382,25 @@ class _Lane:
 
     def _decode(self, row: Row) -> Committed:
         return decode_row(row.value, Committed, f"commit `{row.row}`")
+
+
+def _files(manifest: Manifest) -> list[FileEntry]:
+    """The files of all its ranges."""
+    return [file for part in manifest.parts for file in part.files]
+
+
+def _lessened(old: Manifest, staged: Mapping[str, FileEntry], wanted: Offsets) -> Manifest:
+    """The manifest of a range whose files were staged without the wanted offsets."""
+    gone = np.array(old.erased, np.int64)
+    left = np.setdiff1d(wanted, gone)
+    first = min((f.first_offset for f in old.files), default=0)
+    last = max((f.last_offset for f in old.files), default=-1)
+    here = left[(left >= first) & (left <= last)]
+    return msgspec.structs.replace(
+        old,
+        files=tuple(staged.get(entry.target, entry) for entry in old.files),
+        erased=tuple(int(each) for each in np.union1d(gone, here)),
+    )
 
 
 def _is_as_told(data: bytes, entry: FileEntry) -> bool:

@@ -12,10 +12,9 @@ from typing import Literal
 
 import pyarrow as pa
 
-from tidelog.catalog.base import Row
 from tidelog.errors import InvalidError
 from tidelog.home import Home
-from tidelog.log.archives import read_progress
+from tidelog.log.archives import CommitRow, Manifests, read_progress
 from tidelog.log.base import Log
 from tidelog.log.replays import Replays
 from tidelog.model import layout
@@ -26,7 +25,6 @@ from tidelog.model.pipeline import (
     Intent,
     Manifest,
     Progress,
-    read_manifest,
 )
 from tidelog.model.run import decode_row
 from tidelog.pipeline.contents import ArchiveFiles, source_partition
@@ -171,41 +169,42 @@ class _Search:
         """Whether positions are offsets; else events are numbered as they came."""
         if not _is_number(head.position):
             return False
-        for row in self._rows(None):
-            manifest = self._manifest(_decoded(row))
-            if not (_is_number(manifest.start) and _is_number(manifest.end)):
+        for committed in self._commits():
+            if not (_is_number(committed.start) and _is_number(committed.end)):
                 return False
-            if manifest.files:
-                start, end = int(manifest.start), int(manifest.end)
-                return all(start <= f.first_offset <= f.last_offset < end for f in manifest.files)
+            if committed.files:
+                start, end = int(committed.start), int(committed.end)
+                files = self._manifest(committed).files
+                return all(start <= f.first_offset <= f.last_offset < end for f in files)
         return True
 
     def _covering(self, by_offset: bool) -> Committed | None:
         """The commit whose range holds the offset; those after it begin with a higher ordinal."""
         for row in self._rows(layout.commit_row(self.offset + 1, "")):
-            committed = _decoded(row)
-            first = int(row.row.split("/")[1])
-            end = first + committed.events
-            if by_offset:
-                first, end = int(committed.start), int(committed.end)
-            if first <= self.offset < end:
-                return committed
+            for ordinal, committed in row.ranges():
+                first, end = ordinal, ordinal + committed.events
+                if by_offset:
+                    first, end = int(committed.start), int(committed.end)
+                if first <= self.offset < end:
+                    return committed
         return None
 
-    def _rows(self, before: str | None) -> Iterator[Row]:
-        """Commits, the last one first."""
-        return self.log.catalog.scan(self._where, "commit/", before or "commit0", reverse=True)
+    def _commits(self) -> Iterator[Committed]:
+        """Ranges, the last one first."""
+        for row in self._rows(None):
+            yield from reversed(row.committed.parts)
+
+    def _rows(self, before: str | None) -> Iterator[CommitRow]:
+        """Rows of commits, the last one first; a merged one comes after those that it replaces."""
+        rows = self.log.catalog.scan(self._where, "commit/", before or "commit0", reverse=True)
+        return map(CommitRow.of, rows)
 
     def _manifest(self, committed: Committed) -> Manifest:
-        return read_manifest(self.log.store.get(committed.manifest), committed.manifest)
+        return Manifests(self.log, self.pipeline, self.partition).of(committed)
 
     @property
     def _where(self) -> str:
         return layout.pipeline_partition(self.pipeline, self.partition)
-
-
-def _decoded(row: Row) -> Committed:
-    return decode_row(row.value, Committed, f"commit `{row.row}`")
 
 
 def _is_number(position: str) -> bool:

@@ -25,11 +25,11 @@ checksum. A file that no manifest explains is left alone: publishing refuses to 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from tidelog.catalog.base import Put
 from tidelog.errors import CorruptError, NotFoundError
-from tidelog.log.archives import read_commits
+from tidelog.log.archives import read_commit_rows
 from tidelog.log.base import Log
 from tidelog.model import layout
 from tidelog.model.pipeline import Aside, Manifest, Progress, read_manifest
@@ -53,17 +53,13 @@ def set_aside(
 ) -> list[Aside]:
     """All steps for the manifests of an adopted source partition that has no decided range."""
     left = set(keys)
-    for commit in read_commits(log, pipeline, partition) if left else ():
-        left -= {commit.manifest, commit.rewrite}
+    for known in read_commit_rows(log, pipeline, partition) if left else ():
+        left -= {known.committed.manifest, known.committed.rewrite, *known.committed.replaced}
     done: list[Aside] = []
-    for key in sorted(left):
-        manifest = _read(log, key)
-        if manifest is None or manifest.ordinal < head.ordinal:
-            continue
+    for name, manifest in _forgotten(log, left, head):
         files = sink.published(manifest)
         if not files:
             continue
-        name = key.rpartition("/")[2].removesuffix(".json")
         record = Aside(
             partition=partition,
             start=manifest.start,
@@ -84,6 +80,18 @@ def read_aside(log: Log, pipeline: str) -> list[Aside]:
     """The ranges of a pipeline that were set aside."""
     rows = log.catalog.scan(layout.pipeline_shards(pipeline), layout.aside_row(""), "aside0")
     return [decode_row(row.value, Aside, f"row `{row.row}`") for row in rows]
+
+
+def _forgotten(log: Log, keys: Iterable[str], head: Progress) -> Iterator[tuple[str, Manifest]]:
+    """The manifests of ranges from the head's ordinal on, each with a name; also merged ones'."""
+    for key in sorted(keys):
+        found = _read(log, key)
+        name = key.rpartition("/")[2].removesuffix(".json")
+        if found is None:
+            continue
+        for number, manifest in enumerate(found.parts):
+            if manifest.ordinal >= head.ordinal:
+                yield f"{name}-{number:04}" if found.ranges else name, manifest
 
 
 def _read(log: Log, key: str) -> Manifest | None:

@@ -13,6 +13,8 @@ a later sweep. Dying anywhere leaves less to do for the next one.
 An erasure (``erase``) is the exception: it needs no head. Its commit's row says so before anything
 is staged, and as long as one does, what is staged under the erasure's epoch stays, named or not.
 
+Before that, old commits of archives are merged (``compact``), a bounded number in each sweep.
+
 A playback by Spark has no rows. What it has staged goes when nothing of it is younger than the
 grace: it removes that itself, unless it is killed.
 """
@@ -26,14 +28,15 @@ from itertools import groupby
 from tidelog.errors import TidelogError
 from tidelog.home import Home
 from tidelog.log.ages import trusted_now_ms
-from tidelog.log.archives import is_outside, read_commits, read_partitions, read_progress
+from tidelog.log.archives import is_outside, read_commit_rows, read_partitions, read_progress
 from tidelog.log.replays import replay_pipeline
 from tidelog.log.sweep import abort_uploads
-from tidelog.model import layout
+from tidelog.model import layout, limits
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import Intent, read_manifest
 from tidelog.model.run import decode_row
 from tidelog.pipeline.archive import list_archives
+from tidelog.pipeline.compact import compact_commits, drop_replaced
 from tidelog.pipeline.generations import remove_retired, remove_strays
 from tidelog.pipeline.history import forget_history
 from tidelog.pipeline.places import files_at
@@ -54,6 +57,7 @@ class PipelineSweep:
     bytes_deleted: int = 0
     objects_young: int = 0  # would have been deleted but for the grace
     uploads_aborted: int = 0
+    commits_merged: int = 0  # rows of archives' commits that became part of others
 
 
 def sweep_archives(home: Home, grace_ms: int) -> PipelineSweep:
@@ -128,8 +132,18 @@ def _sweep_archive(home: Home, archive: Archive, grace_ms: int, tally: PipelineS
         if generation >= archive.generation:
             pipeline = archive.pipeline(generation)
             for each in (pipeline, replay_pipeline(pipeline)):
+                _compact(home, each, tally)
                 sweep_pipeline(home, each, store, grace_ms, tally)
     remove_strays(home, remove_retired(home, archive))
+
+
+def _compact(home: Home, pipeline: str, tally: PipelineSweep) -> None:
+    """Merge old commits of an archive, and delete manifests that merged ones have replaced."""
+    now_ms = trusted_now_ms(home.log)
+    for partition in read_partitions(home.log, pipeline):
+        where = pipeline, partition, now_ms
+        tally.objects_deleted += drop_replaced(home.log, *where)
+        tally.commits_merged += compact_commits(home.log, *where, limits.MERGES_MAX)
 
 
 def _is_ours(home: Home, archive: Archive) -> bool:
@@ -190,8 +204,9 @@ def _read_named(home: Home, pipeline: str) -> _Named:
             if key:
                 manifest = read_manifest(home.store.get(key), key)
                 named.keys.update([key, *(file.staged for file in manifest.files)])
-        for commit in read_commits(home.log, pipeline, partition):
-            named.keys.add(commit.manifest)
+        for found in read_commit_rows(home.log, pipeline, partition):
+            commit = found.committed
+            named.keys.update([commit.manifest, *commit.replaced])
             if commit.rewrite:  # an erasure goes on
                 named.keys.add(commit.rewrite)
                 named.erasing.add(layout.manifest_epoch(commit.rewrite))

@@ -19,9 +19,15 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from tidelog.errors import CorruptError, InvalidError, NotFoundError
+from tidelog.errors import CorruptError, InvalidError, NotFoundError, TidelogError
 from tidelog.home import Home
-from tidelog.log.archives import read_archive, read_commits, read_partitions, read_progress
+from tidelog.log.archives import (
+    Manifests,
+    read_archive,
+    read_commits,
+    read_partitions,
+    read_progress,
+)
 from tidelog.log.base import Log
 from tidelog.log.replays import Replays, Stretch, replay_pipeline
 from tidelog.model import layout
@@ -118,6 +124,7 @@ class _Rows:
     intent: Intent | None
     head: Progress | None
     commits: list[Committed]
+    manifests: Manifests
 
     @classmethod
     def read(cls, log: Log, pipeline: str, partition: str) -> _Rows:
@@ -125,7 +132,8 @@ class _Rows:
         what = f"intent of `{partition}`"
         intent = decode_row(row.value, Intent, what) if row is not None else None
         head = read_progress(log, pipeline, partition)
-        return cls(intent, head, list(read_commits(log, pipeline, partition)))
+        commits = list(read_commits(log, pipeline, partition))
+        return cls(intent, head, commits, Manifests(log, pipeline, partition))
 
 
 class _Look:
@@ -219,7 +227,7 @@ class _Look:
         ordinal = 0
         for committed in rows.commits:
             stretch = Stretch.between(committed.start, committed.end) if is_replay else None
-            manifest = self._manifest(committed.manifest, f"{partition}, {committed.start}")
+            manifest = self._manifest(rows.manifests, committed, f"{partition}, {committed.start}")
             self.tally.ranges += 1
             if manifest is not None:
                 self.tally.written += manifest.written
@@ -229,13 +237,16 @@ class _Look:
                 yield manifest
             ordinal += committed.events
 
-    def _manifest(self, key: str, where: str) -> Manifest | None:
+    def _manifest(self, manifests: Manifests, committed: Committed, where: str) -> Manifest | None:
         try:
-            return read_manifest(self.log.store.get(key), key)
+            return manifests.of(committed)
         except (NotFoundError, CorruptError) as exc:
-            do = "restore it from a copy of the store"
-            self.tally.add(Problem("manifest", where, f"manifest `{key}`: {exc}", do))
+            self._unreadable(committed.manifest, where, exc)
             return None
+
+    def _unreadable(self, key: str, where: str, why: TidelogError) -> None:
+        do = "restore it from a copy of the store"
+        self.tally.add(Problem("manifest", where, f"manifest `{key}`: {why}", do))
 
     def _name(self, manifest: Manifest) -> None:
         for file in manifest.files:
@@ -249,8 +260,13 @@ class _Look:
         command = f"archive dead {name} --replay" if is_replay else f"archive run {name}"
         do = f"nothing: the next `tidelog {command}` finishes it"
         self.tally.note("intent", partition, what, do)
-        manifest = self._manifest(intent.manifest, partition) if intent.manifest else None
-        self._coming |= {file.target for file in manifest.files} if manifest else set()
+        key = intent.manifest
+        try:
+            files = read_manifest(self.log.store.get(key), key).files if key else ()
+        except (NotFoundError, CorruptError) as exc:
+            self._unreadable(key, partition, exc)
+            files = ()
+        self._coming |= {file.target for file in files}
 
     # Files.
 

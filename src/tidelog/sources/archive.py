@@ -15,7 +15,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tidelog.errors import CorruptError, InvalidError, NotFoundError
-from tidelog.log.archives import read_archive, read_commits, read_partitions, read_progress
+from tidelog.log.archives import (
+    manifest_of_range,
+    read_archive,
+    read_commits,
+    read_partitions,
+    read_progress,
+)
 from tidelog.log.base import Log, OpenLog
 from tidelog.log.replays import Replays
 from tidelog.model.address import Address
@@ -217,7 +223,11 @@ def _manifests(log: Log, history: _History, range: Range) -> list[Manifest]:
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         while True:
             try:
-                return list(pool.map(lambda each: _manifest(log, each), commits))
+                keys = list(dict.fromkeys(each.manifest for each in commits))
+                found = dict(
+                    zip(keys, pool.map(lambda key: _manifest(log, key), keys), strict=True)
+                )
+                return [manifest_of_range(found[each.manifest], each) for each in commits]
             except CorruptError:
                 known, commits = commits, _read_again(log, history, range.partition, commits)
                 if commits == known:
@@ -241,14 +251,13 @@ def _read_again(
     return [fresh.get(each.start, each) for each in commits]
 
 
-def _manifest(log: Log, committed: Committed) -> Manifest:
+def _manifest(log: Log, key: str) -> Manifest:
     try:
-        return read_manifest(log.store.get(committed.manifest), committed.manifest)
+        return read_manifest(log.store.get(key), key)
     except NotFoundError as exc:
         raise CorruptError(
-            f"manifest `{committed.manifest}`: is not there: find out who deleted it, and restore "
-            "it from a copy",
-            manifest=committed.manifest,
+            f"manifest `{key}`: is not there: find out who deleted it, and restore it from a copy",
+            manifest=key,
         ) from exc
 
 
