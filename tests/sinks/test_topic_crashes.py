@@ -16,10 +16,12 @@ from typing import Any, TypeVar
 import pytest
 
 from tests.pipeline.fakes import ListSource
+from tidelog.catalog.base import Put
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.codec.events import table_of, with_position
 from tidelog.errors import CorruptError, FencedError, TidelogError
 from tidelog.log.base import Log
+from tidelog.log.ledger import announce_erasure, enter_erased
 from tidelog.log.read import Reader
 from tidelog.log.sweep import sweep_home
 from tidelog.log.topics import create_topic, find_topic
@@ -236,6 +238,48 @@ def test_another_driver_may_take_over_between_any_two_calls() -> None:
         with contextlib.suppress(FencedError):
             world.drive(world.log(Between(call, other)))
         world.check()
+
+
+class NamedSource(ListSource):
+    """Every event has an id."""
+
+    def read(self, range: Range) -> Iterator[Chunk]:
+        for chunk in super().read(range):
+            if chunk.batch.num_rows:
+                offset, value = (chunk.batch.column(n)[0].as_py() for n in ("offset", "value"))
+                table = table_of([Event(value, b"%d" % (offset % 5), id=value.decode())], 0)
+                where = (range.partition.topic, int(range.partition.name), offset)
+                yield Chunk(with_position(table.to_batches()[0], *where), chunk.position)
+            else:
+                yield chunk
+
+
+@pytest.mark.parametrize("erased", ["all", "some"])
+def test_a_driver_that_slept_while_another_left_out_erased_events_is_fenced(erased: str) -> None:
+    """The other one has left them out, committed the range and removed what was staged."""
+    fenced = left_out = 0
+    for call in range(1, 60):
+        world = World(NamedSource(1, 9))
+        every = [value for held in world.source.events.values() for value in held.values()]
+        gone = every if erased == "all" else every[::2]
+
+        def other(world: World = world, gone: list[str] = gone) -> None:
+            audit = layout.audit_partition(world.topic.incarnation)
+            world.rows.write(audit, Put("a delete", b""), write_id=world.plain.ids.new())
+            enter_erased(world.plain, world.topic, dict.fromkeys(gone, 1 << 50))
+            for partition in range(PARTITIONS):
+                announce_erasure(world.plain, world.topic, partition)
+            world.drive(world.plain)
+
+        try:
+            world.drive(world.log(Between(call, other)))
+        except FencedError:
+            fenced += 1
+        found = Counter(value for p in range(PARTITIONS) for value in world.stored(p))
+        assert max(found.values(), default=1) == 1
+        assert set(every) - set(found) <= set(gone)
+        left_out += not set(gone) & set(found)
+    assert min(fenced, left_out) > 10
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -19,7 +19,9 @@ Each source partition goes through these steps; every write expects its ``head``
    end reached, the ``intent`` goes; then staging goes    → dead: staged files that nothing names
 
 A driver that lost its partitions to another one fails at its next write, since the head has
-another version. Its late copies are those that the manifest decided, so they harm nobody. A lost
+another version. Its late copies are those that the manifest decided, so they harm nobody. Staged
+files that it misses are damage only while the head is still its own: else another driver has
+published them, or left their events out as erased, and removed them. A lost
 reply sends the partition back to its rows, which tell at which step it is.
 """
 
@@ -34,6 +36,7 @@ import msgspec
 from tidelog.catalog.base import ABSENT, Change, Check, Delete, Put
 from tidelog.errors import (
     ConflictError,
+    CorruptError,
     FencedError,
     InvalidError,
     NotFoundError,
@@ -337,7 +340,7 @@ class Cycle:
         """Steps 6 and 7."""
         partition, events = manifest.partition, manifest.read
         with self._log.spans.span("tidelog.publish", partition=partition, events=events):
-            left_out = self._pipeline.sink.publish(manifest) or 0
+            left_out = self._publish(track, manifest)
         manifest = msgspec.structs.replace(manifest, left_out=manifest.left_out + left_out)
         intent = track.intent
         if intent is None:
@@ -368,6 +371,20 @@ class Cycle:
         track.intent, track.intent_version = None, ""
         report.committed[track.partition] = manifest
         self._pipeline.sink.discard(manifest)
+
+    def _publish(self, track: _Track, manifest: Manifest) -> int:
+        """Step 6; how many events were left out, as they were erased from the target.
+
+        Staged files that are gone are no damage where another driver has the partition: it has
+        published the range, or left it out, and removed them. Then ours is told of that alone.
+        """
+        try:
+            return self._pipeline.sink.publish(manifest) or 0
+        except CorruptError as exc:
+            row = self._log.catalog.get(track.where, "head")
+            if row is None or row.version != track.head_version:
+                raise self._fenced(track.partition, -1) from exc
+            raise
 
     # Inside.
 
