@@ -13,6 +13,11 @@ from tests.cli.running import Run
 from tests.log.test_targets import answering
 from tests.pipeline.iceberg_rest import serving
 from tidelog import Event
+from tidelog.catalog.base import Put
+from tidelog.model import layout
+from tidelog.model.pipeline import Aside
+from tidelog.model.run import encode_row
+from tidelog.pipeline.archive import find_archive
 
 DAY_S = 86_400
 NOW_S = int(time.time()) // DAY_S * DAY_S  # the beginning of today
@@ -102,6 +107,27 @@ def test_status_of_one_and_of_all(tidelog: Run) -> None:
     assert tidelog("archive", "status", "daily", "--all").code == 2
     assert tidelog("archive", "status", "daily", "--check", "--prometheus").code == 2
     assert tidelog("archive", "status", "nope").code == 1
+
+
+def test_status_lists_ranges_that_were_set_aside(tidelog: Run) -> None:
+    made(tidelog)
+    send([0])
+    run(tidelog)
+    assert tidelog("archive", "status", "daily", "--json").rows()[0]["aside"] == []
+    with library.open() as home:
+        own = find_archive(home, "daily").pipeline()
+        gone = Aside("t/0", "5", "9", 4, ("archives/daily/_aside/x/a.parquet",), 1_794_700_800_000)
+        change = Put(layout.aside_row("x"), encode_row(gone))
+        home.catalog.write(layout.pipeline_shards(own), change, write_id=home.log.ids.new())
+    rows = tidelog("archive", "status", "daily", "--json").rows()
+    (shown,) = rows[0]["aside"]
+    assert (shown["start"], shown["end"], shown["events"]) == ("5", "9", 4)
+    assert shown["files"] == ["archives/daily/_aside/x/a.parquet"]
+    assert shown["at"].startswith("2026-11-15T")
+    assert rows[1]["aside"] == []
+    people = tidelog("archive", "status", "daily").out.decode()
+    assert "t/0: 5 to 9 was set aside at 2026-11-15T" in people
+    assert "4 events in archives/daily/_aside/x/a.parquet" in people
 
 
 def test_check_ends_with_0_when_all_is_well_and_with_1_when_not(tidelog: Run) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import tidelog as library
+from tests.cli.running import Run
 from tests.cli.test_home import run
+from tidelog import Event
 
 
 def test_a_pump_is_listed_shown_and_removed(tmp_path: Path) -> None:
@@ -34,3 +37,23 @@ def test_a_pump_is_listed_shown_and_removed(tmp_path: Path) -> None:
     bad = run(tmp_path, "pump", "topic:nope", "--topic", "orders", "--no-spark")
     assert "not found" in bad.stderr
     assert "Traceback" not in bad.stderr
+
+
+def test_events_that_were_left_out_as_erased_are_shown_and_measured(tidelog: Run) -> None:
+    for topic in ("from", "to"):
+        assert tidelog("topic", "create", topic).code == 0
+    with library.open() as home:
+        home.append("to", [Event(b"x", id="b", timestamp=1)])
+        home.delete("to", ["b"])
+        home.append("from", [Event(b"x", id=each, timestamp=1) for each in "abc"])
+    pump = ("pump", "topic:from", "--topic", "to", "--no-spark", "--name", "mine", "--json")
+    assert tidelog(*pump).rows()[-1]["left_out"] == 1
+    (listed,) = tidelog("pipeline", "list", "--json").rows()
+    assert (listed["events"], listed["left_out"]) == (3, 1)
+    (shown,) = tidelog("pipeline", "show", "mine", "--json").rows()
+    assert (shown["events"], shown["left_out"]) == (3, 1)
+    assert "left_out" in tidelog("pipeline", "list").out.decode()
+    metrics = tidelog("pipeline", "list", "--prometheus").out.decode()
+    labels = '{pipeline="mine",partition="from/0"}'
+    assert f"tidelog_pipeline_left_out_total{labels} 1\n" in metrics
+    assert f"tidelog_pipeline_events_total{labels} 3\n" in metrics

@@ -22,6 +22,7 @@ from tidelog.pipeline.cycle import Cycle, CycleReport
 from tidelog.pipeline.driver import Driver, Driving
 from tidelog.pipeline.finalize import Finalizing, finalize
 from tidelog.pipeline.forgotten import read_aside
+from tidelog.pipeline.status import read_status
 from tidelog.pipeline.sweep import sweep_archives
 from tidelog.pipeline.verify import Verifying, verify_archive
 from tidelog.pipeline.workers import LocalWorkers
@@ -161,6 +162,8 @@ def test_ranges_committed_during_the_backup_are_set_aside_after_the_restore(
             ]
             recorded = read_aside(home.log, find_archive(home, name).pipeline())
             assert sorted(recorded, key=lambda each: each.start) == aside
+            status = read_status(home, find_archive(home, name))
+            assert sorted(status.aside, key=lambda each: each.start) == aside
             for file in (file for each in aside for file in each.files):
                 assert f"archives/{name}/_aside/" in file
                 assert home.store.head(file).size

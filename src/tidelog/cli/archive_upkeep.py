@@ -14,6 +14,7 @@ from tidelog.errors import InvalidError
 from tidelog.home import Home, open_home
 from tidelog.model.archive import Archive
 from tidelog.model.event import to_iso
+from tidelog.model.pipeline import Aside
 from tidelog.model.times import duration_ms
 from tidelog.pipeline.archive import find_archive, list_archives
 from tidelog.pipeline.finalize import Finalizing
@@ -239,6 +240,7 @@ def _show(output: Output, found: ArchiveStatus) -> None:
             "generation": found.generation,
             "watermark": _watermark(found),
             "drivers": found.drivers,
+            "aside": [_aside(one) for one in found.aside if one.partition == each.partition],
         }
         for each in found.partitions
     ]
@@ -253,8 +255,24 @@ def _show(output: Output, found: ArchiveStatus) -> None:
         f"{counted(files, 'file')}, {behind} behind, watermark {_watermark(found) or '-'}, "
         f"drivers: {driver}"
     )
+    for one in found.aside:
+        output.say(
+            f"{found.archive.name}: {one.partition}: {one.start} to {one.end} was set aside at "
+            f"{to_iso(one.at_ms)}, since a restored catalog did not know it: "
+            f"{counted(one.events, 'event')} in {', '.join(one.files)}"
+        )
     if found.source_error:
         output.say(f"{found.archive.name}: its source cannot be asked: {found.source_error}")
+
+
+def _aside(found: Aside) -> dict[str, Any]:
+    return {
+        "start": found.start,
+        "end": found.end,
+        "events": found.events,
+        "files": list(found.files),
+        "at": to_iso(found.at_ms),
+    }
 
 
 def _watermark(found: ArchiveStatus) -> str | None:

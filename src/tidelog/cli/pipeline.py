@@ -5,13 +5,14 @@ from __future__ import annotations
 import click
 
 from tidelog.cli.asking import ask_first, yes_option
-from tidelog.cli.output import Output, json_option
+from tidelog.cli.output import Output, json_option, write_out
 from tidelog.errors import NotFoundError
 from tidelog.home import Home, open_home
 from tidelog.log.archives import read_partitions, read_progress
 from tidelog.model.address import nearest
 from tidelog.model.event import to_iso
 from tidelog.model.pipeline import NamedPipeline
+from tidelog.pipeline.metrics import pipelines_text
 from tidelog.pipeline.registry import delete_pipeline, find_pipeline, list_pipelines
 
 __all__ = ["pipeline"]
@@ -29,18 +30,26 @@ def pipeline() -> None:
 
 
 @pipeline.command("list")
+@click.option("--prometheus", is_flag=True, help="Print metrics of all of them.")
 @json_option
 @click.pass_obj
-def list_all(home_text: str | None, output: Output, /) -> None:
+def list_all(home_text: str | None, output: Output, /, prometheus: bool) -> None:
     """List pipelines that have names of their own.
+
+    left_out counts events that were erased from the target before they came there.
 
     \b
     Examples:
       tidelog pipeline list --json
+      tidelog pipeline list --prometheus
     """
     with open_home(home_text) as home:
+        if prometheus:
+            write_out(pipelines_text(home).encode())
+            return
         rows = [_described(home, each) for each in list_pipelines(home)]
-        output.records(("name", "source", "sink", "events", "last_commit", "state"), rows)
+    names = ("name", "source", "sink", "events", "left_out", "last_commit", "state")
+    output.records(names, rows)
 
 
 @pipeline.command()
@@ -60,9 +69,12 @@ def show(home_text: str | None, output: Output, /, name: str) -> None:
         for partition in read_partitions(home.log, found.incarnation):
             head = read_progress(home.log, found.incarnation, partition)
             if head is not None:
-                row = {"partition": partition, "position": head.position, "events": head.ordinal}
-                rows.append({**row, "last_commit": _time(head.totals.committed_ms)})
-        output.records(("partition", "position", "events", "last_commit"), rows)
+                row: dict[str, object] = {"partition": partition, "position": head.position}
+                row["events"] = head.ordinal
+                totals = head.totals
+                row |= {"left_out": totals.left_out, "last_commit": _time(totals.committed_ms)}
+                rows.append(row)
+        output.records(("partition", "position", "events", "left_out", "last_commit"), rows)
 
 
 @pipeline.command()
@@ -100,6 +112,7 @@ def _described(home: Home, found: NamedPipeline) -> dict[str, object]:
         "source": found.source,
         "sink": found.sink,
         "events": sum(head.ordinal for head in heads),
+        "left_out": sum(head.totals.left_out for head in heads),
         "last_commit": _time(max((head.totals.committed_ms for head in heads), default=0)),
         "state": found.state,
     }

@@ -1,4 +1,4 @@
-"""Archives as Prometheus reads them: the text of its exposition format.
+"""Archives and pipelines as Prometheus reads them: the text of its exposition format.
 
 The names below are what ``docs/alerts.yml`` is made of. Each metric has the archive as a label,
 those of a source partition that too. What is not known, such as the lag of a source that cannot be
@@ -11,11 +11,14 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from tidelog.home import Home
+from tidelog.log.archives import read_partitions, read_progress
 from tidelog.model.archive import Archive
+from tidelog.model.pipeline import Progress
 from tidelog.pipeline.health import lag_limit_ms
+from tidelog.pipeline.registry import list_pipelines
 from tidelog.pipeline.status import ArchiveStatus, PartitionStatus, Waiting, read_status
 
-__all__ = ["metrics_text", "status_text"]
+__all__ = ["metrics_text", "pipelines_text", "status_text"]
 
 Number = float | int | None
 
@@ -99,6 +102,10 @@ _PARTITIONS = (
         lambda each, _: each.events,
     ),
     _OfPartition(
+        _Metric("left_out_total", "counter", "Events left out, as they were erased before"),
+        lambda each, _: each.totals.left_out,
+    ),
+    _OfPartition(
         _Metric("files_total", "counter", "Files laid down so far"),
         lambda each, _: each.files,
     ),
@@ -109,6 +116,31 @@ _PARTITIONS = (
     _OfPartition(
         _Metric("last_commit_timestamp_seconds", "gauge", "When a range was last committed"),
         lambda each, _: _seconds(each.last_commit_ms),
+    ),
+)
+
+
+class _OfPipeline(NamedTuple):
+    metric: _Metric
+    value: Callable[[Progress], Number]
+
+
+_PIPELINES = (
+    _OfPipeline(
+        _Metric("events_total", "counter", "Events read from the source so far"),
+        lambda head: head.ordinal,
+    ),
+    _OfPipeline(
+        _Metric("left_out_total", "counter", "Events erased from the target before they came"),
+        lambda head: head.totals.left_out,
+    ),
+    _OfPipeline(
+        _Metric("lost_ranges_total", "counter", "Ranges that the source had lost, and accepted"),
+        lambda head: head.totals.lost,
+    ),
+    _OfPipeline(
+        _Metric("last_commit_timestamp_seconds", "gauge", "When a range was last committed"),
+        lambda head: _seconds(head.totals.committed_ms or None),
     ),
 )
 
@@ -127,6 +159,22 @@ def status_text(found: Iterable[ArchiveStatus]) -> str:
     return "".join(f"{line}\n" for line in _lines(list(found)))
 
 
+def pipelines_text(home: Home) -> str:
+    """The metrics of pipelines that have names of their own, from a row for each partition."""
+    found = [
+        ([("pipeline", named.name), ("partition", partition)], head)
+        for named in list_pipelines(home)
+        for partition in read_partitions(home.log, named.incarnation)
+        if (head := read_progress(home.log, named.incarnation, partition)) is not None
+    ]
+    lines: list[str] = []
+    for metric, value in _PIPELINES:
+        lines += _head(metric, "pipeline")
+        for labels, head in found:
+            lines += _line(metric, labels, value(head), "pipeline")
+    return "".join(f"{line}\n" for line in lines)
+
+
 def _lines(found: list[ArchiveStatus]) -> Iterator[str]:
     for metric, value in _ARCHIVES:
         yield from _head(metric)
@@ -140,15 +188,17 @@ def _lines(found: list[ArchiveStatus]) -> Iterator[str]:
                 yield from _line(metric, labels, value_of(each, status.read_ms))
 
 
-def _head(metric: _Metric) -> Iterator[str]:
-    yield f"# HELP tidelog_archive_{metric.name} {metric.what}."
-    yield f"# TYPE tidelog_archive_{metric.name} {metric.kind}"
+def _head(metric: _Metric, of: str = "archive") -> Iterator[str]:
+    yield f"# HELP tidelog_{of}_{metric.name} {metric.what}."
+    yield f"# TYPE tidelog_{of}_{metric.name} {metric.kind}"
 
 
-def _line(metric: _Metric, labels: list[tuple[str, str]], value: Number) -> Iterator[str]:
+def _line(
+    metric: _Metric, labels: list[tuple[str, str]], value: Number, of: str = "archive"
+) -> Iterator[str]:
     if value is not None:
         shown = ",".join(f'{name}="{_escaped(text)}"' for name, text in labels)
-        yield f"tidelog_archive_{metric.name}{{{shown}}} {value}"
+        yield f"tidelog_{of}_{metric.name}{{{shown}}} {value}"
 
 
 def _escaped(text: str) -> str:

@@ -19,11 +19,12 @@ from dataclasses import dataclass, field
 from tidelog.errors import TidelogError
 from tidelog.home import Home
 from tidelog.log.archives import read_partitions
-from tidelog.log.replays import replay_effect
+from tidelog.log.replays import replay_effect, replay_pipeline
 from tidelog.model import layout
 from tidelog.model.archive import Archive
-from tidelog.model.pipeline import Intent, Progress, Totals
+from tidelog.model.pipeline import Aside, Intent, Progress, Totals
 from tidelog.model.run import HeldRow, decode_row
+from tidelog.pipeline.forgotten import read_aside
 from tidelog.pipeline.places import source_at
 from tidelog.sources.base import Bounds, Range, Source, SourcePartition, waits
 
@@ -77,6 +78,7 @@ class ArchiveStatus:
     silent: int  # that have neither said goodbye nor anything else for a while
     source_error: str  # why the source told nothing
     partitions: tuple[PartitionStatus, ...]
+    aside: tuple[Aside, ...] = ()  # ranges that a restored catalog had forgotten
 
     @property
     def lag(self) -> int | None:
@@ -127,7 +129,10 @@ def read_status(
     drivers, silent = _drivers(home, pipeline, now_ms)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         each = pool.map(lambda name: look.at(SourcePartition.named(name), bounds), sorted(names))
-        return ArchiveStatus(archive, number, now_ms, drivers, silent, error, tuple(each))
+        partitions = tuple(each)
+    aside = [*read_aside(home.log, pipeline), *read_aside(home.log, replay_pipeline(pipeline))]
+    aside.sort(key=lambda each: (each.at_ms, each.partition, each.start))
+    return ArchiveStatus(archive, number, now_ms, drivers, silent, error, partitions, tuple(aside))
 
 
 @dataclass(frozen=True, slots=True)
