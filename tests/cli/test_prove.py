@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 import tidelog as library
 from tests.cli.running import Run
 from tests.pipeline.looking import an_archive, drive
 from tidelog import Event
+from tidelog.log.trim import ToOffsets
 from tidelog.pipeline.find import find_event
+from tidelog.pipeline.sought import Sought
 
 
 def fill() -> None:
@@ -94,3 +98,22 @@ def test_a_scribe_goes_on_past_a_damaged_archive(tidelog: Run) -> None:
     with library.open() as home:
         assert find_event(home, archives[1], "t/0", 4).status == "erased"
         assert stray not in {info.key for info in home.store.list("staging/")}
+
+
+def test_files_that_cannot_be_searched_are_named_and_fail_the_delete(
+    tidelog: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill()
+    with library.open() as home:
+        drive(home, an_archive(home))
+        home.trim("t", ToOffsets({0: 9, 1: 9}))
+    monkeypatch.setattr(Sought, "hidden", lambda *_: ["id"])
+    done = tidelog("delete", "t", "0-4", "--prove", "--json")
+    assert done.code == 1
+    rows = done.rows()
+    unseen = [row["unseen"] for row in rows if "unseen" in row]
+    assert unseen
+    assert all("archives/daily/" in each for each in unseen)
+    assert rows[-1]["erased"] is False
+    assert {trace["object"] for trace in rows[-1]["traces"]} >= set(unseen)
+    assert "has no ids or keys" in tidelog("delete", "t", "0-4").out.decode()

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.pipeline.looking import a_home, an_archive, drive
@@ -19,7 +21,8 @@ from tidelog.log.trim import ToOffsets
 from tidelog.model import layout
 from tidelog.model.archive import Archive
 from tidelog.pipeline.archive import find_archive
-from tidelog.pipeline.contents import Wanted, archived_rows
+from tidelog.pipeline.archived import delete_events, delete_key, erase_archived
+from tidelog.pipeline.contents import ArchiveFiles, Wanted, archived_rows
 from tidelog.pipeline.deletions import deleted_offsets
 from tidelog.pipeline.erasure import ArchiveEraser, carry_out
 from tidelog.pipeline.proof import prove_erased
@@ -235,3 +238,63 @@ def test_what_was_never_there_is_not_known(home: Home) -> None:
     assert not prove_erased(home, topic, keys=[b"K"]).known
     home.delete_key("t", b"K")
     assert prove_erased(home, topic, ["b"], [b"K"]).known
+
+
+def without_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of archives have neither ids nor keys, as a format without them would make."""
+    real = ArchiveFiles.batches
+
+    def batches(reader: ArchiveFiles, *given: Any) -> Iterator[pa.RecordBatch]:
+        for batch in real(reader, *given):
+            yield batch.drop_columns(["id", "key"])
+
+    monkeypatch.setattr(ArchiveFiles, "batches", batches)
+
+
+@pytest.mark.parametrize("by", ["id", "key"])
+def test_files_without_ids_and_keys_are_listed_and_no_proof_is_clean(
+    home: Home, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    append(home, "gone", "stays", key=b"ada")
+    archive = an_archive(home)
+    drive(home, archive)
+    home.trim("t", ToOffsets({0: 2}))
+    sweep_home(home.log, 0)
+    without_ids(monkeypatch)
+    files = sorted(info.key for info in home.store.list(f"{archive.folder()}/"))
+    why, topic = home.reason("asked", "ada"), home.topic("t")
+    if by == "id":
+        deleted = delete_events(home, "t", ["gone"], why)
+        proof = prove_erased(home, topic, ["gone"])
+    else:
+        deleted = delete_key(home, "t", b"ada", why)
+        proof = prove_erased(home, topic, keys=[b"ada"])
+    assert sorted(deleted.unseen) == files
+    assert [trace.object for trace in proof.traces] == files
+    assert f"has no column `{by}`" in proof.traces[0].what
+    home.delete_topic("t")
+    found = erase_archived(home, archive, why, ["gone"]) if by == "id" else None
+    assert found is None or sorted(found.unseen) == files
+
+
+@pytest.mark.parametrize("place", ["a string", "bytes", "JSON in a string"])
+def test_columns_of_others_are_searched_whatever_they_are_called(home: Home, place: str) -> None:
+    """As in the metadata of a table, whose statistics may hold an id."""
+    append(home, "gone", "stays")
+    archive = an_archive(home)
+    drive(home, archive)
+    home.delete("t", ["gone"])
+    topic = home.topic("t")
+    carry_out(home, topic, 0)
+    held: Any = {"a string": "gone", "bytes": b'"gone"', "JSON in a string": '{"max":"gone"}'}[
+        place
+    ]
+    key = f"{archive.root}/_delta_log/checkpoint.parquet"
+    for value, is_erased in ((held, False), (type(held)(held[:0]), True)):
+        sink = pa.BufferOutputStream()
+        pq.write_table(pa.table({"add": [{"stats": [value]}]}), sink)
+        home.store.put(key, sink.getvalue().to_pybytes())
+        proof = prove_erased(home, topic, ["gone"])
+        assert proof.is_erased == is_erased
+        assert is_erased or [trace.object for trace in proof.traces] == [key]
+        home.store.delete([key])

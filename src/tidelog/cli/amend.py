@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import click
@@ -21,8 +21,18 @@ from tidelog.journal.audit import AuditRecord, Why
 from tidelog.model.event import to_iso
 from tidelog.pipeline.archived import Deleted, delete_events, delete_key
 
-__all__ = ["audit", "delete", "get", "show_records", "update", "who_option", "why_option"]
+__all__ = [
+    "audit",
+    "delete",
+    "get",
+    "say_unseen",
+    "show_records",
+    "update",
+    "who_option",
+    "why_option",
+]
 
+_BACKFILL = "make the archive's files again with `tidelog archive backfill`"
 _SHOWN = 3  # ids of a record that a table names
 
 why_option = click.option(
@@ -139,11 +149,12 @@ def delete(home_text: str | None, output: Output, /, topic: str, **given: Any) -
         )
         told = {"deleted": deleted.events, "archived": deleted.archived}
         output.record({"topic": topic, **told, "missing": _shown(output, deleted)})
+        say_unseen(output, deleted.unseen)
         if given["prove"]:
             carry_out_and_tell(home, output, topic)
             keys = [] if key is None else [key.encode()]
             prove_and_tell(home, output, topic, ids if key is None else (), keys)
-    if deleted.missing and not given["prove"]:
+    if deleted.unseen or (deleted.missing and not given["prove"]):
         sys.exit(FAILED)
 
 
@@ -164,6 +175,16 @@ def audit(home_text: str | None, output: Output, topic: str, since: str | None) 
     """
     with open_home(home_text) as home:
         show_records(output, home.audit(topic, since))
+
+
+def say_unseen(output: Output, files: Collection[str]) -> None:
+    """Name files of archives in which nothing could be looked for."""
+    for file in files:
+        what = f"archive file `{file}`: has no ids or keys to be searched for: {_BACKFILL}"
+        if output.as_json:
+            output.record({"unseen": file, "error": what})
+        else:
+            output.say(what)
 
 
 def show_records(output: Output, records: Iterable[AuditRecord]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from tidelog.cli.amend import show_records, who_option, why_option
+from tidelog.cli.amend import say_unseen, show_records, who_option, why_option
 from tidelog.cli.asking import ask_first, yes_option
 from tidelog.cli.exit_codes import FAILED
 from tidelog.cli.output import Output, counted, json_option
@@ -62,7 +62,8 @@ def erase(home_text: str | None, output: Output, /, name: str, **given: Any) -> 
             "missing": missing if output.as_json else ", ".join(missing) or None,
         }
     )
-    if missing:
+    say_unseen(output, done.unseen)
+    if missing or done.unseen:
         sys.exit(FAILED)
 
 

@@ -75,6 +75,7 @@ class Erased:
 
     events: int = 0
     ids: frozenset[str] = frozenset()  # of these events
+    unseen: tuple[str, ...] = ()  # files that have no ids or keys to be searched for
     archives: tuple[ArchiveErasure, ...] = ()  # files that were written again already
 
 
@@ -91,6 +92,7 @@ class Deleted:
     events: int = 0  # of the topic
     archived: int = 0  # that archives alone held
     missing: tuple[str, ...] = ()  # ids of which there was no event anywhere
+    unseen: tuple[str, ...] = ()  # files of archives that have no ids or keys to be searched for
 
 
 def delete_events(home: Home, topic: str, ids: Collection[str], why: Why) -> Deleted:
@@ -98,7 +100,7 @@ def delete_events(home: Home, topic: str, ids: Collection[str], why: Why) -> Del
     amended = home.delete(topic, list(ids), why=why.why, who=why.who)
     trimmed = erase_trimmed(home, home.topic(topic), why, ids)
     missing = tuple(each for each in amended.missing if each not in trimmed.ids)
-    return Deleted(amended.events, trimmed.events, missing)
+    return Deleted(amended.events, trimmed.events, missing, trimmed.unseen)
 
 
 def delete_key(
@@ -111,7 +113,7 @@ def delete_key(
     """Delete all events that have this key, for good, also what archives alone hold."""
     amended = home.delete_key(topic, key, why=why.why, who=why.who, progress=progress)
     trimmed = erase_trimmed(home, home.topic(topic), why, key=key)
-    return Deleted(amended.events, trimmed.events)
+    return Deleted(amended.events, trimmed.events, unseen=trimmed.unseen)
 
 
 def erase_trimmed(
@@ -124,11 +126,12 @@ def erase_trimmed(
     complete_erasures(home, topic)
     sought = _sought(ids, key)
     found: dict[Place, _Found] = {}
+    unseen: list[str] = []
     numbers: dict[str, int] = {}
     for archive, generation in archives_of(home, topic):
         own = partitions_of(home.log, archive.pipeline(generation), topic)
         starts = {name: read_head(home.log, topic, p)[0].start for name, p in own.items()}
-        found |= _search(home, archive, generation, starts, sought)
+        found |= _search(home, archive, generation, starts, (sought, unseen))
         numbers |= own
     known = deleted_offsets(home, topic) if found else {}
     new = {
@@ -141,7 +144,8 @@ def erase_trimmed(
         record = _record(home, why, events, until_ms, mark)
         version = put_record(home.log, topic, record)  # step 2
         _enter(home, topic, record, version)
-    return Erased(len(new), frozenset(each.id for each in found.values() if each.id is not None))
+    found_ids = frozenset(each.id for each in found.values() if each.id is not None)
+    return Erased(len(new), found_ids, tuple(unseen))
 
 
 def complete_erasures(home: Home, topic: Topic) -> None:
@@ -173,9 +177,10 @@ def erase_archived(
     sought = _sought(ids, key)
     live = {name for topic in list_topics(home.log) for name in _live(home, archive, topic)}
     found: dict[Place, _Found] = {}
+    unseen: list[str] = []
     for generation in archive.makings:
         known = read_partitions(home.log, archive.pipeline(generation))
-        found |= _search(home, archive, generation, dict.fromkeys(known), sought)
+        found |= _search(home, archive, generation, dict.fromkeys(known), (sought, unseen))
     for name, _ in found:
         if name in live:
             topic = name.rpartition("/")[0]
@@ -191,7 +196,7 @@ def erase_archived(
         put_record(home.log, archive, msgspec.structs.replace(record, sources=tuple(sources)))
     done = finish_archive(home, archive)
     found_ids = frozenset(each.id for each in found.values() if each.id is not None)
-    return Erased(len(found), found_ids, tuple(done))
+    return Erased(len(found), found_ids, tuple(unseen), tuple(done))
 
 
 def finish_archive(home: Home, archive: Archive) -> list[ArchiveErasure]:
@@ -240,9 +245,13 @@ def _search(
     archive: Archive,
     generation: int,
     ends: Mapping[str, int | None],
-    sought: Sought,
+    search: tuple[Sought, list[str]],
 ) -> dict[Place, _Found]:
-    """Step 1 in one generation: what is below the end of each source partition."""
+    """Step 1 in one generation: what is below the end of each source partition.
+
+    ``search`` is what is sought, and a list that files are put on which do not show it.
+    """
+    sought, unseen = search
     reader = ArchiveFiles(store_at(home, archive.store), archive.making(generation))
     found: dict[Place, _Found] = {}
     for partition, end in ends.items():
@@ -251,6 +260,8 @@ def _search(
             if file.kind == "sidecar" or (end is not None and file.first_offset >= end):
                 continue
             for batch in reader.batches(manifest, file):
+                if sought.hidden(batch) and file.target not in unseen:
+                    unseen.append(file.target)
                 offsets = reader.offsets(batch, file).cast(pa.int64())
                 for row in sought.rows(batch):
                     offset = offsets[row].as_py()

@@ -4,7 +4,9 @@ Segments and journals of the topic, also those that no row names any more; large
 what Spark writers and pipelines have staged; and of every archive that was made of the topic the
 files, sidecars, dead letters and metadata. An event is known by its id or its key, and in archives
 by its offset too. An archive's range that is under way counts as well: who does it may have read
-the event before it was deleted. What is found is told with what to do about it.
+the event before it was deleted. A file of an archive that has no ids or keys cannot be searched for
+them, and counts too; one that is not ours is searched in all its columns. What is found is told
+with what to do about it.
 """
 
 from __future__ import annotations
@@ -44,6 +46,7 @@ _COMPILE = "run `tidelog compile {topic} --amended`, then `tidelog sweep`"
 _SWEEP = "run `tidelog sweep`; what is younger than its grace waits for the next one"
 _ARCHIVE = "run `tidelog delete {topic} ID --prove` again, which writes the file anew"
 _UNREADABLE = (CorruptError, InvalidError, pa.ArrowException, OSError)
+_UNSEEN = "make the archive's files again with `tidelog archive backfill`, which keeps ids and keys"
 _AGAIN = "prove again when it is committed"
 _UNREAD = "prove again when its pipeline has published it, or run `tidelog sweep`"
 
@@ -235,6 +238,8 @@ class _Search:
         self, target: str, batch: pa.RecordBatch, partition: int, gone: list[int]
     ) -> None:
         """Rows at erased offsets, and rows that have the id or the key of no later event."""
+        for name in self._sought.hidden(batch):
+            self._add(target, f"has no column `{name}`: what is in it cannot be seen", _UNSEEN)
         rows = self._sought.rows(batch)
         column = own_column(batch, "offset")
         found = set(rows)
@@ -254,12 +259,18 @@ class _Search:
         """An object whose events nobody counts: none may be in it. Whether it has columns."""
         has_columns = True
         try:
-            found = sum(len(self._sought.rows(batch)) for batch in rows_of(data))
+            found = sum(self._in_rows(batch) for batch in rows_of(data))
         except _UNREADABLE:
             has_columns, found = False, int(self._sought.in_text(data))
         if found:
             self._add(key, f"holds {found} of them: {why}", _SWEEP)
         return has_columns
+
+    def _in_rows(self, batch: pa.RecordBatch) -> int:
+        """Rows that have one of the ids or keys; without our columns, that hold one anywhere."""
+        if self._sought.hidden(batch):
+            return self._sought.in_values(batch)
+        return len(self._sought.rows(batch))
 
     def _get(self, store: Store, info: ObjectInfo) -> bytes | None:
         """The bytes of an object; None for one that was searched, or has gone meanwhile."""

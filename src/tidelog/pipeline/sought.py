@@ -51,6 +51,27 @@ class Sought:
                     found.setdefault(row, []).append(wanted[value])
         return found
 
+    def hidden(self, batch: pa.RecordBatch) -> list[str]:
+        """The columns that rows would be known by, and that a batch does not have."""
+        sought = (("id", self.deletions.by_id), ("key", self.deletions.by_key))
+        return [name for name, wanted in sought if wanted and own_column(batch, name) is None]
+
+    def in_values(self, batch: pa.RecordBatch) -> int:
+        """How many rows hold one of them in any column, at any depth, or in JSON there.
+
+        For files that have no columns of ours: metadata of tables, and files of others.
+        """
+        return sum(any(map(self._is_one, _leaves(row))) for row in batch.to_pylist())
+
+    def _is_one(self, value: Any) -> bool:
+        if isinstance(value, str):
+            keys = self.deletions.by_key
+            return value in self.deletions.by_id or value.encode() in keys or self._is_json(value)
+        return isinstance(value, bytes) and (value in self.deletions.by_key or self.in_text(value))
+
+    def _is_json(self, value: str) -> bool:
+        return '"' in value and self.in_text(value.encode())
+
     def state(
         self, partition: int, offset: int, places: list[Places]
     ) -> Literal["deleted", "another", "alive"]:
@@ -126,6 +147,19 @@ def _matches(
         raise InvalidError(f"a column of {column.type} is compared with {kind}") from exc
     for row in pc.indices_nonzero(pc.is_in(values, pa.array(list(wanted), kind))).to_pylist():
         yield row, values[row].as_py()
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """All that stands in a value, at any depth, names of fields too."""
+    left = [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, dict):
+            left += [*one, *one.values()]
+        elif isinstance(one, list | tuple):
+            left += one
+        else:
+            yield one
 
 
 def _plain(data: bytes) -> bytes:
