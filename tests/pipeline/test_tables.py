@@ -28,9 +28,11 @@ from tests.pipeline.looking import AT, AT_OR_WHEN, FIRST_S, a_home, an_archive, 
 from tests.pipeline.looking import value as mixed_value
 from tests.servers.s3 import S3
 from tidelog import Event, Home
+from tidelog.catalog.base import Delete, Put
 from tidelog.errors import InvalidError, UnavailableError
 from tidelog.home import World, create_home
 from tidelog.log.archives import change_archive
+from tidelog.model import layout
 from tidelog.model.archive import Archive, Making
 from tidelog.pipeline.archive import committed_files, find_archive
 from tidelog.pipeline.generations import begin_backfill, promote
@@ -253,6 +255,51 @@ def test_a_table_of_somebody_else_is_left_alone(home: Home, catalog: IcebergRest
     theirs.append(pa.table({"a": [1]}))
     with pytest.raises(InvalidError, match="was not made by"):
         register_table(home, one, f"iceberg:{catalog.url}#lake.theirs")
+
+
+def test_a_table_that_is_ahead_of_a_restored_catalog_is_refused(home: Home, table: str) -> None:
+    """It has files of a range that the catalog has forgotten, and that will be made again."""
+    archive = an_archive(home)
+    where = layout.pipeline_partition(archive.pipeline(), "t/0")
+    fill(home, range(10))
+    drive(home, archive)
+    register_table(home, archive, table)
+    before = list(home.catalog.scan(where))
+    fill(home, range(10, 20))
+    drive(home, archive)
+    assert register_table(home, archive, table).events == 10
+    for row in list(home.catalog.scan(where)):  # as it was when the copy was made
+        home.catalog.write(where, Delete(row.row), write_id=home.log.ids.new())
+    for row in before:
+        home.catalog.write(where, Put(row.row, row.value), write_id=home.log.ids.new())
+    held = contents(archive, table).num_rows
+    with pytest.raises(InvalidError, match=r"has come to event 10 of `t/0`, the archive to 5: .*"):
+        register_table(home, archive, table)
+    assert contents(archive, table).num_rows == held
+    for row in list(home.catalog.scan(where)):  # of a copy from before the archive began
+        home.catalog.write(where, Delete(row.row), write_id=home.log.ids.new())
+    with pytest.raises(InvalidError, match="the archive to 0: the catalog was restored from an"):
+        register_table(home, archive, table)
+
+
+def test_an_iceberg_table_of_the_home_that_this_was_copied_from_is_refused(
+    home: Home, catalog: IcebergRest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy has the archive's own id too: only the home's tells the two apart."""
+    fill(home, range(10))
+    archive = an_archive(home)
+    drive(home, archive)
+    name = f"iceberg:{catalog.url}#lake.t{random.getrandbits(60)}"
+    register_table(home, archive, name)
+    original = home.id
+    monkeypatch.setattr(home, "id", "another")
+    fill(home, range(10, 20))
+    drive(home, archive)
+    with pytest.raises(InvalidError, match=f"of home `{original}`, of which this home was a copy"):
+        register_table(home, archive, name)
+    assert contents(archive, name).num_rows == 10
+    monkeypatch.undo()
+    assert register_table(home, archive, name).events == 10
 
 
 def test_dead_letters_that_a_replay_has_placed_come_into_the_table(home: Home, table: str) -> None:
