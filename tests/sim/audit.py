@@ -40,15 +40,6 @@ class AuditedCatalog(MemoryCatalog):
             had.add(row.version)
 
 
-class DeletingCatalog(AuditedCatalog):
-    """For topics that are deleted: a repeated packet may make the head of one that is no more.
-
-    It is a few bytes in an incarnation that no registry row names, and no event can be lost there.
-    """
-
-    allowed = (*UNCONDITIONAL, "head")
-
-
 class RecurringCatalog(AuditedCatalog):
     """A planted bug: versions are small numbers that come again."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 
-from tests.sim.audit import DeletingCatalog
 from tests.sim.base import ACCEPTED, in_peace
 from tests.sim.clients import PARTITIONS, PEACE_S, ClientsWorld
 from tidelog.errors import AlreadyExistsError, NotFoundError
@@ -21,7 +20,6 @@ __all__ = ["LifecycleWorld"]
 class LifecycleWorld(ClientsWorld):
     """One seed's world in which the topic comes and goes."""
 
-    catalog = DeletingCatalog
     accepted = (*ACCEPTED, NotFoundError)
 
     def spawn_all(self) -> None:

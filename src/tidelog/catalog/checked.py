@@ -75,7 +75,9 @@ class CheckedCatalog:
         """Partition and name of all rows, as far as they can be read; none where unlistable."""
         if isinstance(self.inner, Inspectable):
             with contextlib.suppress(CorruptError):
-                yield from ((partition, row.row) for partition, row in self.inner.every_row())
+                for partition, row in self.inner.every_row():
+                    if isinstance(partition, str) and isinstance(row.row, str):  # else damaged
+                        yield partition, row.row
 
     def inspect(self) -> Iterator[str]:
         """What is wrong with the catalog as a whole: its file, and rows that no name leads to."""

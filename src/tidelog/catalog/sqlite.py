@@ -314,6 +314,10 @@ def _translated(path: Path) -> Iterator[None]:
                 f"catalog `{path}`: other processes kept it locked for {_BUSY_MS} ms: try again"
             ) from exc
         raise UnavailableError(f"catalog `{path}`: {exc}: mend it and try again") from exc
+    except UnicodeDecodeError as exc:  # SQLite names a table whose damaged name is no text
+        raise CorruptError(
+            f"catalog `{path}`: {exc.reason}: keep the file, and restore it from a copy"
+        ) from exc
     except PermissionError as exc:
         raise InvalidError(
             f"catalog `{path}`: no permission for `{exc.filename}`: "

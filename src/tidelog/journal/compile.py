@@ -173,7 +173,8 @@ class Compiling:
     def swap(self, planned: Planned, made: Made) -> CompileReport | None:
         """Step 4; None: rows have changed, so plan anew."""
         group = planned.work.group
-        if not self._swap.run(group, made.journals, planned.compiled + self._swapped):
+        compiled = planned.compiled + self._swapped
+        if not self._swap.run(group, made.journals, compiled, planned.head):
             return None
         self._swapped += 1
         self._journaled = max(self._journaled, group.end)

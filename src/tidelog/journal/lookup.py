@@ -195,8 +195,8 @@ class Lookup:
     def _live(self, partition: int, head: Head, wanted: _Wanted) -> Sequence[Occurrence] | None:
         """Those that are not deleted, as they are now; None where rows were swapped meanwhile.
 
-        An amendment's row goes only after a swap; so if there was none until after it was looked
-        for, it was there to be seen.
+        An amendment's row goes only after a swap or a trim; so if there was none until after it was
+        looked for, it was there to be seen.
         """
         known, places = self._known[partition].candidates(head, wanted.halves)
         hits = list(
@@ -218,7 +218,8 @@ class Lookup:
                 live.append(hit)
             elif row.kind == "update":
                 live.append(replace(hit, amendment=row))
-        return live if is_settled(self._log, self._topic, partition, known) else None
+        settled = is_settled(self._log, self._topic, partition, known, min(asked))
+        return live if settled else None
 
     def _amendments(
         self, partition: int, head: Head, offsets: Sequence[int]

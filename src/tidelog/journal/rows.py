@@ -54,9 +54,13 @@ def read_row(log: Log, topic: Topic, partition: int, head: Head, base: int) -> R
     return decode_row(row.value, Run, f"row `{name}` of `{topic.name}/{partition}`")
 
 
-def is_settled(log: Log, topic: Topic, partition: int, seen: Head) -> bool:
-    """Whether no journal has taken the place of anything since a head was read."""
-    return read_head(log, topic, partition)[0].compiled == seen.compiled
+def is_settled(log: Log, topic: Topic, partition: int, seen: Head, first: int) -> bool:
+    """Whether, since a head was read, nothing was compiled, and nothing trimmed from an offset on.
+
+    Until then every amendment of these offsets has its row.
+    """
+    head, _ = read_head(log, topic, partition)
+    return head.compiled == seen.compiled and head.start <= max(seen.start, first)
 
 
 def _rows(

@@ -20,6 +20,7 @@ from tidelog.errors import (
     UnknownOutcomeError,
 )
 from tidelog.journal.policy import Group
+from tidelog.log.amended import are_pending
 from tidelog.log.base import Log
 from tidelog.log.heads import RACE
 from tidelog.log.holding import Holding
@@ -42,8 +43,11 @@ class Swap:
         self._holding = holding
         self._where = layout.topic_partition(topic.incarnation, partition)
 
-    def run(self, group: Group, made: tuple[Run, ...], compiled: int) -> bool:
+    def run(self, group: Group, made: tuple[Run, ...], compiled: int, seen: Head) -> bool:
         """Whether the journals took their place; False: plan anew, since rows have changed.
+
+        Also where a trim has passed amendments that the head ``seen`` before the work tells of: a
+        sweep may have removed them before they were looked for.
 
         ``FencedError`` when another compiler has the partition, ``NotFoundError`` when the topic
         was deleted.
@@ -55,7 +59,9 @@ class Swap:
                 raise NotFoundError(f"topic `{self._topic.name}`: was deleted: compile no more")
             if head.compiled != compiled:
                 return self._landed(made)
-            if not _is_next(group, head):
+            first = max(seen.start, group.base)
+            is_passed = head.start > first and are_pending(seen, first, head.start)
+            if is_passed or not _is_next(group, head):
                 return False
             if layout.journal_place(made[0].object)[1] != epoch:
                 moved = self._move(made, epoch)

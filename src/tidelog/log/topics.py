@@ -9,9 +9,11 @@ Creating, in three steps; whoever comes next finishes what a crash left:
 Deleting, in four:
 
 1. registry row as ``deleting``         → not usable; the name is taken until step 4
-2. close every ``head``                 → no commit can land any more, and readers stop: a closed
+2. close every ``head``, also one that
+   is not there yet                     → no commit can land any more, and readers stop: a closed
                                           head is a deleted topic (:func:`read_head`)
-3. remove its objects and rows          → some are gone; deleting again goes on
+3. remove its objects and rows, not
+   the heads                            → some are gone; deleting again goes on
 4. remove the registry row, and in the
    same write put a ``deleted`` row     → the name is free; late uploads are swept as orphans
 
@@ -20,7 +22,9 @@ What was done to the events of a topic is forgotten with them: keep a copy of th
 it must outlive the topic. The audit goes after the ledger, as an empty one says that there is none.
 
 The registry's ``changes`` row is expected and raised whenever a name is made or removed: a delayed
-repeat of an old creation can therefore never bring a deleted topic back.
+repeat of an old creation can therefore never bring a deleted topic back. Closed heads stay for
+good, for the same reason: a head is made where there is none, and a delayed repeat of that would
+make an open one, to which a producer that slept could append what no one reads.
 """
 
 from __future__ import annotations
@@ -39,7 +43,7 @@ from tidelog.errors import (
     NotFoundError,
 )
 from tidelog.log.base import Log
-from tidelog.log.registry import add_name, remove_name
+from tidelog.log.registry import change_registry
 from tidelog.model import layout, limits
 from tidelog.model.address import nearest
 from tidelog.model.run import Head, decode_row, encode_row
@@ -66,7 +70,7 @@ def create_topic(log: Log, wanted: Topic) -> Topic:
     _check_settings(wanted)
     row = log.catalog.get(layout.REGISTRY, layout.topic_row(wanted.name))
     if row is None:
-        add_name(log, Put(layout.topic_row(wanted.name), encode_row(wanted), ABSENT))
+        change_registry(log, Put(layout.topic_row(wanted.name), encode_row(wanted), ABSENT))
         row = log.catalog.get(layout.REGISTRY, layout.topic_row(wanted.name))
     if row is None:
         raise ConflictError(f"topic `{wanted.name}`: was deleted while it was created: try again")
@@ -141,12 +145,7 @@ def delete_topic(log: Log, name: str) -> None:
     _remove_audit(log, topic)
     _each_partition(topic, lambda partition: _remove_rows(log, topic, partition))
     record = Put(layout.deleted_row(topic.incarnation), name.encode())
-    remove_name(
-        log,
-        layout.topic_row(name),
-        lambda found: _decode(found).incarnation == topic.incarnation,
-        record,
-    )
+    change_registry(log, Delete(layout.topic_row(name), row.version), record)
 
 
 def check_exists(log: Log, topic: Topic) -> Row:
@@ -179,7 +178,9 @@ def read_head(log: Log, topic: Topic, partition: int) -> tuple[Head, str]:
         raise NotFoundError(f"topic `{topic.name}`: was deleted: open it again, or create it")
     head, version = head_of(topic, partition, row)
     if head.closed:
-        raise NotFoundError(f"topic `{topic.name}`: is being deleted: stop using it")
+        raise NotFoundError(
+            f"topic `{topic.name}`: was deleted, or is being deleted: open it again, or create it"
+        )
     return head, version
 
 
@@ -230,14 +231,14 @@ def _create_head(log: Log, topic: Topic, partition: int) -> None:
 
 
 def _close_head(log: Log, topic: Topic, partition: int) -> None:
-    """Close the head, whatever is committed meanwhile; one that is gone or closed is left."""
+    """Close the head, whatever is committed meanwhile; where there is none, put a closed one."""
+    where = layout.topic_partition(topic.incarnation, partition)
     while True:
-        try:
-            head, version = read_head(log, topic, partition)
-        except NotFoundError:
+        row = log.catalog.get(where, "head")
+        head, version = (Head(), ABSENT) if row is None else head_of(topic, partition, row)
+        if head.closed:
             return
         closed = Put("head", encode_row(msgspec.structs.replace(head, closed=True)), version)
-        where = layout.topic_partition(topic.incarnation, partition)
         with contextlib.suppress(ConflictError):
             log.catalog.write(where, closed, write_id=log.ids.new())
             return
@@ -281,12 +282,9 @@ def _remove_rows(log: Log, topic: Topic, partition: int) -> None:
 
 
 def remove_partition(log: Log, partition: str) -> None:
-    """Delete all rows of a catalog partition, the head last: it keeps commits out."""
-    pending: list[Change] = []
-    head: list[Change] = []
-    for row in log.catalog.scan(partition):
-        (head if row.row == "head" else pending).append(Delete(row.row))
-    pending += head
+    """Delete all rows of a catalog partition; a closed head stays, and keeps commits out."""
+    rows = (row.row for row in log.catalog.scan(partition))
+    pending: list[Change] = [Delete(row) for row in rows if row != "head"]
     for first in range(0, len(pending), limits.CHANGES_MAX):
         chunk = pending[first : first + limits.CHANGES_MAX]
         log.catalog.write(partition, *chunk, write_id=log.ids.new())

@@ -7,8 +7,8 @@ after each read, before anything rests on what was read: as long as it is the sa
 of runs. When it has changed, the playback is opened again after the last event that is out, which
 is what a resume does.
 
-Amendments are read when a run is loaded, and ``compiled`` is compared after that: an amendment's
-row goes only after a swap whose journal has it.
+Amendments are read when a run is loaded, and ``compiled`` and the start are compared after that: an
+amendment's row goes only after a swap whose journal has it, or a trim beyond its offset.
 """
 
 from __future__ import annotations
@@ -36,12 +36,14 @@ class Standing:
         self.log = log
         self.topic = topic
         self._compiled: dict[int, int] = {}
+        self._starts: dict[int, int] = {}
         self._recent: dict[int, tuple[Head, float]] = {}
 
     def note(self, partition: int) -> Head:
         """To be called before any row of a partition is read."""
         head = self._read(partition)
         self._compiled[partition] = head.compiled
+        self._starts[partition] = head.start
         return head
 
     def check(self, partition: int) -> Head:
@@ -63,10 +65,15 @@ class Standing:
 
         ``head`` is a recent one, or a newer. ``SwappedError`` when they may not be all.
         """
-        if not are_pending(head, start, end):
-            return NO_AMENDMENTS
-        found = all_pending(self.log, self.topic, partition, head, start, end)
-        self.check(partition)
+        found = NO_AMENDMENTS
+        if are_pending(head, start, end):
+            found = all_pending(self.log, self.topic, partition, head, start, end)
+            head = self.check(partition)
+        if head.start > max(start, self._starts[partition]):
+            raise SwappedError(
+                f"partition `{self.topic.name}/{partition}`: was trimmed while it was played: "
+                "play again"
+            )
         return found
 
     def _compared(self, partition: int, head: Head) -> Head:

@@ -1,0 +1,111 @@
+"""A trim and a sweep between any two calls of a reader: what was updated or deleted stays so.
+
+A sweep removes the amendments below a partition's start. The run of their offsets may still be
+there, with the old values in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import cast
+
+import pytest
+
+from tests.journal.compiling import Press
+from tests.log.test_delete_beside_readers import Between
+from tidelog.codec.events import table_of
+from tidelog.codec.journal import JournalFile
+from tidelog.codec.segment import encode_segment
+from tidelog.errors import NotFoundError
+from tidelog.journal.compile import compile_topic
+from tidelog.journal.lookup import Lookups
+from tidelog.journal.policy import Policy
+from tidelog.log.base import Log
+from tidelog.log.read import Reader
+from tidelog.log.sweep import sweep_home
+from tidelog.log.trim import ToOffsets, trim_topic
+from tidelog.model.event import Event
+from tidelog.model.topic import Topic
+from tidelog.playback.play import play_events
+from tidelog.testing.faults import Faults
+from tidelog.testing.scheduler import Scheduler
+
+CALLS_MAX = 200
+
+
+def filled() -> tuple[Press, Topic]:
+    """Offset 0 is updated, offset 1 deleted, in a run of six."""
+    press = Press()
+    topic = press.topic()
+    events = [Event(f"old {n}".encode(), id=f"id{n}", timestamp=1_000 * n) for n in range(6)]
+    segment = encode_segment([(0, table_of(events, 0))])
+    appender = press.appender(topic)
+    appender.commit(appender.upload(segment), segment.pieces[0])
+    press.amend(topic, 0, b"new 0")
+    press.amend(topic, 1, delete=True)
+    return press, topic
+
+
+def read(log: Log, topic: Topic) -> list[bytes | None]:
+    return [e.value for s in Reader(log, topic, 0).stretches(0) for e in s.events()]
+
+
+def play(log: Log, topic: Topic) -> list[bytes | None]:
+    return [event.value for event in play_events(log, topic.name, 0, 10**12)]
+
+
+def get_updated(log: Log, topic: Topic) -> list[bytes | None]:
+    return [Lookups(log, None).of(topic).get("id0").value]
+
+
+def get_deleted(log: Log, topic: Topic) -> list[bytes | None]:
+    return [Lookups(log, None).of(topic).get("id1").value]
+
+
+@pytest.mark.parametrize("reader", [read, play, get_updated, get_deleted])
+def test_reader_never_gets_what_was_amended_before_a_trim(
+    reader: Callable[[Log, Topic], list[bytes | None]],
+) -> None:
+    for call in range(1, CALLS_MAX):
+        press, topic = filled()
+
+        def act(press: Press = press, topic: Topic = topic) -> None:
+            trim_topic(press.log, topic, ToOffsets({0: 3}))
+            sweep_home(press.log, 0)
+
+        between = Between(call, act)
+        found: list[bytes | None] = []
+        with contextlib.suppress(NotFoundError):
+            found = reader(press.faulty(Faults(scheduler=cast(Scheduler, between))), topic)
+        assert b"old 0" not in found
+        assert b"old 1" not in found
+        if between.calls_left > 0:
+            return
+    pytest.fail("the reader never ended")
+
+
+def test_compile_writes_nothing_that_was_deleted_before_a_trim() -> None:
+    for call in range(1, CALLS_MAX):
+        press, topic = filled()
+
+        def act(press: Press = press, topic: Topic = topic) -> None:
+            trim_topic(press.log, topic, ToOffsets({0: 3}))
+            sweep_home(press.log, 0)
+
+        between = Between(call, act)
+        log = press.faulty(Faults(scheduler=cast(Scheduler, between)))
+        compile_topic(log, topic, Policy.everything())
+        for run in press.journals(topic):
+            data = press.store.get(run.object)
+            file = JournalFile(lambda start, end, data=data: data[start:end], run, "a journal")  # type: ignore[misc]
+            values = [
+                value
+                for group in file.groups
+                for value in file.read(group, ["offset", "value"]).column("value").to_pylist()
+            ]
+            assert b"old 1" not in values
+            assert b"old 0" not in values
+        if between.calls_left > 0:
+            return
+    pytest.fail("the compile never ended")
