@@ -200,7 +200,12 @@ class Home(JournalCalls):
         if partition is not None or expected_offset is not None:
             raise InvalidError("append: if_absent goes by ids: leave out partition and offset")
         lookup = self._lookups.of(self.topic(topic))
-        return append_absent(self.log, lookup, events, producer.append)
+        # All are checked before the first is stored: they go partition by partition.
+        return append_absent(self.log, lookup, producer.checked(events), producer.append)
+
+    def _append_own(self, topic: str, events: list[Event]) -> Positions:
+        """Store what Tidelog itself writes to a topic, with the room that its additions have."""
+        return self._shared_producer(topic).append_own(events)
 
     def read(
         self, topic: str, partition: int = 0, start: int = 0, end: int | None = None
@@ -223,7 +228,7 @@ class Home(JournalCalls):
         ``start`` says where the consumer begins the first time: ``earliest``, ``latest``, an
         offset, or a time.
         """
-        consumer = Consumer(self.log, self.topic(topic), name, start, self._pool, self.append)
+        consumer = Consumer(self.log, self.topic(topic), name, start, self._pool, self._append_own)
         self._given.add(consumer)
         return consumer
 

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from tidelog.codec.events import EVENT_SCHEMA
+from tidelog.codec.events import EVENT_SCHEMA, bad_text
 from tidelog.errors import InvalidError
 from tidelog.model.depth import check_json_depth
 from tidelog.model.event import Event, from_iso, to_iso
@@ -66,7 +66,7 @@ class _Given(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     id: str | None = None
     timestamp: str | int | None = None
     type: str | None = None
-    headers: list[tuple[str, _Text]] | None = None
+    headers: list[tuple[str, _Text | None]] | None = None
     topic: Any = None
     partition: Any = None
     offset: Any = None
@@ -83,7 +83,14 @@ def event_lines(events: Iterable[Event]) -> bytes:
 
 
 def batch_lines(batch: pa.RecordBatch) -> bytes:
-    """The same for a batch in event columns, with or without ``error``."""
+    """The same for a batch in event columns, with or without ``error``. ``CorruptError``."""
+    try:
+        return _batch_lines(batch)
+    except UnicodeDecodeError as exc:
+        raise bad_text(batch) from exc
+
+
+def _batch_lines(batch: pa.RecordBatch) -> bytes:
     columns = [batch.column(name) for name in EVENT_SCHEMA.names]
     cells: list[Iterable[Any]] = [column.to_pylist() for column in columns[:3]]
     cells += [map(_iso, columns[3].cast(pa.int64()).to_pylist()), columns[4].to_pylist()]
@@ -116,7 +123,7 @@ def event_of_line(line: bytes) -> Event:
         id=given.id,
         timestamp=from_iso(time) if isinstance(time, str) else time,
         type=given.type,
-        headers=tuple((name, _bytes_of(value) or b"") for name, value in given.headers or ()),
+        headers=tuple((name, _bytes_of(value)) for name, value in given.headers or ()),
     )
 
 

@@ -7,7 +7,7 @@ batch is given to somebody.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count, repeat
 from typing import Any
 
@@ -16,20 +16,23 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidelog.errors import InternalError, InvalidError
+from tidelog.errors import CorruptError, InternalError, InvalidError
 from tidelog.model import limits
 from tidelog.model.event import (
     Event,
+    Headers,
     check_event_bytes,
     check_header_count,
     check_headers,
     check_id_bytes,
     check_timestamp,
+    headers_of,
 )
 
 __all__ = [
     "EVENT_SCHEMA",
     "STORED_SCHEMA",
+    "bad_text",
     "batch_bytes",
     "batch_of",
     "bytes_without_value",
@@ -38,6 +41,7 @@ __all__ = [
     "events_of",
     "joined_batches",
     "one_batch",
+    "problem_of_text",
     "stored_batch",
     "table_of",
     "with_position",
@@ -82,19 +86,18 @@ def batch_of(columns: Sequence[Sequence[Any] | None]) -> pa.RecordBatch:
 
 def table_of(events: Sequence[Event], now_ms: int) -> pa.Table:
     """Events as a table in stored columns. ``InvalidError`` for values of wrong types."""
+    for kind in set(map(type, events)):
+        if not issubclass(kind, Event):
+            raise InvalidError(f"append: got {kind.__name__}: give Event objects or an Arrow table")
     columns: dict[str, list[Any]] = {
         name: [getattr(event, name) for event in events] for name in STORED_SCHEMA.names
     }
     for name, kind in (("value", bytes), ("key", bytes), ("id", str), ("type", str)):
-        wrong = set(map(type, columns[name])) - {kind, type(None)}
-        if wrong:
-            wanted = "bytes" if kind is bytes else "text"
-            raise InvalidError(
-                f"event: its {name} is {wrong.pop().__name__}: give {wanted} or None"
-            )
+        columns[name] = _plain(name, columns[name], kind)
     times = columns["timestamp"]
     if set(map(type, times)) != {int}:
         columns["timestamp"] = [now_ms if t is None else check_timestamp(t) for t in times]
+    columns["headers"] = list(map(headers_of, columns["headers"]))
     for headers in columns["headers"]:
         if headers:
             check_headers(headers)
@@ -106,22 +109,95 @@ def table_of(events: Sequence[Event], now_ms: int) -> pa.Table:
     return table
 
 
-def check_events(table: pa.Table | pa.RecordBatch, bytes_max: int) -> None:
-    """Refuse events in stored columns that may not be stored: the rules of ``check_event``."""
+def check_events(table: pa.Table | pa.RecordBatch, bytes_max: int, *, own: bool = False) -> None:
+    """Refuse events in stored columns that may not be stored: the rules of ``check_event``.
+
+    ``own`` is for events to which Tidelog itself has added headers or fields: that has room on top
+    of the limits for events from outside. ``InvalidError`` is about the first event that is
+    refused, and has its ``row``.
+    """
+    try:
+        _check(table, bytes_max, own)
+    except InvalidError:
+        row = _first_refused(table, bytes_max, own)
+        try:
+            _check(table.slice(row, 1), bytes_max, own)
+        except InvalidError as exc:
+            where = "" if table.num_rows == 1 else f"row {row}: "
+            raise InvalidError(f"{where}{exc}", **{**exc.context, "row": row}) from exc
+        raise
+
+
+def _first_refused(table: pa.Table | pa.RecordBatch, bytes_max: int, own: bool) -> int:
+    """The row of the first event that :func:`_check` refuses, where it refuses one."""
+    low, high = 0, table.num_rows  # rows before low are fine; one before high is not
+    while high - low > 1:
+        middle = (low + high) // 2
+        try:
+            _check(table.slice(low, middle - low), bytes_max, own)
+        except InvalidError:
+            high = middle
+        else:
+            low = middle
+    return low
+
+
+def _check(table: pa.Table | pa.RecordBatch, bytes_max: int, own: bool) -> None:
     if table.num_rows == 0:
         return
+    problem = problem_of_text(table)
+    if problem is not None:
+        raise InvalidError(f"event: {problem}: give text")
+    headers_max = limits.HEADERS_MAX
+    if own:
+        bytes_max += limits.OWN_BYTES_MAX
+        headers_max += limits.OWN_HEADERS_MAX
     ids = pc.min_max(pc.binary_length(table.column("id"))).as_py()
     if ids["min"] is not None:
         check_id_bytes(ids["min"])
         check_id_bytes(ids["max"])
-    lengths = [*_field_lengths(table), _lengths(table.column("value"))]
+    lengths = [*_field_lengths(table, headers_max), _lengths(table.column("value"))]
     if sum(int(each.max()) for each in lengths) > bytes_max:
         check_event_bytes(int(np.max(sum(lengths))), bytes_max)
 
 
+def problem_of_text(table: pa.Table | pa.RecordBatch) -> str | None:
+    """What is wrong with the text of events in stored columns; None where all of it is UTF-8.
+
+    Arrow itself takes any bytes as text, and finds out when they are decoded.
+    """
+    texts = [("id", table.column("id")), ("type", table.column("type"))]
+    headers = table.column("headers")
+    if headers.null_count < len(headers):
+        texts.append(("header's name", pc.struct_field(pc.list_flatten(headers), "name")))
+    for what, column in texts:
+        try:
+            if column.null_count < len(column):
+                column.validate(full=True)
+        except pa.ArrowInvalid:
+            return f"its {what} is not valid UTF-8"
+    return None
+
+
+def bad_text(batch: pa.RecordBatch) -> CorruptError:
+    """Returns the error of a batch in event columns that has text which is not UTF-8."""
+    rows = range(batch.num_rows)
+    row = next((each for each in rows if problem_of_text(batch.slice(each, 1))), 0)
+    topic, partition, offset = (
+        batch.column(name)[row].as_py() for name in ("topic", "partition", "offset")
+    )
+    return CorruptError(
+        f"partition `{topic}/{partition}`, offset {offset}: "
+        f"{problem_of_text(batch.slice(row, 1)) or 'its text is not valid UTF-8'}: "
+        f"let readers skip it: seek to offset {offset + 1}",
+        offset=offset,
+    )
+
+
 def bytes_without_value(row: pa.RecordBatch) -> int:
     """How many bytes an event in stored columns has beside its value, as ``check_event`` counts."""
-    return sum(int(each[0]) for each in _field_lengths(row))
+    most = limits.HEADERS_MAX + limits.OWN_HEADERS_MAX
+    return sum(int(each[0]) for each in _field_lengths(row, most))
 
 
 def check_times(column: pa.Array | pa.ChunkedArray) -> None:
@@ -142,6 +218,9 @@ def stored_batch(table: pa.Table | pa.RecordBatch, now_ms: int) -> pa.Table:
     ``InvalidError`` for unknown columns, wrong types, times out of range and events too large.
     """
     known = set(STORED_SCHEMA.names) | {"topic", "partition", "offset"}
+    for name in table.schema.names:
+        if table.schema.names.count(name) > 1:
+            raise InvalidError(f"table: has more than one column `{name}`: leave one of them")
     unknown = [name for name in table.schema.names if name not in known]
     if unknown:
         raise InvalidError(
@@ -175,7 +254,19 @@ def with_position(
 def events_of(
     batch: pa.RecordBatch, topic: str, partition: int, offsets: int | npt.NDArray[np.int64]
 ) -> Iterator[Event]:
-    """The events of a stored batch, which stand at these offsets, or from one on."""
+    """The events of a stored batch, which stand at these offsets, or from one on.
+
+    Raises ``CorruptError`` for text that is not UTF-8, with its partition and offset.
+    """
+    try:
+        return _events(batch, topic, partition, offsets)
+    except UnicodeDecodeError as exc:
+        raise bad_text(with_position(batch, topic, partition, offsets)) from exc
+
+
+def _events(
+    batch: pa.RecordBatch, topic: str, partition: int, offsets: int | npt.NDArray[np.int64]
+) -> Iterator[Event]:
     columns = {name: batch.column(name) for name in batch.schema.names}
     headers: Iterable[Any] = repeat(())
     if columns["headers"].null_count < batch.num_rows:
@@ -249,11 +340,15 @@ def joined_batches(
         yield one_batch(waiting)
 
 
-def _field_lengths(table: pa.Table | pa.RecordBatch) -> list[npt.NDArray[np.int64]]:
+def _field_lengths(
+    table: pa.Table | pa.RecordBatch, headers_max: int
+) -> list[npt.NDArray[np.int64]]:
     """How many bytes each event has in its key, id, type and headers."""
     lengths = [_lengths(table.column(name)) for name in ("key", "id", "type")]
     headers = table.column("headers")
-    return [*lengths, _header_lengths(headers)] if headers.null_count < len(headers) else lengths
+    if headers.null_count == len(headers):
+        return lengths
+    return [*lengths, _header_lengths(headers, headers_max)]
 
 
 def _lengths(column: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.int64]:
@@ -261,10 +356,10 @@ def _lengths(column: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.int64]:
     return np.asarray(found, np.int64)
 
 
-def _header_lengths(column: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.int64]:
+def _header_lengths(column: pa.Array | pa.ChunkedArray, headers_max: int) -> npt.NDArray[np.int64]:
     """How many bytes the headers of each event have. ``InvalidError`` for those of no name."""
     counts = np.asarray(pc.fill_null(pc.list_value_length(column), 0), np.int64)
-    check_header_count(int(counts.max()))
+    check_header_count(int(counts.max()), headers_max)
     rows = np.repeat(np.arange(len(column)), counts)
     pairs = pc.list_flatten(column)
     names = pc.struct_field(pairs, "name")
@@ -274,6 +369,22 @@ def _header_lengths(column: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.int64]
     for values in (names, pc.struct_field(pairs, "value")):
         np.add.at(total, rows, _lengths(values))
     return total
+
+
+def _plain(name: str, values: list[Any], kind: type) -> list[Any]:
+    """Values of a column, all of one plain type. ``InvalidError`` for those of other types.
+
+    What is a kind of text or bytes, as members of a ``StrEnum`` and NumPy's are, becomes plain.
+    """
+    others = set(map(type, values)) - {kind, type(None)}
+    for other in others:
+        if not issubclass(other, kind):
+            wanted = "bytes" if kind is bytes else "text"
+            raise InvalidError(f"event: its {name} is {other.__name__}: give {wanted} or None")
+    if not others:
+        return values
+    plain: Callable[[Any], Any] = bytes if kind is bytes else str.__str__  # not an enum's own
+    return [value if value is None else plain(value) for value in values]
 
 
 def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
@@ -309,7 +420,7 @@ def _values(column: pa.Array) -> Iterable[Any]:
     return repeat(None) if column.null_count == len(column) else column.to_pylist()
 
 
-def _headers(value: list[dict[str, Any]] | None) -> tuple[tuple[str, bytes], ...]:
+def _headers(value: list[dict[str, Any]] | None) -> Headers:
     return tuple((each["name"], each["value"]) for each in value) if value else ()
 
 

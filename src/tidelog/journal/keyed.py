@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidelog.errors import NotFoundError
+from tidelog.errors import CorruptError, NotFoundError
 from tidelog.log.amended import pending
 from tidelog.log.base import Log
 from tidelog.log.contents import Cut, describe_run, read_run
@@ -51,7 +51,7 @@ def with_key(
                 what = describe_run(topic.name, partition, run)
                 cut = Cut(at, until, ("id", "key", "timestamp"))
                 for rows in read_run(log.store, run, what, cut, amendments):
-                    yield from _matches(rows, key)
+                    yield from _matches(rows, key, f"{topic.name}/{partition}")
                     at, losses = rows.end, 0
                 progress(run.byte_end - run.byte_start)
         except NotFoundError:
@@ -60,12 +60,18 @@ def with_key(
                 raise
 
 
-def _matches(rows: Rows, key: bytes) -> Iterator[Keyed]:
+def _matches(rows: Rows, key: bytes, name: str) -> Iterator[Keyed]:
     batch = rows.batch
     mask = pc.fill_null(pc.equal(batch.column("key"), pa.scalar(key, pa.binary())), False)
     numbers = np.flatnonzero(mask.to_numpy(zero_copy_only=False))
     if len(numbers):
         found = batch.take(pa.array(numbers))
         times = found.column("timestamp").cast(pa.int64()).to_pylist()
-        ids = found.column("id").to_pylist()
+        try:
+            ids = found.column("id").to_pylist()
+        except UnicodeDecodeError as exc:
+            raise CorruptError(
+                f"partition `{name}`, offsets {rows.base} to {rows.end}: an id is not valid UTF-8: "
+                "run `tidelog verify`, which names its offset"
+            ) from exc
         yield from zip(ids, rows.offsets[numbers].tolist(), times, strict=True)

@@ -31,7 +31,7 @@ from tidelog.log.partitioner import partitions_for
 from tidelog.log.pending import Rest
 from tidelog.log.positions import Positions
 from tidelog.model import limits
-from tidelog.model.event import Event, Headers, check_event, check_timestamp
+from tidelog.model.event import Event, check_event, check_timestamp, headers_of
 from tidelog.model.producers import check_producer_name, unnamed_producer
 from tidelog.model.run import ProducerState
 from tidelog.model.topic import Topic, partition_for
@@ -100,7 +100,7 @@ class Producer:
         id: str | None = None,
         timestamp: Any = None,
         type: str | None = None,
-        headers: Headers = (),
+        headers: Iterable[tuple[str, bytes | None]] | None = (),
         sequence: int | None = None,
     ) -> SendFuture:
         """Put one event into the buffer; the future tells its position once it is durable.
@@ -127,7 +127,7 @@ class Producer:
                     values = flush.pending.values
                     values.append(value)
                     return SendFuture(flush, len(values) - 1)
-        event = Event(value, key, id, timestamp, type, tuple(headers))
+        event = Event(value, key, id, timestamp, type, headers_of(headers))
         size = check_event(event, self._event_bytes_max) + _OVERHEAD_BYTES
         time_ms = self._now_ms() if timestamp is None else check_timestamp(timestamp)
         with self._carrier.lock:
@@ -157,7 +157,28 @@ class Producer:
         self._carrier.guard.check()
         if self._named:
             raise InvalidError("append: a named producer counts its events: use send")
+        return self._append(self.checked(events), partition, expected_offset)
+
+    def checked(self, events: Iterable[Event] | pa.Table | pa.RecordBatch) -> pa.Table:
+        """Returns events in stored columns. ``InvalidError`` unless all of them can be stored."""
         table = self._table_of(events)
+        check_events(table, self._event_bytes_max)
+        return table
+
+    def append_own(self, events: Iterable[Event]) -> Positions:
+        """Store events of this home to which Tidelog has added something, as a dead letter has.
+
+        They were checked when they came in: so neither what was added, nor a lower
+        ``event_bytes_max`` since, makes them illegal.
+        """
+        self._carrier.guard.check()
+        table = self._table_of(events)
+        check_events(table, limits.EVENT_BYTES_CEILING, own=True)
+        return self._append(table, None, None)
+
+    def _append(
+        self, table: pa.Table, partition: int | None, expected_offset: int | None
+    ) -> Positions:
         if partition is not None:
             self._topic.check_partition(partition)
         if expected_offset is not None and partition is None:
@@ -323,11 +344,11 @@ class Producer:
     def _table_of(self, events: Iterable[Event] | pa.Table | pa.RecordBatch) -> pa.Table:
         now_ms = self._log.clock.now_ms()
         if isinstance(events, pa.Table | pa.RecordBatch):
-            table = stored_batch(events, now_ms)
-        else:
-            table = table_of(list(events), now_ms)
-        check_events(table, self._log.settings.event_bytes_max)
-        return table
+            return stored_batch(events, now_ms)
+        if not isinstance(events, Iterable):
+            kind = type(events).__name__
+            raise InvalidError(f"append: got {kind}: give a list of events or an Arrow table")
+        return table_of(list(events), now_ms)
 
     def _slices(self, table: pa.Table, whole: bool) -> list[pa.Table]:
         if table.num_rows == 0:

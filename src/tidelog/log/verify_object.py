@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidelog.codec.events import problem_of_text
 from tidelog.codec.ids import IdIndex, decode_index, hash_ids
 from tidelog.codec.journal import JournalFile
 from tidelog.codec.segment import read_index, read_piece
@@ -49,7 +50,11 @@ def _problem_of_piece(tally: Tally, run: Run, what: str, size: int) -> str | Non
     if run.ids_end:
         index = read_index(data[run.ids_start - run.byte_start :], what)
     ids = pa.chunked_array([batch.column("id") for batch in batches], pa.string())
-    return _problem_of_times(batches, run) or _problem_of_ids(index, [ids], what)
+    return (
+        _problem_of_times(batches, run)
+        or _problem_of_texts(batches, run, what)
+        or _problem_of_ids(index, [ids], what)
+    )
 
 
 def _problem_of_journal(tally: Tally, run: Run, what: str, size: int) -> str | None:
@@ -77,7 +82,11 @@ def _problem_of_journal(tally: Tally, run: Run, what: str, size: int) -> str | N
     if run.ids_end:
         index = decode_index(data[run.ids_start : run.ids_end], what)
     ids = [batch.column("id") for batch in batches]
-    return _problem_of_times(batches, run) or _problem_of_ids(index, ids, what)
+    return (
+        _problem_of_times(batches, run)
+        or _problem_of_texts(batches, run, what)
+        or _problem_of_ids(index, ids, what)
+    )
 
 
 def _rise(offsets: npt.NDArray[np.int64], start: int, end: int) -> bool:
@@ -97,6 +106,20 @@ def _problem_of_times(batches: Sequence[pa.RecordBatch], run: Run) -> str | None
         f"object `{run.object}`: holds times {first_ms} to {last_ms}, "
         f"the row says {run.first_ms} to {run.last_ms}"
     )
+
+
+def _problem_of_texts(batches: Sequence[pa.RecordBatch], run: Run, what: str) -> str | None:
+    """The first event whose text does not decode: no reader gets past it."""
+    at = run.base
+    for batch in batches:
+        for row in range(batch.num_rows) if problem_of_text(batch) else ():
+            problem = problem_of_text(batch.slice(row, 1))
+            if problem is not None:
+                has_offsets = "offset" in batch.schema.names
+                offset = batch.column("offset")[row].as_py() if has_offsets else at + row
+                return f"{what}: offset {offset}: {problem}"
+        at += batch.num_rows
+    return None
 
 
 def _problem_of_ids(

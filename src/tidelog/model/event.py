@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -21,11 +21,13 @@ __all__ = [
     "check_headers",
     "check_id_bytes",
     "check_timestamp",
+    "check_utf8",
     "from_iso",
+    "headers_of",
     "to_iso",
 ]
 
-Headers = tuple[tuple[str, bytes], ...]
+Headers = tuple[tuple[str, bytes | None], ...]  # a null value is not an empty one
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
@@ -69,7 +71,7 @@ def check_event(event: Event, bytes_max: int = limits.EVENT_BYTES_MAX) -> int:
     """Refuse what cannot be stored as it is; its size.
 
     ``codec.events.check_events`` keeps the same rules for tables. Every way into a topic goes
-    through one of the two.
+    through one of the two. The event's headers must be a tuple, see :func:`headers_of`.
     """
     size = _size("value", event.value, bytes) + _size("key", event.key, bytes)
     id_size = _size("id", event.id, str)
@@ -77,6 +79,7 @@ def check_event(event: Event, bytes_max: int = limits.EVENT_BYTES_MAX) -> int:
         check_id_bytes(id_size)
     size += id_size + _size("type", event.type, str)
     size += check_headers(event.headers)
+    check_header_count(len(event.headers))
     check_event_bytes(size, bytes_max)
     if event.timestamp is not None:
         check_timestamp(event.timestamp)
@@ -134,24 +137,53 @@ def _text_size(name: str, text: str) -> int:
         raise InvalidError(f"event: its {name} {text!r} is not valid Unicode: give text") from exc
 
 
-def check_headers(headers: Iterable[Sequence[Any]]) -> int:
-    """Refuse headers that are no pairs of a name and bytes; their size."""
-    size = count = 0
-    for count, header in enumerate(headers, 1):  # noqa: B007 - used after it
-        if len(header) != 2 or not isinstance(header[0], str) or not isinstance(header[1], bytes):
+def headers_of(headers: Any) -> Headers:
+    """Returns headers as a tuple, from any iterable, which may end when it is read; None has none.
+
+    Raises ``InvalidError`` for what cannot be read one by one.
+    """
+    if headers.__class__ is tuple:
+        return headers
+    if headers is None:
+        return ()
+    if not isinstance(headers, Iterable):
+        kind = type(headers).__name__
+        raise InvalidError(f"event: its headers are {kind}: give pairs of a name and bytes")
+    return tuple(headers)
+
+
+def check_headers(headers: Headers) -> int:
+    """Return the size of headers. ``InvalidError`` unless they are pairs of a name and bytes.
+
+    Their count is not checked: see :func:`check_header_count`.
+    """
+    size = 0
+    for header in headers:
+        if not isinstance(header, tuple | list) or len(header) != 2:
             raise InvalidError(f"event: header {header!r}: give pairs of a name and bytes")
-        size += _text_size("header's name", header[0]) + len(header[1])
-    check_header_count(count)
-    return size + count * limits.HEADER_OVERHEAD_BYTES
+        name, value = header
+        if not isinstance(name, str) or not (value is None or isinstance(value, bytes)):
+            raise InvalidError(
+                f"event: header {header!r}: give pairs of a name and bytes, or None as the value"
+            )
+        size += _text_size("header's name", name) + len(value or b"")
+    return size + len(headers) * limits.HEADER_OVERHEAD_BYTES
 
 
-def check_header_count(count: int) -> None:
+def check_header_count(count: int, most: int = limits.HEADERS_MAX) -> None:
     """Refuse more headers than an event may have."""
-    if count > limits.HEADERS_MAX:
+    if count > most:
         raise InvalidError(
-            f"event: has {count} headers, at most {limits.HEADERS_MAX} are allowed: "
-            "put them into its value"
+            f"event: has {count} headers, at most {most} are allowed: put them into its value"
         )
+
+
+def check_utf8(what: str, text: str) -> None:
+    """Refuse text with a lone surrogate, which UTF-8 cannot store. ``what`` names it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as exc:
+        raise InvalidError(f"{what} {text[:80]!r}: is not valid Unicode: give text") from exc
 
 
 def check_event_bytes(size: int, bytes_max: int) -> None:

@@ -30,6 +30,8 @@ __all__ = [
     "MERGES_MAX",
     "NESTING_MAX",
     "OBJECT_BYTES_MAX",
+    "OWN_BYTES_MAX",
+    "OWN_HEADERS_MAX",
     "PARTITIONS_MAX",
     "PARTITION_BYTES_MAX",
     "PIPELINE_COMMITS_MAX",
@@ -74,6 +76,8 @@ EVENT_BYTES_MAX = 1 << 20  # one event by default: value, key, id, type and head
 EVENT_BYTES_CEILING = 64 << 20  # what event_bytes_max may be raised to
 ID_BYTES_MAX = 8_192  # an event's id, as UTF-8; percent-encoded it fits into a URL of the server
 HEADERS_MAX = 10_000  # headers of one event
+OWN_BYTES_MAX = 16 << 10  # that Tidelog may add to an event, on top of event_bytes_max
+OWN_HEADERS_MAX = 16  # that Tidelog may add to an event, on top of HEADERS_MAX
 HEADER_OVERHEAD_BYTES = 8  # of a header beside its name and value; counts for the event's size
 NESTING_MAX = 200  # levels of JSON or MessagePack from outside; every interpreter parses these
 TIMESTAMP_MS_END = 253_402_300_800_000  # the year 10000

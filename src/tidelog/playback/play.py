@@ -15,7 +15,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 import msgspec
 import pyarrow as pa
 
-from tidelog.codec.events import STORED_SCHEMA, events_of
+from tidelog.codec.events import STORED_SCHEMA, bad_text, events_of
 from tidelog.codec.journal import Group
 from tidelog.errors import CorruptError, InvalidError, NotFoundError
 from tidelog.log.base import Log
@@ -172,5 +172,9 @@ def _events(batch: pa.RecordBatch) -> Iterator[Event]:
         batch.column("partition").to_pylist(), batch.column("offset").to_pylist(), strict=True
     )
     topic = batch.column("topic")[0].as_py()
-    for event, (partition, offset) in zip(events_of(columns, topic, 0, 0), places, strict=True):
+    try:
+        events = events_of(columns, topic, 0, 0)
+    except CorruptError as exc:  # which knows no place
+        raise bad_text(batch) from exc
+    for event, (partition, offset) in zip(events, places, strict=True):
         yield msgspec.structs.replace(event, partition=partition, offset=offset)

@@ -277,7 +277,7 @@ def _errors() -> Json:
 def _schemas() -> Json:
     nullable_text = {"type": ["string", "null"]}
     nullable_bytes = {"anyOf": [*BYTES["anyOf"], {"type": "null"}]}
-    pair = {"type": "array", "prefixItems": [{"type": "string"}, BYTES], "minItems": 2}
+    pair = {"type": "array", "prefixItems": [{"type": "string"}, nullable_bytes], "minItems": 2}
     fields: Json = {
         "value": nullable_bytes,
         "key": nullable_bytes,

@@ -169,7 +169,7 @@ class Columns:
         self._offsets = [np.empty(0, np.int64)]
         self._header_counts: list[int] = []
         self._header_names: list[str] = []
-        self._header_values: list[bytes] = []
+        self._header_values: list[bytes | None] = []
         self._rows = self._bytes = 0
 
     @property
@@ -201,14 +201,14 @@ class Columns:
         return size
 
     def _add_headers(self, rows: list[Any]) -> None:
-        """Their names and values side by side; null is an empty value."""
+        """Their names and values side by side; a null value stays null."""
         if not any(rows):
             self._header_counts += repeat(0, len(rows))
             return
         pairs = [pair for row in rows if row for pair in row]
         self._header_counts += [len(row) if row else 0 for row in rows]
         self._header_names += [name for name, _ in pairs]
-        self._header_values += [value or b"" for _, value in pairs]
+        self._header_values += [value for _, value in pairs]
 
     def take(self) -> pa.RecordBatch:
         """All that waits, in event columns."""

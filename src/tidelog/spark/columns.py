@@ -144,11 +144,6 @@ def stored(batch: pa.RecordBatch, now_ms: int) -> pa.Table:
         index = table.schema.get_field_index("timestamp")
         table = table.set_column(index, "timestamp", floored_times(table.column(index)))
     found = stored_batch(table, now_ms)
-    headers = found.column("headers")
-    if headers.null_count < len(headers):
-        pairs = pc.list_flatten(headers)
-        if any(pc.struct_field(pairs, name).null_count for name in ("name", "value")):
-            raise InvalidError("table: a header has no name or no value: give both, or no header")
     if "id" in table.schema.names and pc.any(pc.equal(found.column("id"), "")).as_py():
         raise InvalidError("table: an id is empty: give text, or null for no id")
     return found
