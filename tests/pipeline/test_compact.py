@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,8 @@ from tests.pipeline.looking import AT, AT_OR_WHEN, a_home, an_archive, drive, fi
 from tests.pipeline.racing import race_two
 from tests.pipeline.test_cycle import Archive as InMemory
 from tidelog import Home
-from tidelog.catalog.base import Row
-from tidelog.errors import NotFoundError
+from tidelog.catalog.base import Delete, Put, Row
+from tidelog.errors import AlreadyExistsError, NotFoundError
 from tidelog.log.archives import read_commit_rows, read_commits, read_manifests, read_partitions
 from tidelog.log.base import Log
 from tidelog.log.replays import counting_files, dead_files, replay_pipeline
@@ -33,6 +34,7 @@ from tidelog.pipeline.dead import dead_letters
 from tidelog.pipeline.erase import erase_from_archives
 from tidelog.pipeline.finalize import finalize
 from tidelog.pipeline.find import find_event
+from tidelog.pipeline.forgotten import read_aside
 from tidelog.pipeline.places import source_at
 from tidelog.pipeline.replay import Replaying, replay
 from tidelog.pipeline.status import read_status
@@ -233,14 +235,17 @@ def test_rows_that_are_merged_while_an_erasure_works_are_erased_from(
     assert verify_archive(home, archive, Verifying(deep=True)).problems == []
 
 
-def test_rows_that_an_erasure_changes_are_not_merged_by_what_was_read_before(home: Home) -> None:
+@pytest.mark.parametrize("offset", [5, 15, 35])
+def test_rows_that_an_erasure_changes_are_not_merged_by_what_was_read_before(
+    home: Home, offset: int
+) -> None:
     archive = an_archive(home)
     grow(home, archive, 8)
     real = home.log.catalog.write
 
     def write(partition: str, *changes: Any, write_id: str) -> None:
         home.log.catalog.write = real  # type: ignore[method-assign]
-        erase_from_archives(home, home.topic("t"), {0: [5]})
+        erase_from_archives(home, home.topic("t"), {0: [offset]})
         real(partition, *changes, write_id=write_id)
 
     home.log.catalog.write = write  # type: ignore[assignment,method-assign]
@@ -248,9 +253,9 @@ def test_rows_that_an_erasure_changes_are_not_merged_by_what_was_read_before(hom
     before = len(list(home.store.list(layout.manifests(own))))
     assert compact_commits(home.log, own, "t/0", 0, 1) == 0
     assert len(list(home.store.list(layout.manifests(own)))) == before + 1, "only the erasure's"
-    assert find_event(home, archive, "t/0", 5).status == "erased"
+    assert find_event(home, archive, "t/0", offset).status == "erased"
     merge_all(home, archive)
-    assert find_event(home, archive, "t/0", 5).status == "erased"
+    assert find_event(home, archive, "t/0", offset).status == "erased"
 
 
 # In memory: crashes, races and scans.
@@ -339,9 +344,31 @@ def test_two_compactors_beside_drivers_in_a_bad_world_change_no_answer(block: in
         assert [found[0][:first], found[2][:first]] == [before[0], before[2]]
 
 
+def sparse() -> InMemory:
+    """Ranges of one offset, some without events: these share an ordinal, and 10 is before 9."""
+    source = ListSource(1, 16)
+    held = source.events[T0]
+    for offset in (7, 8, 9, 10, 11):
+        held.pop(offset, None)
+    archive = InMemory(source)
+    archive.drive(archive.log(), step=1)
+    assert len(list(read_commits(archive.log(), "inc", "t/0"))) == 16
+    return archive
+
+
+def test_ranges_without_events_are_merged_too() -> None:
+    archive = sparse()
+    before = ranges(archive.log(), "inc")
+    assert merge(archive.log(), "inc") > 6
+    assert ranges(archive.log(), "inc") == before
+
+
+@pytest.mark.parametrize("make", [many, sparse])
 @pytest.mark.parametrize("page", range(1, 12))
-def test_a_scan_beside_compaction_sees_every_range_once(page: int) -> None:
-    archive = many()
+def test_a_scan_beside_compaction_sees_every_range_once(
+    page: int, make: Callable[[], InMemory]
+) -> None:
+    archive = make()
     before = ranges(archive.log(), "inc")
     log = archive.log()
     scan = log.catalog.scan
@@ -349,8 +376,9 @@ def test_a_scan_beside_compaction_sees_every_range_once(page: int) -> None:
 
     def paged(where: str, *given: Any, **named: Any) -> Iterator[Row]:
         for number, row in enumerate(list(scan(where, *given, **named)), 1):
-            if archive.rows.get(where, row.row) is not None or number <= page:
-                yield row
+            now = archive.rows.get(where, row.row)  # a later page shows what is there by then
+            if now is not None:
+                yield now
             if number == page and turn[0] < 3:
                 turn[0] += 1
                 swept(archive.log(), turn[0] * LATER_MS)
@@ -443,3 +471,36 @@ def test_a_damaged_manifest_is_not_merged_and_stops_no_other(home: Home) -> None
     assert merge_all(home, archive) > 0
     (problem,) = verify_archive(home, archive, Verifying()).problems[:1]
     assert damaged in problem.what
+
+
+def test_files_of_merged_ranges_that_a_restored_catalog_has_forgotten_are_set_aside(
+    home: Home,
+) -> None:
+    """Their own manifests may be gone by then: the merged one says what their files are."""
+    archive = an_archive(home)
+    own = archive.pipeline()
+    where = layout.pipeline_partition(own, "t/0")
+    grow(home, archive, 2)
+    before = list(home.catalog.scan(where))
+    copied = {i.key: home.store.get(i.key) for i in home.store.list(layout.manifests(own))}
+    grow(home, archive, 8, 20)
+    merge_all(home, archive)
+    for key, data in copied.items():  # as the guide says: from the copy of the store
+        with suppress(AlreadyExistsError):
+            home.store.put(key, data)
+    for row in list(home.catalog.scan(where)):
+        home.catalog.write(where, Delete(row.row), write_id=home.log.ids.new())
+    for row in before:
+        home.catalog.write(where, Put(row.row, row.value), write_id=home.log.ids.new())
+    assert rows(home.log, own) == 2
+    drive(home, archive)
+    aside = sorted(read_aside(home.log, own), key=lambda each: int(each.start))
+    assert [(each.start, each.end) for each in aside] == [
+        (str(n), str(n + 10)) for n in range(20, 100, 10)
+    ]
+    offsets = Counter(
+        offset
+        for batch in archived_rows(home, archive, Wanted())
+        for offset in batch.column("offset").to_pylist()
+    )
+    assert offsets == Counter(range(100))
