@@ -250,9 +250,14 @@ class Home(JournalCalls):
         check = None if past_readers else partial(check_readers, self.log, found)
         return trim_topic(self.log, found, to, check)
 
-    def sweep(self, grace: str | int = "1h") -> SweepReport:
-        """Delete objects that nothing refers to and that are older than ``grace``."""
-        return sweep_home(self.log, duration_ms(grace))
+    def sweep(self, grace: str | int = "1h", *, accept_loss: Iterable[str] = ()) -> SweepReport:
+        """Delete objects that nothing refers to and that are older than ``grace``.
+
+        Where a topic's objects show that the catalog has lost commits, nothing of it is deleted,
+        unless the topic is in ``accept_loss``. ``NotFoundError`` when there is no such topic.
+        """
+        self._check_open()
+        return sweep_home(self.log, duration_ms(grace), frozenset(accept_loss))
 
     def verify(self, topic: str, progress: Callable[[int], None] | None = None) -> VerifyReport:
         """Read all that belongs to a topic, past the cache; what is not as it should be."""

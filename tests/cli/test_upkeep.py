@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -139,3 +140,59 @@ def test_a_home_that_reads_a_lot_still_verifies_the_store_itself(
         told: list[int] = []
         home.verify("t", told.append)
         assert sum(told) > 0
+
+
+def change_catalog(folder: Path, statement: str, *values: object) -> None:
+    connection = sqlite3.connect(folder / "tidelog-data" / "catalog.sqlite")
+    with connection:
+        assert connection.execute(statement, values).rowcount == 1
+    connection.close()
+
+
+def test_verify_fails_for_a_damaged_row_of_no_topic(tidelog: Run, tmp_path: Path) -> None:
+    fill(2)
+    change_catalog(
+        tmp_path, "UPDATE rows SET value = CAST(value || x'00' AS BLOB) WHERE row = 'changes'"
+    )
+    told = tidelog("verify")
+    assert told.code == 1
+    assert b"error: " in told.out
+    assert b"changes" in told.out
+    rows = tidelog("verify", "--json").rows()
+    assert [(row["topic"], row["errors"]) for row in rows] == [("t", 0), (None, 1)]
+
+
+def test_verify_fails_for_a_topic_that_the_registry_has_lost(tidelog: Run, tmp_path: Path) -> None:
+    fill(2)
+    change_catalog(tmp_path, "DELETE FROM rows WHERE row = 'topic/t'")
+    told = tidelog("verify")
+    assert told.code == 1
+    assert b"has objects or rows, but no registry row" in told.out
+    swept = tidelog("sweep", "--grace", "0s")
+    assert swept.code == 1
+    assert b"no registry row" in swept.out
+
+
+def test_sweep_refuses_a_catalog_that_went_back_until_the_loss_is_accepted(
+    tidelog: Run, tmp_path: Path
+) -> None:
+    fill(4)
+    catalog = tmp_path / "tidelog-data" / "catalog.sqlite"
+    copy = catalog.read_bytes()
+    with library.open() as home:
+        for value in (b"x", b"y", b"z"):
+            home.append("t", [Event(value)])
+    for path in catalog.parent.glob("catalog.sqlite*"):
+        path.unlink()
+    catalog.write_bytes(copy)
+    told = tidelog("verify", "t")
+    assert told.code == 1
+    assert b"the catalog has lost commits" in told.out
+    refused = tidelog("sweep", "--grace", "0s", "--json")
+    assert refused.code == 1
+    assert "--accept-loss t" in refused.rows()[0]["refused"][0]["error"]
+    assert refused.rows()[0]["objects_deleted"] == 0
+    assert tidelog("sweep", "--accept-loss", "nothing").code != 0
+    accepted = tidelog("sweep", "--grace", "0s", "--accept-loss", "t", "--json")
+    assert (accepted.code, accepted.rows()[0]["objects_deleted"]) == (0, 3)
+    assert tidelog("verify", "t").code == 0

@@ -38,7 +38,9 @@ class Bench:
     def update(self, offset: int, value: bytes | None, is_large: bool = False) -> None:
         key = None
         if is_large:
-            key = layout.amendment(self.topic.incarnation, 0, self.log.ids.new())
+            key = layout.amendment(
+                self.topic.incarnation, 0, self.partition, self.head.amendments, self.log.ids.new()
+            )
             self.log.store.put(key, value or b"")
         self._amend(offset, "update", None if is_large else value, key)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -87,3 +88,25 @@ def test_append_to_a_deleted_topic_is_refused(world: Fixture) -> None:
     delete_topic(world.log, "t")
     with pytest.raises(NotFoundError, match="was deleted"):
         world.append(appender, b"2")
+
+
+def test_append_beside_a_busy_writer_succeeds(world: Fixture) -> None:
+    busy, other = (Appender(world.log, world.topic, f"~{name}") for name in ("busy", "other"))
+    world.append(other, b"first")
+
+    class Waiting(FakeClock):
+        """The busy writer commits during every wait of another one."""
+
+        waits = 0
+
+        def sleep(self, seconds: float) -> None:
+            self.waits += 1
+            world.append(busy, b"busy")
+
+    clock = Waiting()
+    late = Appender(replace(world.log, clock=clock), world.topic, "~late")
+    world.append(late, b"1")
+    for number in range(20):
+        world.append(busy, b"busy")
+        world.append(late, b"%d" % number)
+    assert clock.waits == 0

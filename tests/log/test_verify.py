@@ -240,10 +240,12 @@ def test_orphans_unknown_rows_and_leftovers_of_trims_are_notes(house: Damaged) -
     assert (report.errors, report.notes, report.runs) == (0, 3, 2)
     assert (report.orphans, report.orphan_bytes) == (1, len(orphan.segment.data))
     notes = [(finding.where, finding.what.split(":")[0]) for finding in report.findings]
+    assert report.warnings == report.possible_losses == 1
     assert notes == [
         ("partition `orders/0`, row `tide/1`", "is of an unknown kind"),
         ("partition `orders/0`", "1 trimmed runs still have rows"),
         (f"object `{orphan.key}`", f"no run names it, {report.orphan_bytes} bytes"),
+        ("topic `orders`", "1 objects were uploaded after the newest commit"),
     ]
 
 
@@ -253,7 +255,8 @@ def test_only_the_first_findings_are_kept(house: Damaged, monkeypatch: pytest.Mo
     for _ in range(3):
         house.orphan(house.orders)
     report = house.verify()
-    assert (report.errors, report.notes, len(report.findings)) == (3, 3, 4)
+    assert (report.errors, report.notes, report.warnings) == (3, 3, 1)
+    assert len(report.findings) == 5
 
 
 def test_a_deleted_topic_and_a_silent_server_raise_as_usual(house: Damaged) -> None:

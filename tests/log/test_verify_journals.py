@@ -237,7 +237,7 @@ def test_amendments_that_no_reader_sees_or_that_have_no_value(house: Damaged) ->
     assert house.verify().errors == 0
     house.put(house.orders, row, encode_row(Amendment(9, "update", 0, b"x")))
     assert "has sequence 9, the head counts 3" in house.only_error().what
-    key = layout.amendment(house.orders.incarnation, 0, "xyz")
+    key = layout.amendment(house.orders.incarnation, 0, 0, 0, "xyz")
     house.put(house.orders, row, encode_row(Amendment(2, "update", 0, object=key)))
     assert f"object `{key}`: is missing" in house.only_error().what
     house.store.put(key, b"large")

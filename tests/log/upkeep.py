@@ -16,7 +16,7 @@ from tidelog.log.topics import create_topic, find_topic, read_head
 from tidelog.log.verify import Finding, VerifyReport, verify_topic
 from tidelog.model import layout
 from tidelog.model.event import Event
-from tidelog.model.run import Head, Run, decode_row, encode_row
+from tidelog.model.run import Head, Known, Run, decode_row, encode_row
 from tidelog.model.topic import Topic
 from tidelog.store.base import Store
 from tidelog.store.memory import MemoryStore
@@ -65,7 +65,8 @@ class House:
     ) -> int:
         """One run; its first offset."""
         appender = self.appender(topic)
-        segment = self.shared_segment({partition: values}, at_ms, apart_ms)
+        known = appender.known([partition])
+        segment = self.shared_segment({partition: values}, at_ms, apart_ms, known)
         base, _ = appender.commit(appender.upload(segment), segment.pieces[0])
         appender.close()
         return base
@@ -80,6 +81,7 @@ class House:
         values: Mapping[int, Sequence[str]],
         at_ms: int | None = None,
         apart_ms: int = 0,
+        known: Mapping[int, Known] | None = None,
     ) -> Segment:
         """One segment for several partitions, whose events may lie apart in time."""
         time_ms = self.clock.now_ms() if at_ms is None else at_ms
@@ -90,11 +92,12 @@ class House:
                 for number, value in enumerate(some)
             ]
             parts.append((partition, table_of(events, time_ms)))
-        return encode_segment(parts)
+        return encode_segment(parts, known)
 
     def orphan(self, topic: Topic) -> Stored:
         """A segment that was uploaded and never committed."""
-        return self.appender(topic).upload(self.segment(["lost"]))
+        appender = self.appender(topic)
+        return appender.upload(self.shared_segment({0: ["lost"]}, known=appender.known([0])))
 
     def head(self, topic: Topic, partition: int = 0) -> Head:
         return read_head(self.log, topic, partition)[0]

@@ -12,7 +12,7 @@ from tidelog.model import layout
 from tidelog.model.run import HeldRow, decode_row
 from tidelog.model.topic import Topic
 
-BUG_SEEDS = 60
+BUG_SEEDS = 200
 
 
 @pytest.mark.parametrize("block", range(10))

@@ -110,21 +110,33 @@ def trim(
     metavar="DURATION",
     help="Leave alone what is younger than this.",
 )
+@click.option(
+    "--accept-loss",
+    type=utf8,
+    multiple=True,
+    metavar="TOPIC",
+    help="Delete objects of TOPIC that hold, or may hold, events which the catalog has lost.",
+)
 @json_option
 @click.pass_obj
-def sweep(home_text: str | None, output: Output, grace: str) -> None:
+def sweep(home_text: str | None, output: Output, grace: str, accept_loss: tuple[str, ...]) -> None:
     """Delete objects that nothing refers to: of trimmed events, dead producers, deleted topics,
     and of attempts and old generations of archives.
 
     Safe at any time, beside producers and other sweeps.
 
+    Deletes nothing of a topic, and ends with exit code 1, where objects show that the catalog has
+    lost commits: these objects are the only copy of events then. Restore the catalog, or accept the
+    loss of what is there now by --accept-loss, which is remembered.
+
     \b
     Examples:
       tidelog sweep
       tidelog sweep --grace 1d --json
+      tidelog sweep --accept-loss orders
     """
     with open_home(home_text) as home:
-        report = home.sweep(grace)
+        report = home.sweep(grace, accept_loss=accept_loss)
         pipelines = sweep_archives(home, duration_ms(grace))
     values = asdict(report)
     for name, count in asdict(pipelines).items():
@@ -154,10 +166,11 @@ def sweep(home_text: str | None, output: Output, grace: str) -> None:
 def verify(home_text: str | None, output: Output, /, topic: str | None, **given: Any) -> None:
     """Read every event of a topic, or of all, and hold rows, objects and checksums together.
 
-    Changes nothing. Ends with exit code 1 when something is damaged. With --erased it searches all
-    objects that could hold an event instead: the topic's, those of archives that were made of it,
-    and what is staged; exit code 1 when something of it is left, or nothing of it was ever deleted
-    here.
+    Changes nothing. Ends with exit code 1 when something is damaged or lost; a warning, such as
+    objects that a dead producer may have left, does not change the exit code. With --erased it
+    searches all objects that could hold an event instead: the topic's, those of archives that were
+    made of it, and what is staged; exit code 1 when something of it is left, or nothing of it was
+    ever deleted here.
 
     \b
     Examples:

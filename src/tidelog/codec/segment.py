@@ -2,26 +2,40 @@
 
 Any Arrow reader can open it. A run's row names the byte range of its partition and its crc32c, so a
 reader fetches and checks that range alone. Offsets are not in it: they are given out at commit.
-Behind a partition whose events have ids stands an empty batch that carries their index.
+Behind a partition whose events have ids stands an empty batch that carries their index. Between the
+end of the batches and Arrow's footer, where Arrow readers do not look, is what the appender knew of
+each partition when it uploaded the segment, so that a segment which no row names can show that the
+catalog has lost commits.
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Sequence
+import struct
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import crc32c
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidelog.codec.events import STORED_SCHEMA, batch_bytes
 from tidelog.codec.ids import IdIndex, decode_index, encode_index
 from tidelog.errors import CorruptError, InternalError
+from tidelog.model.decoding import decode_json
 from tidelog.model.limits import BATCH_EVENTS_MAX
-from tidelog.model.run import Piece
+from tidelog.model.run import Known, Piece
 
-__all__ = ["SCHEMA_RANGE", "Piece", "Segment", "encode_segment", "read_index", "read_piece"]
+__all__ = [
+    "SCHEMA_RANGE",
+    "Piece",
+    "Segment",
+    "encode_segment",
+    "read_index",
+    "read_known",
+    "read_piece",
+]
 
 _MAGIC_BYTES = 8  # "ARROW1" and padding, before the schema
 _SCHEMA = STORED_SCHEMA.serialize().to_pybytes()
@@ -36,6 +50,8 @@ _NO_EVENTS = pa.record_batch(
     [pa.nulls(0, field.type) for field in STORED_SCHEMA], schema=STORED_SCHEMA
 )
 _IDS = b"tidelog.ids"  # metadata of a batch; as base64, since other readers may want text
+_END = struct.Struct("<i6s")  # of an Arrow file: the size of its footer, and "ARROW1"
+_KNOWN = struct.Struct("<II")  # size and crc32c of the JSON before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +62,13 @@ class Segment:
     pieces: tuple[Piece, ...]
 
 
-def encode_segment(parts: Sequence[tuple[int, pa.Table]]) -> Segment:
-    """Pack the events of each partition; every part has at least one."""
+def encode_segment(
+    parts: Sequence[tuple[int, pa.Table]], known: Mapping[int, Known] | None = None
+) -> Segment:
+    """Pack the events of each partition; every part has at least one.
+
+    ``known`` is what the appender knows of the partitions; of those left out it knows nothing.
+    """
     sink = pa.BufferOutputStream()
     ends: list[tuple[int, int]] = []  # of each piece, and of its index
     is_small = sum(table.nbytes for _, table in parts) < _SMALL_BYTES
@@ -63,7 +84,9 @@ def encode_segment(parts: Sequence[tuple[int, pa.Table]]) -> Segment:
             if index:
                 writer.write_batch(_NO_EVENTS, custom_metadata={_IDS: base64.b64encode(index)})
             ends.append((end, sink.tell()))
-    data = sink.getvalue().to_pybytes()
+    file = memoryview(sink.getvalue())
+    footer = len(file) - _END.size - _END.unpack(file[-_END.size :])[0]
+    data = b"".join((file[:footer], _encode_known(parts, known or {}), file[footer:]))
     view = memoryview(data)
     pieces = []
     starts = [_FIRST_BATCH, *(end for _, end in ends)]
@@ -130,3 +153,31 @@ def read_index(data: bytes, what: str) -> IdIndex:
     except (pa.ArrowInvalid, OSError, EOFError, KeyError, TypeError, ValueError) as exc:
         raise CorruptError(f"{what}: its id index does not decode ({exc}): keep it") from exc
     return decode_index(encoded, what)
+
+
+def read_known(tail: bytes, what: str) -> list[Known]:
+    """What an appender knew, from the last bytes of a segment. ``CorruptError``."""
+    try:
+        footer = len(tail) - _END.size - _END.unpack_from(tail, len(tail) - _END.size)[0]
+        size, crc = _KNOWN.unpack_from(tail, footer - _KNOWN.size)
+        first = footer - _KNOWN.size - size
+        if first < 0 or crc32c.crc32c(tail[first : first + size]) != crc:
+            raise ValueError("its checksum does not match")
+        return decode_json(tail[first : first + size], list[Known])
+    except (struct.error, ValueError, msgspec.MsgspecError) as exc:
+        raise CorruptError(f"{what}: what its appender knew does not decode ({exc})") from exc
+
+
+def _encode_known(parts: Sequence[tuple[int, pa.Table]], known: Mapping[int, Known]) -> bytes:
+    """A block of a multiple of 8 bytes; it ends with the size and the crc32c of its JSON."""
+    nothing = Known()
+    text = msgspec.json.encode(
+        [
+            msgspec.structs.replace(
+                known.get(partition, nothing), partition=partition, count=table.num_rows
+            )
+            for partition, table in parts
+        ]
+    )
+    text += b" " * (-len(text) % 8)
+    return text + _KNOWN.pack(len(text), crc32c.crc32c(text))

@@ -196,7 +196,7 @@ class Marker:
             if mark.kind == "update" and len(mark.value or b"") <= INLINE_BYTES_MAX:
                 row = msgspec.structs.replace(row, value=mark.value)
             elif mark.kind == "update":
-                row = msgspec.structs.replace(row, object=self._object(mark, head.floor))
+                row = msgspec.structs.replace(row, object=self._object(mark, head))
             rows.append(Put(layout.amend_row(mark.offset), encode_row(row)))
         offsets = [mark.offset for mark in marks]
         first, last = head.amended or (offsets[0], offsets[0])
@@ -207,8 +207,9 @@ class Marker:
         )
         return new_head, rows
 
-    def _object(self, mark: Mark, floor: int) -> str:
+    def _object(self, mark: Mark, head: Head) -> str:
         """Where a large value stands; stored again when a sweep has passed its generation."""
+        floor = head.floor
         generation, key = self._stored.get(mark.offset, (-1, ""))
         if generation < floor or not key:
             topic = self.topic
@@ -218,7 +219,9 @@ class Marker:
                     raise self._deleted()
                 self.topic = topic
             generation = topic.generation
-            key = layout.amendment(topic.incarnation, generation, self.log.ids.new())
+            key = layout.amendment(
+                topic.incarnation, generation, self.partition, head.amendments, self.log.ids.new()
+            )
             put_fresh(self.log.store, key, mark.value or b"")
             self._stored[mark.offset] = generation, key
         return key

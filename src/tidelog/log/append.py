@@ -12,8 +12,9 @@ Append, in five steps; what a crash after each leaves behind:
 5. acknowledge with positions                      → the same
 
 On a conflict the write is planned again from the rows that the conflict returned, without a read,
-and repeated with the same segment, unless a sweep has raised the floor above its generation: then
-the segment is uploaded again.
+and repeated at once. Only a second conflict in a row is followed by a wait, since rows are old
+after one. The segment stays the same, unless a sweep has raised the floor above its generation:
+then the segment is uploaded again.
 
 A lost reply is settled by what only this write stores: its own id, which the producer's row keeps
 with the batch, and the run that names its segment. Sequence and offset prove nothing, since another
@@ -50,12 +51,14 @@ from tidelog.log.base import Log
 from tidelog.log.sent import recent_batches, sent_batch
 from tidelog.log.topics import find_topic, head_of, read_head
 from tidelog.model import layout, limits
-from tidelog.model.run import Head, ProducerState, Run, SentBatch, decode_row, encode_row
+from tidelog.model.run import Head, Known, ProducerState, Run, SentBatch, decode_row, encode_row
 from tidelog.model.slot import slots_of
 from tidelog.model.topic import Topic
 from tidelog.store.fresh import copy_fresh, put_fresh
 
 __all__ = ["Appender", "Stored"]
+
+_OWN_RUNS = 8  # that a segment names of its appender: few, since flushes may be small
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +102,7 @@ class Appender:
         self._once = once  # one commit for each partition, whoever makes it
         self._heads: dict[int, tuple[Head, str]] = {}
         self._states: dict[int, tuple[ProducerState, str | None]] = {}
+        self._runs: dict[int, Run] = {}  # the last one of ours in each partition
         self._fenced_by = -1  # the newest epoch of another process that was seen
 
     @property
@@ -122,6 +126,25 @@ class Appender:
     def last_sequence(self, partition: int) -> int:
         """The highest sequence that this producer has stored in a partition; -1 for none."""
         return self._state(partition)[0].last
+
+    def known(self, partitions: Sequence[int], *, read: bool = True) -> dict[int, Known]:
+        """What we know of partitions that a segment is for, which it then carries.
+
+        Where we know of none yet, the head of the first is read, which its commit then need not do;
+        not without ``read``.
+        """
+        if read and not any(partition in self._heads for partition in partitions):
+            head = read_head(self._log, self._topic, partitions[0])
+            self._heads.setdefault(partitions[0], head)  # a commit may know a newer one by now
+        found = {}
+        for number, partition in enumerate(partitions):
+            at = self._heads.get(partition)
+            run = self._runs.get(partition)
+            if at is not None and run is not None and number < _OWN_RUNS:
+                found[partition] = Known(next=at[0].next, base=run.base, object=run.object)
+            elif at is not None:
+                found[partition] = Known(next=at[0].next)
+        return found
 
     def upload(self, segment: Segment) -> Stored:
         """Step 3. ``UnavailableError`` when it fails in any way: nothing names the object."""
@@ -152,6 +175,7 @@ class Appender:
         """
         if expected_offset is not None:
             self._heads.pop(piece.partition, None)  # others may have appended since it was read
+        is_stale = True  # what we know of the partition, which others may have changed since
         for delay_s in self._delays():
             self._check_fence(piece.partition)
             head, head_version = self._head(piece.partition)
@@ -173,14 +197,25 @@ class Appender:
                 stored = self._upload_anew(stored, head.floor)
             plan = self._plan(stored, piece, sequences, (head, head_version))
             if self._write(piece.partition, plan):
+                self._runs[piece.partition] = plan.run
                 self._log.wakeups.committed(
                     self._topic.incarnation, piece.partition, plan.head.next
                 )
                 return plan.batch.base, stored
-            self._log.clock.sleep(delay_s)
+            is_stale = self._wait_to_repeat(delay_s, is_stale)
         raise UnavailableError(
             f"partition `{self._topic.name}/{piece.partition}`: too many writers at once: try again"
         )
+
+    def _wait_to_repeat(self, delay_s: float, was_stale: bool) -> bool:
+        """Wait after a conflict, or not; whether what the conflict returned is old by then.
+
+        What a conflict returns after a wait is used at once. To wait first would let a busy writer
+        change it again, each time, until all attempts are used up.
+        """
+        if not was_stale:
+            self._log.clock.sleep(delay_s)
+        return not was_stale
 
     def check_head(self, partition: int, head: Head) -> None:
         """Refuse to commit where a head says so. ``NotFoundError`` when the topic was deleted."""

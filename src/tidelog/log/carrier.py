@@ -113,7 +113,9 @@ class Carrier:
         stored: Stored | None = None
         try:
             parts = flush.parts(self.keyless.next, self._named)
-            segment = encode_segment([(part.partition, part.table) for part in parts])
+            places = [part.partition for part in parts]
+            known = self._appender.known(places, read=flush.expected_offset is None)
+            segment = encode_segment([(part.partition, part.table) for part in parts], known)
             with spans.span("tidelog.upload", bytes=len(segment.data)):
                 stored = self._appender.upload(segment)
         except BaseException as exc:  # noqa: BLE001 - told to those who wait

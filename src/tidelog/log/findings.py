@@ -9,11 +9,11 @@ from typing import Literal
 from tidelog.errors import InvalidError
 from tidelog.log.base import Log
 from tidelog.model.topic import Topic
-from tidelog.store.base import check_key
+from tidelog.store.base import ObjectInfo, check_key
 
 __all__ = ["Finding", "Severity", "Tally"]
 
-Severity = Literal["error", "note"]
+Severity = Literal["error", "warning", "note"]
 
 _FINDINGS_MAX = 1_000  # kept of each severity; all are counted
 
@@ -33,9 +33,10 @@ class Tally:
 
     log: Log
     topic: Topic
-    sizes: dict[str, int]  # of the topic's objects
+    objects: dict[str, ObjectInfo]  # of the topic, as they were listed first
     progress: Callable[[int], None] | None
     named: set[str] = field(default_factory=set)  # objects
+    nexts: dict[int, int] = field(default_factory=dict)  # of each partition, when it was read
     floor: int = 0  # the highest of all heads
     runs: int = 0
     journals: int = 0
@@ -43,7 +44,9 @@ class Tally:
     bytes: int = 0
     amendments: int = 0
     findings: list[Finding] = field(default_factory=list)
-    counts: dict[Severity, int] = field(default_factory=lambda: {"error": 0, "note": 0})
+    counts: dict[Severity, int] = field(
+        default_factory=lambda: {"error": 0, "warning": 0, "note": 0}
+    )
 
     def add(self, severity: Severity, where: str, what: str) -> None:
         """Note a finding."""
@@ -61,5 +64,5 @@ class Tally:
 
     def size_of(self, key: str) -> int:
         """The size of an object, also of one that came after the listing. ``NotFoundError``."""
-        size = self.sizes.get(key)
-        return self.log.store.head(key).size if size is None else size
+        info = self.objects.get(key)
+        return self.log.store.head(key).size if info is None else info.size

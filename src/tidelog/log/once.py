@@ -123,7 +123,8 @@ class _Request:
         """Steps 2 and 3: each part with its first offset, as soon as it is stored."""
         if not parts:
             return
-        segment = encode_segment([(part.partition, part.table) for part in parts])
+        known = self._appender.known([part.partition for part in parts])
+        segment = encode_segment([(part.partition, part.table) for part in parts], known)
         stored = self._appender.upload(segment)
         for part, piece in zip(parts, segment.pieces, strict=True):
             try:

@@ -2,6 +2,9 @@
 
 Rows come in the order of their keys, so amendments before journals: a journal that is seen to have
 an amendment has it for good. Slot rows are passed over: there are many, and they name no object.
+
+Journals and runs must tile from the head's start to its next offset. Where they do not, a row is
+lost or hidden, and the object that it names would look like garbage.
 """
 
 from __future__ import annotations
@@ -11,18 +14,32 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tidelog.catalog.base import Row
-from tidelog.errors import InvalidError
+from tidelog.errors import CorruptError, InvalidError, UnavailableError
 from tidelog.log.base import Log
 from tidelog.log.leftovers import decode_run
+from tidelog.log.topics import read_head
 from tidelog.model import layout
 from tidelog.model.producers import UNNAMED
 from tidelog.model.run import Amendment, Head, ProducerState, Run, decode_row
 from tidelog.model.topic import Topic
 
-__all__ = ["KNOWN", "Pending", "References", "Silent", "UnknownRowError", "read_references"]
+__all__ = [
+    "KNOWN",
+    "Pending",
+    "References",
+    "Silent",
+    "UnknownRowError",
+    "find_gap",
+    "read_references",
+    "read_whole",
+]
+
+_READS = 10  # of a partition that is compiled or trimmed while it is read
 
 # What a sweep understands. What a sink has staged is its own, and no sweep looks there.
-KNOWN = frozenset({"amend", "compile", "head", "journal", "producer", "run", "sink", "slot"})
+KNOWN = frozenset(
+    {"accepted", "amend", "compile", "head", "journal", "producer", "run", "sink", "slot"}
+)
 
 
 class UnknownRowError(InvalidError):
@@ -55,10 +72,44 @@ class References:
     """What one partition's rows say."""
 
     objects: set[str] = field(default_factory=set)  # that are needed
+    spans: list[tuple[int, int]] = field(default_factory=list)  # offsets of journals and runs
     applied: list[Pending] = field(default_factory=list)  # amendments that a journal has
     has_leftovers: bool = False  # of trims or compiles
     producers: list[Silent] = field(default_factory=list)  # unnamed ones
     newest_ms: int = 0  # the newest time that a commit or a producer has noted
+
+
+def read_whole(log: Log, topic: Topic, partition: int, head: Head) -> tuple[Head, References]:
+    """All references of a partition, whose journals and runs leave no gap, and the head then.
+
+    ``CorruptError`` where offsets have no row. A gap that a compile or a trim made is none: these
+    change the head, and then all is read again.
+    """
+    for _ in range(_READS):
+        found = read_references(log, topic, partition, head)
+        gap = find_gap(head, found)
+        if gap is None:
+            return head, found
+        now, _ = read_head(log, topic, partition)
+        if (now.start, now.journaled, now.compiled) == (head.start, head.journaled, head.compiled):
+            raise CorruptError(
+                f"partition `{topic.name}/{partition}`: no row holds offsets {gap[0]} to {gap[1]}, "
+                "so the catalog has lost rows: keep everything, and restore the catalog from a copy"
+            )
+        head = now
+    raise UnavailableError(
+        f"partition `{topic.name}/{partition}`: is compiled again and again: sweep again"
+    )
+
+
+def find_gap(head: Head, found: References) -> tuple[int, int] | None:
+    """The first offsets from start to next that no journal or run holds; None for no gap."""
+    at = head.start
+    for base, end in sorted(found.spans):
+        if base > at:
+            return at, min(base, head.next)
+        at = max(at, end)
+    return (at, head.next) if at < head.next else None
 
 
 def read_references(log: Log, topic: Topic, partition: int, head: Head) -> References:
@@ -106,6 +157,7 @@ def _note_run(run: Run, counts: bool, found: References) -> None:
     found.newest_ms = max(found.newest_ms, run.committed_ms)
     if counts:
         found.objects.add(run.object)
+        found.spans.append((run.base, run.end))
     else:
         found.has_leftovers = True
 

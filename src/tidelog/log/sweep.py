@@ -8,6 +8,8 @@ that cannot be found would make live objects look like garbage.
 
 For each topic that is ready:
 
+0. objects of a higher generation than its registry row has prove that the catalog went back
+   (``losses``): the sweep refuses this topic
 1. its segment generation is raised in the registry row, by a conditional write: from here on
    segments and the values of updates are uploaded under the new one
 2. the floor is raised to that generation in every ``head``, by conditional writes: a commit or an
@@ -15,13 +17,17 @@ For each topic that is ready:
 3. the epoch of every ``compile`` row that somebody holds is raised, by a conditional write: a swap
    that was under way fails, and no journal of a lower epoch can take its place any more
 4. all references are read: every row of runs, journals and amendments of every partition; runs
-   below the head's ``journaled`` do not count; a row of an unknown kind, or one that does not
-   decode, makes the sweep refuse this topic
+   below the head's ``journaled`` do not count; a row of an unknown kind, one that does not decode,
+   or offsets between the head's start and next that no row holds make the sweep refuse this topic;
+   then the topic's objects are listed. A row whose object is not there, and an object that proves
+   that the catalog went back, make it refuse too. Nothing was deleted so far
 5. rows that trims and compiles left behind are deleted (``leftovers``)
 6. amendments that the journal of their offset has, and that are older than the grace, are deleted,
    by their versions; then the head says where some are left
 7. objects that no row names are deleted, if they are older than the grace: segments and values of
-   updates below the floor, journals below the epoch of their partition
+   updates below the floor, journals below the epoch of their partition. Possible losses are kept:
+   segments and values that were never committed, while nothing that is committed is newer by the
+   grace
 8. rows of unnamed producers that were not seen for a week are marked as silent, with the time of
    the sweep; one that is marked and unchanged a week later is deleted. Both weeks end at the newest
    time that the topic's own rows note, or earlier
@@ -38,6 +44,7 @@ Then, for the store as a whole:
 
 | dies after | what is on disk                          | who repairs it                          |
 |------------|------------------------------------------|-----------------------------------------|
+| 0          | as it was                                | nobody needs to                         |
 | 1          | a new generation; all else as it was     | nobody needs to                         |
 | 2, partly  | some heads refuse older segments         | producers upload anew where they must   |
 | 3, partly  | some compilers lost their row            | they take it anew, and go on            |
@@ -56,12 +63,15 @@ a reader may still look for. Ages are counted to the earlier of this machine's t
 (``ages``), so a clock that is ahead makes nothing old. A floor is at most the generation in the
 registry, since step 1 goes before step 2. An amendment goes only when a journal that has it is
 there, and readers read amendments before rows, so they never see an older state.
+
+A catalog that has lost commits makes the only copy of acknowledged events look like garbage. Steps
+0 and 4 prove it where they can. Then a person decides: restores the catalog, or accepts the loss.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -92,8 +102,16 @@ from tidelog.log.leftovers import (
     remove_shadowed,
     remove_trimmed,
 )
-from tidelog.log.references import References, Silent, UnknownRowError, read_references
-from tidelog.log.topics import list_topics
+from tidelog.log.losses import (
+    Losses,
+    Proof,
+    accept_losses,
+    accepted_until_ms,
+    find_losses,
+    newer_than,
+)
+from tidelog.log.references import References, Silent, UnknownRowError, read_whole
+from tidelog.log.topics import find_topic, list_topics, read_head
 from tidelog.model import layout
 from tidelog.model.run import Head, HeldRow, decode_row, encode_row
 from tidelog.model.topic import Topic
@@ -122,6 +140,7 @@ class SweepReport:
     objects_deleted: int = 0
     bytes_deleted: int = 0
     objects_young: int = 0  # would have been deleted but for the grace
+    objects_doubted: int = 0  # possible losses, which were kept
     runs_removed: int = 0  # rows that trims and compiles had left behind
     producers_removed: int = 0  # rows of unnamed producers
     amendments_removed: int = 0  # rows of those that a journal has
@@ -139,6 +158,7 @@ class _Tally:
     objects_deleted: int = 0
     bytes_deleted: int = 0
     objects_young: int = 0
+    objects_doubted: int = 0
     runs_removed: int = 0
     producers_removed: int = 0
     amendments_removed: int = 0
@@ -163,14 +183,26 @@ class _Age:
         return is_old(self.now_ms, then_ms, self.grace_ms)
 
 
-def sweep_home(log: Log, grace_ms: int) -> SweepReport:
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """A topic's objects that no row names, or may soon name no more, and what they say."""
+
+    unneeded: list[ObjectInfo]
+    losses: Losses
+
+
+def sweep_home(log: Log, grace_ms: int, accept_loss: Collection[str] = ()) -> SweepReport:
     """Delete what is not referred to and older than the grace, in all topics.
 
     Safe at any time, beside producers, trims and other sweeps. ``InvalidError`` for a negative
-    grace; a topic that cannot be swept is reported, and the others are.
+    grace; a topic that cannot be swept is reported, and the others are. Of the topics in
+    ``accept_loss`` it also deletes objects that may be the only copy of events, or are: see
+    ``losses``. ``NotFoundError`` when there is no such topic.
     """
     if grace_ms < 0:
         raise InvalidError(f"sweep: a grace of {grace_ms} ms: give 0 or more")
+    for name in accept_loss:
+        find_topic(log, name)
     now_ms, latest_ms = now_bounds_ms(log)
     age = _Age(now_ms, latest_ms, grace_ms)
     tally = _Tally(clock_ahead_ms=clock_ahead_ms(log, age.now_ms))
@@ -183,7 +215,7 @@ def sweep_home(log: Log, grace_ms: int) -> SweepReport:
         return tally.report()
     for name in [topic.name for topic in list_topics(log)]:
         try:
-            _sweep_topic(log, name, age, tally)
+            _sweep_topic(log, name, age, tally, name in accept_loss)
         except NotFoundError:
             continue  # deleted meanwhile; what it left is found by its incarnation
         except (CorruptError, UnknownRowError) as exc:
@@ -205,7 +237,14 @@ def abort_uploads(store: Store, before_ms: int) -> int:
         return 0
 
 
-def _sweep_topic(log: Log, name: str, age: _Age, tally: _Tally) -> None:
+def _sweep_topic(log: Log, name: str, age: _Age, tally: _Tally, accept: bool) -> None:
+    topic = _ready_topic(log, name)
+    if topic is None:
+        return
+    newer = newer_than(log, topic)
+    if newer:
+        what = f"has a generation above {topic.generation}, which is the registry's"
+        _settle(log, topic, Losses([Proof(info, what) for info in newer]), accept)
     topic = _raise_generation(log, name)
     if topic is None:
         return
@@ -213,9 +252,10 @@ def _sweep_topic(log: Log, name: str, age: _Age, tally: _Tally) -> None:
     partitions = range(topic.partitions)
     heads = [_raise_floor(log, topic, partition, floor) for partition in partitions]
     epochs = [_raise_epoch(log, topic, partition) for partition in partitions]
-    references = [
-        read_references(log, topic, partition, head) for partition, head in enumerate(heads)
-    ]
+    read = [read_whole(log, topic, partition, head) for partition, head in enumerate(heads)]
+    heads, references = [head for head, _ in read], [found for _, found in read]
+    listed = _list_objects(log, topic, references, age, tally)
+    doubted = _settle(log, topic, listed.losses, accept)
     for partition, (head, found) in enumerate(zip(heads, references, strict=True)):
         if found.has_leftovers:
             tally.runs_removed += remove_shadowed(log, topic, partition, head.journaled).runs
@@ -223,7 +263,8 @@ def _sweep_topic(log: Log, name: str, age: _Age, tally: _Tally) -> None:
         if head.amended is not None:
             _remove_applied(log, topic, partition, found, age, tally)
     needed = set().union(*(found.objects for found in references))
-    _delete_old(log, _garbage(log, topic, epochs, needed, tally), age, tally)
+    _delete_old(log, _garbage(topic, epochs, listed, needed | doubted), age, tally)
+    tally.objects_doubted += len(doubted)
     newest_ms = min(age.now_ms, max((found.newest_ms for found in references), default=0))
     for partition, found in enumerate(references):
         for row in found.producers:
@@ -233,20 +274,101 @@ def _sweep_topic(log: Log, name: str, age: _Age, tally: _Tally) -> None:
     tally.topics += 1
 
 
+def _settle(log: Log, topic: Topic, losses: Losses, accept: bool) -> frozenset[str]:
+    """The possible losses to keep. ``CorruptError`` where objects prove that commits are lost.
+
+    With ``accept`` a person has accepted that all of these go, which is remembered.
+    """
+    if not losses.proofs and not losses.doubts:
+        return frozenset()
+    if accept:
+        accept_losses(log, topic, losses.newest_ms)
+        return frozenset()
+    until_ms = accepted_until_ms(log, topic)
+    proofs = [proof for proof in losses.proofs if proof.info.modified_ms > until_ms]
+    if proofs:
+        raise CorruptError(
+            f"topic `{topic.name}`: the catalog has lost commits: `{proofs[0].info.key}` "
+            f"{proofs[0].what} (objects that show it: {len(proofs)}): nothing was deleted: restore "
+            f"the catalog, or accept the loss by `tidelog sweep --accept-loss {topic.name}`"
+        )
+    return frozenset(info.key for info in losses.doubts if info.modified_ms > until_ms)
+
+
+def _list_objects(
+    log: Log, topic: Topic, references: Sequence[References], age: _Age, tally: _Tally
+) -> _Listed:
+    """The end of step 4. ``CorruptError`` where a row names an object that is not there."""
+    needed = set().union(*(found.objects for found in references))
+    applied = {each.object for found in references for each in found.applied}
+    missing = set(needed)
+    unnamed, kept = [], []
+    newest_ms = 0  # of the objects that rows name
+    for folder in (layout.segments, layout.amendments, layout.journals):
+        for info in _seen(log, folder(topic.incarnation), tally):
+            if info.key not in needed:
+                unnamed.append(info)
+                continue
+            missing.discard(info.key)
+            newest_ms = max(newest_ms, info.modified_ms)
+            if info.key in applied:
+                kept.append(info)  # until its amendment goes
+    if missing:
+        _check_missing(log, topic, missing)
+
+    def may_doubt(info: ObjectInfo) -> bool:
+        return age.is_old(info.modified_ms) and info.modified_ms > newest_ms - age.grace_ms
+
+    below = [info for info in unnamed if _is_below_floor(info.key, topic)]
+    return _Listed([*unnamed, *kept], find_losses(log, topic, below, may_doubt))
+
+
+def _check_missing(log: Log, topic: Topic, missing: Collection[str]) -> None:
+    """Refuse objects that rows still name and the store does not have."""
+    named: set[str] = set()
+    for partition in range(topic.partitions):
+        head, _ = read_head(log, topic, partition)
+        named |= read_whole(log, topic, partition, head)[1].objects
+    for key in sorted(named.intersection(missing)):
+        try:
+            log.store.head(key)
+        except NotFoundError:
+            raise CorruptError(
+                f"topic `{topic.name}`: a row names object `{key}`, which is not there: keep "
+                "everything, and restore the store or the catalog from a copy"
+            ) from None
+
+
 def _garbage(
-    log: Log, topic: Topic, epochs: Sequence[int], needed: set[str], tally: _Tally
+    topic: Topic, epochs: Sequence[int], listed: _Listed, needed: Collection[str]
 ) -> Iterator[ObjectInfo]:
     """Step 7: what no row names, and no row can come to name."""
-    for folder in (layout.segments, layout.amendments):
-        for info in _seen(log, folder(topic.incarnation), tally):
-            if (
-                info.key not in needed
-                and _generation(info.key, topic.generation) < topic.generation
-            ):
-                yield info
-    for info in _seen(log, layout.journals(topic.incarnation), tally):
-        if info.key not in needed and _is_below(info.key, epochs):
+    journals = layout.journals(topic.incarnation)
+    for info in listed.unneeded:
+        is_journal = info.key.startswith(journals)
+        if info.key not in needed and (
+            _is_below(info.key, epochs) if is_journal else _is_below_floor(info.key, topic)
+        ):
             yield info
+
+
+def _is_below_floor(key: str, topic: Topic) -> bool:
+    """Whether a segment or a value can be committed no more; always true of a journal.
+
+    False for a name that is not ours.
+    """
+    if key.startswith(layout.journals(topic.incarnation)):
+        return True
+    return _generation(key, topic.generation) < topic.generation
+
+
+def _ready_topic(log: Log, name: str) -> Topic | None:
+    """The topic as the registry has it; None when it is not ready."""
+    row = log.catalog.get(layout.REGISTRY, layout.topic_row(name))
+    if row is None:
+        return None
+    topic = decode_row(row.value, Topic, f"registry row `{row.row}`")
+    return topic if topic.state == "ready" else None
 
 
 def _raise_generation(log: Log, name: str) -> Topic | None:

@@ -19,7 +19,7 @@ from tidelog.log.verify_object import problem_of_object
 from tidelog.log.verify_slots import SlotCheck
 from tidelog.model import layout, limits
 from tidelog.model.decoding import Persisted
-from tidelog.model.run import Head, HeldRow, ProducerState, Run, decode_row
+from tidelog.model.run import Head, HeldRow, LossAccepted, ProducerState, Run, decode_row
 
 __all__ = ["PartitionCheck"]
 
@@ -52,6 +52,8 @@ class PartitionCheck:
     def run(self) -> None:
         """Read everything."""
         self._head = self._read_head()
+        if self._head is not None:
+            self._tally.nexts[self._partition] = self._head.next
         for row in self._log.catalog.scan(self._where):
             self._check_row(row)
         now = self._read_head() if self._head is not None else None
@@ -90,6 +92,8 @@ class PartitionCheck:
             self._decode(row, ProducerState)
         elif kind == "compile":
             self._decode(row, HeldRow)
+        elif kind == "accepted":
+            self._decode(row, LossAccepted)
         elif kind not in layout.TOPIC_ROW_KINDS:
             what = "is of an unknown kind: a newer version wrote it; sweeps leave this topic"
             self._tally.add("note", self._row(row.row), what)

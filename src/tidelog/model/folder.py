@@ -7,8 +7,9 @@ from typing import Literal
 import msgspec
 
 from tidelog.model.decoding import Persisted
+from tidelog.model.event import to_iso
 
-__all__ = ["Counted", "Folder", "State", "Success"]
+__all__ = ["Counted", "Folder", "State", "Success", "encode_success"]
 
 State = Literal["open", "marking", "final", "reopening", "reopened"]
 
@@ -46,3 +47,16 @@ class Success(msgspec.Struct, frozen=True):
     watermark: str
     files: int
     events: int
+
+
+def encode_success(archive: str, folder: Folder) -> bytes:
+    """The marker that a folder's row asks for; it follows from the row, so verify compares both."""
+    return msgspec.json.encode(
+        Success(
+            archive=archive,
+            folder=folder.folder,
+            watermark=to_iso(folder.watermark_ms),
+            files=folder.files,
+            events=folder.events,
+        )
+    )

@@ -30,15 +30,17 @@ OBJECTS = (
     ),
     Kind(
         "topics/<t>/segments/<generation>/<xx>/<id>.arrow",
-        "segment: Arrow IPC file, zstd; the events of one flush, partition by partition",
+        "segment: Arrow IPC file, zstd; the events of one flush, partition by partition; before "
+        "the footer what its appender knew",
     ),
     Kind(
         "topics/<t>/journals/<partition>/<epoch>/<base>_<id>.parquet",
         "journal: compiled runs with their offsets, amendments applied; Parquet, zstd",
     ),
     Kind(
-        "topics/<t>/amendments/<generation>/<xx>/<id>",
-        "the new value of an updated event, where it is too large for a row",
+        "topics/<t>/amendments/<generation>/<xx>/<partition>-<sequence>_<id>",
+        "the new value of an updated event, where it is too large for a row; the sequence is that "
+        "of the newest amendment before",
     ),
     Kind(
         "topics/<t>/sinks/<sink>/<batch>/<id>.arrow",
@@ -109,6 +111,10 @@ ROWS = (
     Kind("topic/<t>/<p> · slot/<level>/<start>/<base>/<write id>", "time index: the run's end"),
     Kind("topic/<t>/<p> · amend/<offset>", "an update or a delete that waits to be compiled in"),
     Kind("topic/<t>/<p> · compile", "who compiles it, under which epoch"),
+    Kind(
+        "topic/<t>/0 · accepted",
+        "up to which date of unnamed objects a person has accepted that they go",
+    ),
     Kind(
         "topic/<t>/<p> · producer/<name>",
         "epoch, last sequence, recent batches: offsets, write ids; last seen, silent since",

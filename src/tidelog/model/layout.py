@@ -8,6 +8,7 @@ from urllib.parse import quote, unquote
 from tidelog.model.limits import ROW_BYTES_MAX
 
 __all__ = [
+    "ACCEPTED_ROW",
     "COMPILE_ROW",
     "FLUSH_ROW",
     "FORMAT",
@@ -26,6 +27,7 @@ __all__ = [
     "amend_offset",
     "amend_row",
     "amendment",
+    "amendment_place",
     "amendments",
     "archive_row",
     "aside_row",
@@ -96,11 +98,13 @@ REGISTRY_CHANGES = "changes"
 FLUSH_ROW = "flush"
 PLAYBACK_PIN = "pin"
 PLAYBACK_STATE = "state"
+ACCEPTED_ROW = "accepted"
 COMPILE_ROW = "compile"
 SCRIBE = "scribe"
 SCRIBE_LEASE = "lease"
 SCRIBE_QUEUE = "queue"
 TOPIC_ROW_KINDS = (
+    "accepted",
     "amend",
     "compile",
     "head",
@@ -153,9 +157,21 @@ def amendments(incarnation: str) -> str:
     return f"topics/{incarnation}/amendments/"
 
 
-def amendment(incarnation: str, generation: int, value_id: str) -> str:
-    """Where the new value of an update stands; its generation is read as a segment's is."""
-    return f"{amendments(incarnation)}{generation:010}/{value_id[:2]}/{value_id}"
+def amendment(
+    incarnation: str, generation: int, partition: int, sequence: int, value_id: str
+) -> str:
+    """Where the new value of an update stands; its generation is read as a segment's is.
+
+    ``sequence`` is that of the partition's newest amendment when the value was uploaded.
+    """
+    folder = f"{amendments(incarnation)}{generation:010}/{value_id[:2]}"
+    return f"{folder}/{partition:06}-{sequence:020}_{value_id}"
+
+
+def amendment_place(key: str) -> tuple[int, int]:
+    """The partition of an update's value, and the newest amendment before it."""
+    partition, sequence = key.split("/")[5].partition("_")[0].split("-")
+    return int(partition), int(sequence)
 
 
 def sinks(incarnation: str, sink: str) -> str:

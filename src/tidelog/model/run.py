@@ -15,6 +15,8 @@ __all__ = [
     "Head",
     "HeldRow",
     "Journal",
+    "Known",
+    "LossAccepted",
     "Piece",
     "ProducerState",
     "Run",
@@ -55,6 +57,23 @@ class Piece(Persisted, frozen=True):
     last_ms: int
     raw_bytes: int
     ids_end: int = 0  # its id index stands from ``byte_end`` to here; 0: it has none
+
+
+class Known(Persisted, frozen=True, array_like=True):
+    """What an appender knew of a partition when it uploaded a segment; a segment carries it."""
+
+    partition: int = 0
+    count: int = 0  # events that the segment has for it
+    next: int = 0  # the head's, or an earlier one; 0 also where nothing was known
+    base: int = -1  # of the appender's own last run there; -1 for none
+    object: str = ""  # that holds this run
+
+
+class LossAccepted(Persisted, frozen=True):
+    """A person has accepted that objects which no row names may hold lost events."""
+
+    at_ms: int
+    until_ms: int  # it holds for objects that the store dates up to here
 
 
 class Journal(Persisted, frozen=True, array_like=True):

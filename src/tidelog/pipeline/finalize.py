@@ -61,7 +61,7 @@ from tidelog.log.targets import open_target
 from tidelog.model import layout
 from tidelog.model.archive import Archive
 from tidelog.model.event import to_iso
-from tidelog.model.folder import Folder, Success
+from tidelog.model.folder import Folder, encode_success
 from tidelog.model.pipeline import Totals
 from tidelog.model.run import decode_row, encode_row
 from tidelog.pipeline.counting import Counting
@@ -276,7 +276,7 @@ class Finalizer:
             done.notices.append(self._notice(folder, "final", after.watermark_ms))
 
     def _put_marker(self, folder: Folder) -> None:
-        key, said = self._marker(folder), self._success(folder)
+        key, said = self._marker(folder), encode_success(self._archive.name, folder)
         for _ in range(_ATTEMPTS):
             try:
                 self._files.put(key, said)
@@ -289,17 +289,6 @@ class Finalizer:
                     continue
                 self._files.delete([key])  # of an earlier time, put by one that was late
         raise UnavailableError(f"object `{key}`: others keep changing it: try again")
-
-    def _success(self, folder: Folder) -> bytes:
-        return msgspec.json.encode(
-            Success(
-                archive=self._archive.name,
-                folder=folder.folder,
-                watermark=to_iso(folder.watermark_ms),
-                files=folder.files,
-                events=folder.events,
-            )
-        )
 
     def _marker(self, folder: Folder) -> str:
         return layout.success(f"{self._archive.folder()}/{folder.folder}")

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
+from tidelog.catalog.base import Row
 from tidelog.errors import CorruptError, InvalidError, NotFoundError, TidelogError
 from tidelog.home import Home
 from tidelog.log.archives import (
@@ -32,6 +33,7 @@ from tidelog.log.base import Log
 from tidelog.log.replays import Replays, Stretch, replay_pipeline
 from tidelog.model import layout
 from tidelog.model.archive import Archive
+from tidelog.model.folder import Folder, encode_success
 from tidelog.model.pipeline import (
     Committed,
     FileEntry,
@@ -106,6 +108,7 @@ def verify_archive(home: Home, archive: Archive, how: Verifying) -> Verified:
     for partition in known:
         look.partition(pipeline, partition)
     look.strays({each.rpartition("/")[0] for each in known})
+    look.markers(pipeline)
     for each in (pipeline, replay_pipeline(pipeline)):
         look.staged(each)
     now = read_archive(home.log, archive.name)
@@ -198,6 +201,31 @@ class _Look:
             elif key.rpartition("/")[2].startswith(f"{self.tally.generation}_"):
                 what = f"no manifest names it, {self._sizes[key]} bytes, beside dead letters"
                 self.tally.note("stray", key, what, "delete it, if it is of no use to you")
+
+    def markers(self, pipeline: str) -> None:
+        """Hold the markers of final folders against their rows, from which they follow."""
+        where = layout.pipeline_shards(pipeline)
+        for row in self.log.catalog.scan(where, "folder/", "folder0"):
+            if self._marker_problem(row) is None:
+                continue
+            now = self.log.catalog.get(where, row.row)  # a finalize may be at work
+            problem = None if now is None else self._marker_problem(now)
+            if problem is not None:
+                self.tally.add(problem)
+
+    def _marker_problem(self, row: Row) -> Problem | None:
+        folder = decode_row(row.value, Folder, f"row `{row.row}`")
+        if folder.state != "final":
+            return None
+        key = layout.success(f"{self._archive.folder(self.tally.generation)}/{folder.folder}")
+        expected = encode_success(self._archive.name, folder)
+        try:
+            if self._store.get(key) == expected:
+                return None
+            what = f"does not say what its row says, {expected.decode()}"
+        except NotFoundError:
+            what = f"is not there; its row says {expected.decode()}"
+        return Problem("marker", key, what, "put an object with these bytes in its place")
 
     def staged(self, pipeline: str) -> None:
         """What attempts have left, or have under way."""

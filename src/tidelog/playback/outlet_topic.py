@@ -103,7 +103,8 @@ class TopicOutlet:
         ]
         if not parts:
             return
-        segment = encode_segment(parts)
+        known = self._appender.known([partition for partition, _ in parts])
+        segment = encode_segment(parts, known)
         stored = self._appender.upload(segment)
 
         def commit(piece: Piece) -> LedgerMovedError | None:

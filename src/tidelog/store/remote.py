@@ -14,6 +14,7 @@ a whole: the bytes must be as many as it says, and carry the etag that every sto
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any
@@ -109,6 +110,32 @@ def open_azure(address: Address, _environ: Mapping[str, str]) -> RemoteStore:
     )
 
 
+class _Runtime:
+    """Whose process obstore's threads are in: there is one set of them for all clients.
+
+    A fork does not copy threads, so any request of a child would wait for ever, also one by a
+    client that the child has made.
+    """
+
+    def __init__(self) -> None:
+        self._process = 0
+
+    def check(self) -> None:
+        """Refuse a process that was forked from one that had clients."""
+        process = os.getpid()
+        if not self._process:
+            self._process = process
+        if self._process != process:
+            raise InvalidError(
+                "remote store: this process was forked from one that had a remote store open, and "
+                "its threads are not there after a fork: start the process with multiprocessing's "
+                "`spawn` or `forkserver`, or open remote stores only after the fork"
+            )
+
+
+_runtime = _Runtime()
+
+
 class Clients:
     """obstore's clients by time-out: it is fixed for each, so there is one for each in use."""
 
@@ -126,7 +153,8 @@ class Clients:
         return self.within(timeout_s, reads)
 
     def within(self, timeout_s: float, reads: bool = False) -> ObjectStore:
-        """The client whose requests take no longer than this."""
+        """The client whose requests take no longer than this. ``InvalidError`` after a fork."""
+        _runtime.check()
         found = self._made.get((timeout_s, reads))
         if found is None:
             options = {

@@ -1,0 +1,376 @@
+"""Objects that a catalog has forgotten: a proven loss is refused, a possible one is kept."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+from tests.journal.compiling import Press
+from tests.log.upkeep import DAY_S, HOUR_MS, House
+from tests.nursery import ROOT
+from tidelog import Event, Home
+from tidelog.catalog.base import Delete
+from tidelog.codec.segment import read_known
+from tidelog.errors import CorruptError, NotFoundError
+from tidelog.home import create_home, open_home
+from tidelog.log import sweep as sweep_module
+from tidelog.log.losses import Losses
+from tidelog.log.sweep import SweepReport, sweep_home
+from tidelog.log.trim import ToOffsets, trim_topic
+from tidelog.log.verify import verify_topic
+from tidelog.model import layout
+from tidelog.model.run import Head, HeldRow, Known, encode_row
+from tidelog.settings import load_settings
+
+
+class Embedded:
+    """A home in a folder, whose catalog can be put back to an older copy."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "home"
+        self.copy = folder / "copy.sqlite"
+        create_home(load_settings(str(self.path), {}, folder))[0].close()
+        with self.open() as home:
+            home.create_topic("orders")
+
+    def open(self) -> Home:
+        return open_home(self.path)
+
+    def append(self, *values: str) -> None:
+        """One run for each, all by one producer."""
+        with self.open() as home:
+            for value in values:
+                home.append("orders", [Event(value.encode())])
+
+    def keep_copy(self) -> None:
+        shutil.copy(self.path / "catalog.sqlite", self.copy)
+
+    def go_back(self) -> None:
+        for path in self.path.glob("catalog.sqlite*"):
+            path.unlink()
+        shutil.copy(self.copy, self.path / "catalog.sqlite")
+
+    def segments(self) -> set[Path]:
+        return set(self.path.rglob("*.arrow"))
+
+    def sweep(self, accept: bool = False) -> SweepReport:
+        with self.open() as home:
+            return home.sweep(0, accept_loss=["orders"] if accept else [])
+
+
+@pytest.fixture
+def embedded(tmp_path: Path) -> Embedded:
+    return Embedded(tmp_path)
+
+
+def check_refused(embedded: Embedded, segments: set[Path]) -> None:
+    """``verify`` fails, and no sweep deletes anything, however often it runs."""
+    with embedded.open() as home:
+        report = home.verify("orders")
+    assert report.errors == report.proven_losses > 0, report.findings
+    errors = [finding.what for finding in report.findings if finding.severity == "error"]
+    assert all("the catalog has lost commits" in what for what in errors)
+    for _ in range(3):
+        swept = embedded.sweep()
+        assert [each.topic for each in swept.refused] == ["orders"]
+        assert "--accept-loss orders" in str(swept.refused[0].error)
+        assert "\n" not in str(swept.refused[0].error)
+        assert swept.objects_deleted == 0
+    assert embedded.segments() == segments
+
+
+def test_rolled_back_catalog_is_noticed_and_nothing_is_deleted(embedded: Embedded) -> None:
+    embedded.append("a", "b")
+    embedded.keep_copy()
+    embedded.append("c", "d", "e")
+    segments = embedded.segments()
+    embedded.go_back()
+    check_refused(embedded, segments)
+    with embedded.open() as home:  # as docs/operating.md says
+        named = {event.value for event in home.read("orders")}
+        lost = [pa.ipc.open_file(path.read_bytes()).read_all() for path in segments]
+        for table in lost:
+            if table["value"][0].as_py() not in named:
+                home.append("orders", table)
+    assert embedded.sweep(accept=True).objects_deleted == 3
+    with embedded.open() as home:
+        values = [event.value for event in home.read("orders")]
+        assert sorted(values) == [b"a", b"b", b"c", b"d", b"e"]
+        assert home.verify("orders").findings == ()
+
+
+def test_catalog_that_lost_its_write_ahead_log_is_noticed(embedded: Embedded) -> None:
+    embedded.append("a")
+    with embedded.open() as home:
+        for value in (b"b", b"c", b"d"):
+            home.append("orders", [Event(value)])
+        assert (embedded.path / "catalog.sqlite-wal").stat().st_size > 0
+        embedded.keep_copy()  # without the write-ahead log
+    segments = embedded.segments()
+    embedded.go_back()
+    with embedded.open() as home:
+        assert len(list(home.read("orders"))) < 4
+    check_refused(embedded, segments)
+
+
+def test_rolled_back_catalog_is_noticed_after_others_went_on(embedded: Embedded) -> None:
+    embedded.append("a", "b")
+    embedded.keep_copy()
+    embedded.append("c", "d", "e")
+    embedded.go_back()
+    embedded.append("f", "g", "h", "i")  # the same offsets again
+    check_refused(embedded, embedded.segments())
+
+
+def test_accepted_loss_is_remembered_for_these_objects_alone(embedded: Embedded) -> None:
+    embedded.append("a")
+    embedded.keep_copy()
+    embedded.append("b", "c", "d")
+    embedded.go_back()
+    with embedded.open() as home:
+        young = home.sweep("1h", accept_loss=["orders"])
+        assert (young.objects_deleted, young.refused) == (0, ())
+        report = home.verify("orders")
+        assert (report.errors, report.warnings, report.orphans) == (0, 0, 3)
+    assert embedded.sweep().objects_deleted == 3
+    embedded.keep_copy()
+    embedded.append("e", "f", "g")
+    embedded.go_back()
+    check_refused(embedded, embedded.segments())
+
+
+def test_only_topics_that_exist_can_be_accepted(embedded: Embedded) -> None:
+    with embedded.open() as home, pytest.raises(NotFoundError):
+        home.sweep(0, accept_loss=["others"])
+
+
+def test_last_commit_that_was_lost_is_a_possible_loss(embedded: Embedded) -> None:
+    embedded.append("a")
+    embedded.keep_copy()
+    embedded.append("b")
+    segments = embedded.segments()
+    embedded.go_back()
+    with embedded.open() as home:
+        report = home.verify("orders")
+        assert (report.errors, report.warnings, report.possible_losses) == (0, 1, 1)
+        assert "the catalog lost commits" in report.findings[-1].what
+    swept = embedded.sweep()
+    assert (swept.objects_deleted, swept.objects_doubted, swept.refused) == (0, 1, ())
+    assert embedded.segments() == segments
+
+
+def test_sweep_that_does_not_look_for_losses_deletes_the_only_copy(
+    embedded: Embedded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep_module, "find_losses", lambda *_: Losses())
+    embedded.append("a")
+    embedded.keep_copy()
+    embedded.append("b", "c", "d")
+    embedded.go_back()
+    assert embedded.sweep().objects_deleted == 3
+
+
+DYING = """
+import os, signal, sys
+from tidelog import Event
+from tidelog.home import open_home
+from tidelog.log.append import Appender
+
+Appender.commit = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+open_home(sys.argv[1]).append("orders", [Event(b"never acknowledged")])
+"""
+
+
+def test_orphan_of_a_killed_producer_goes_after_a_newer_commit(embedded: Embedded) -> None:
+    embedded.append("a")
+    before = embedded.segments()
+    died = subprocess.run([sys.executable, "-c", DYING, embedded.path], cwd=ROOT, check=False)
+    assert died.returncode == -signal.SIGKILL
+    [orphan] = embedded.segments() - before
+    with embedded.open() as home:
+        report = home.verify("orders")
+        assert (report.errors, report.possible_losses) == (0, 1)
+        assert home.sweep(0).objects_doubted == 1
+    assert orphan.exists()
+    hours_ago = orphan.stat().st_mtime - 2 * 3600
+    for path in (*before, orphan):  # as if all that was two hours ago
+        os.utime(path, (hours_ago, hours_ago))
+    with embedded.open() as home:
+        assert home.sweep("1h").objects_doubted == 1
+    embedded.append("b")
+    with embedded.open() as home:
+        assert home.verify("orders").warnings == 0
+        assert home.sweep("1h").objects_deleted == 1
+    assert not orphan.exists()
+
+
+def test_segment_carries_what_its_appender_knew(embedded: Embedded) -> None:
+    embedded.append("a", "b")
+    known = [read_known(path.read_bytes(), "") for path in embedded.segments()]
+    first, second = sorted(known, key=lambda each: each[0].next)
+    assert first == [Known(0, 1, 0)]
+    assert (second[0].next, second[0].base) == (1, 0)
+    assert (embedded.path / "objects" / second[0].object) in embedded.segments()
+
+
+def test_segment_is_a_whole_arrow_file_and_damage_of_what_it_knew_is_noticed(
+    embedded: Embedded,
+) -> None:
+    embedded.append("a")
+    [path] = embedded.segments()
+    data = path.read_bytes()
+    assert pa.ipc.open_file(data).read_all().column("value").to_pylist() == [b"a"]
+    at = data.rindex(b"[[0,1,")
+    for broken in (data[:at] + b"[[1" + data[at + 3 :], data[:-4], b"", b"ARROW1"):
+        with pytest.raises(CorruptError):
+            read_known(broken, "")
+
+
+@pytest.fixture
+def house() -> House:
+    return House()
+
+
+def refusal(house: House) -> str:
+    """The only refusal of a sweep, which has deleted nothing."""
+    before = house.objects()
+    report = sweep_home(house.log, 0)
+    [refused] = report.refused
+    assert (report.objects_deleted, house.objects()) == (0, before)
+    return str(refused.error)
+
+
+@pytest.mark.parametrize("folder", ["segments", "amendments"])
+def test_object_above_the_generation_proves_a_loss(house: House, folder: str) -> None:
+    topic = house.topic()
+    house.append(topic, ["a"])
+    if folder == "segments":
+        key = layout.segment(topic.incarnation, 3, house.ids.new())
+    else:
+        key = layout.amendment(topic.incarnation, 3, 0, 0, house.ids.new())
+    house.store.put(key, b"x")
+    for _ in range(5):
+        assert "has a generation above" in refusal(house)
+    assert verify_topic(house.log, topic).proven_losses == 1
+    assert sweep_home(house.log, 0, ["orders"]).refused == ()
+    while key in house.objects():  # until the generation has passed it
+        assert sweep_home(house.log, 0).refused == ()
+    assert house.values(topic) == ["a"]
+
+
+def test_value_of_an_update_after_a_forgotten_amendment_proves_a_loss(house: House) -> None:
+    topic = house.topic()
+    house.append(topic, ["a"])
+    house.put(topic, "head", msgspec.structs.replace(house.head(topic), amendments=4))
+    for sequence in (3, 4, 5):
+        key = layout.amendment(topic.incarnation, 0, 0, sequence, f"{sequence}")
+        house.store.put(key, b"x")
+    report = verify_topic(house.log, topic)
+    assert (report.proven_losses, report.possible_losses, report.orphans) == (1, 1, 3)
+    assert "amendment 5" in refusal(house)
+
+
+def test_journal_above_the_epoch_proves_a_loss() -> None:
+    press = Press()
+    topic = press.topic()
+    press.append(topic, ["a"])
+    press.put(topic, layout.COMPILE_ROW, encode_row(HeldRow("", 2)))
+    press.store.put(layout.journal(topic.incarnation, 0, 2, 0, "crashed"), b"x")
+    press.store.put(layout.journal(topic.incarnation, 0, 3, 0, "lost"), b"x")
+    assert "epoch 3" in refusal(press)
+    assert verify_topic(press.log, topic).proven_losses == 1
+
+
+def test_trimmed_and_compiled_segments_are_no_loss() -> None:
+    press = Press()
+    topic = press.topic()
+    for value in ("a", "b", "c"):
+        press.append(topic, [value])
+    press.compile(topic)
+    press.append(topic, ["d"])
+    trim_topic(press.log, topic, ToOffsets({0: 4}))
+    press.clock.advance(DAY_S)
+    report = verify_topic(press.log, topic)
+    assert (report.errors, report.warnings) == (0, 0)
+    swept = sweep_home(press.log, HOUR_MS)
+    assert (swept.objects_doubted, swept.refused) == (0, ())
+    assert press.objects() == set()
+
+
+@pytest.mark.parametrize("base", [0, 1, 2])
+def test_sweep_refuses_a_topic_that_has_lost_a_row(house: House, base: int) -> None:
+    topic = house.topic(partitions=2)
+    for value in ("a", "b", "c"):
+        house.append(topic, [value], 1)
+    where = layout.topic_partition(topic.incarnation, 1)
+    house.catalog.write(where, Delete(layout.run_row(base)), write_id="lost")
+    assert f"`orders/1`: no row holds offsets {base} to {base + 1}" in refusal(house)
+
+
+def test_sweep_refuses_a_topic_that_has_lost_the_row_of_a_journal() -> None:
+    press = Press()
+    topic = press.topic()
+    press.append(topic, ["a", "b"])
+    press.compile(topic)
+    press.append(topic, ["c"])
+    where = layout.topic_partition(topic.incarnation, 0)
+    press.catalog.write(where, Delete(layout.journal_row(0)), write_id="lost")
+    assert "no row holds offsets 0 to 2" in refusal(press)
+
+
+def test_sweep_that_does_not_look_for_gaps_deletes_what_the_lost_row_named(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidelog.log.references.find_gap", lambda *_: None)
+    topic = house.topic()
+    for value in ("a", "b", "c"):
+        house.append(topic, [value])
+    house.clock.advance(DAY_S)
+    house.append(topic, ["d"])
+    where = layout.topic_partition(topic.incarnation, 0)
+    house.catalog.write(where, Delete(layout.run_row(1)), write_id="lost")
+    assert sweep_home(house.log, HOUR_MS).objects_deleted == 1
+
+
+def test_sweep_refuses_a_topic_whose_rows_name_objects_that_are_gone(house: House) -> None:
+    topic = house.topic()
+    house.append(topic, ["a"])
+    house.append(topic, ["b"])
+    house.orphan(topic)
+    house.store.delete([house.runs(topic)[0].object])
+    assert "which is not there" in refusal(house)
+
+
+def moves(head: Head) -> Iterator[Head]:
+    yield msgspec.structs.replace(head, start=2)
+    yield msgspec.structs.replace(head, journaled=2, compiled=1)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_rows_that_go_while_they_are_read_are_no_gap(house: House, number: int) -> None:
+    """A trim, or a compile, moves the head and removes rows between two calls of the sweep."""
+    topic = house.topic()
+    for value in ("a", "b", "c"):
+        house.append(topic, [value])
+    before = house.head(topic)
+    after = list(moves(before))[number]
+    where = layout.topic_partition(topic.incarnation, 0)
+    read = sweep_module.read_whole
+    for base in (0, 1):
+        house.catalog.write(where, Delete(layout.run_row(base)), write_id=f"gone-{base}")
+    house.put(topic, "head", after)
+    if number == 1:
+        with pytest.raises(CorruptError, match="offsets 0 to 2"):  # no journal has them
+            read(house.log, topic, 0, before)
+        return
+    head, found = read(house.log, topic, 0, before)
+    assert (head.start, len(found.objects)) == (2, 1)
