@@ -26,6 +26,7 @@ from tidelog.log.replays import replay_pipeline
 from tidelog.log.trim import ToOffsets
 from tidelog.model import layout
 from tidelog.model.archive import Archive
+from tidelog.model.folder import Folder, encode_success
 from tidelog.model.pipeline import Committed, FileEntry, Intent, Manifest, read_manifest
 from tidelog.model.run import decode_row, encode_row
 from tidelog.model.sealed import seal_json
@@ -473,6 +474,26 @@ def test_what_crashes_leave_is_noted_and_no_problem(home: Home) -> None:
     assert kinds(found) == []
     assert {note.kind for note in found.notes} == {"staging", "intent", "replaced"}
     assert read_progress(home.log, replay_pipeline(pipeline), "t/0") is not None
+
+
+def test_marker_of_a_final_folder_is_held_against_its_row(home: Home) -> None:
+    fill(home, range(10))
+    archive = an_archive(home, parser=AT)
+    drive(home, archive)
+    folder = Folder("t/dt=2026-11-15", 1_000, 1_000, files=1, events=2, state="final")
+    where = layout.pipeline_shards(archive.pipeline())
+    row = layout.folder_row(folder.end_ms, folder.folder)
+    home.catalog.write(where, Put(row, encode_row(folder)), write_id="final")
+    key = layout.success(f"{archive.folder()}/{folder.folder}")
+    assert kinds(verified(home, archive)) == ["marker"]
+    said = encode_success(archive.name, folder)
+    home.store.put(key, said)
+    assert kinds(verified(home, archive)) == []
+    home.store.delete([key])
+    home.store.put(key, said.replace(b'"events":2', b'"events":3'))
+    found = verified(home, archive)
+    assert kinds(found) == ["marker"]
+    assert said.decode() in found.problems[0].what
 
 
 class DyingSink:
