@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import json
 import os
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.playback.stage import T0, Stage
+from tests.server.serving import serving as server_of_tidelog
 from tidelog.codec.event_json import batch_lines
 from tidelog.errors import (
     AlreadyExistsError,
@@ -354,6 +357,72 @@ def test_what_a_server_refuses_for_good_ends_it(status: int) -> None:
         assert "topics" not in str(caught.value), "a path may be a secret"
         assert len(server.requests) == 1
         outlet.close(failed=True)
+
+
+@contextmanager
+def refusing(head: bytes) -> Iterator[str]:
+    """A server that answers each request after its head, and closes before it reads the body."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def answer() -> None:
+        with contextlib.suppress(OSError):  # closed: the test is over
+            while True:
+                connection, _ = listener.accept()
+                connection.recv(16_384)
+                connection.sendall(head + b"\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+                connection.close()  # what was not read makes it a reset
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join()
+
+
+def large_lot(events: int = 1) -> Lot:
+    stage = Stage()
+    stage.stored([Event(b"x" * (9_000_000 // events), timestamp=T0 + n) for n in range(events)])
+    return lots(stage, 1_000)[0]
+
+
+def test_an_answer_before_the_body_is_sent_is_read() -> None:
+    with refusing(b"HTTP/1.1 413 Too Large") as url:
+        outlet = open_outlet(url, setting())
+        with pytest.raises(InvalidError, match=r"event at `main/0` offset 0: .*answered 413"):
+            outlet.put(large_lot())
+        with pytest.raises(InvalidError, match=r"events from `main/0` offset 0 on: .*413.*body"):
+            outlet.put(large_lot(90))
+        outlet.close(failed=True)
+    with refusing(b"HTTP/1.1 400 Bad Request") as url:
+        outlet = open_outlet(url, setting())
+        with pytest.raises(InvalidError, match="answered 400"):
+            outlet.put(large_lot())
+        outlet.close(failed=True)
+
+
+def test_success_before_the_body_is_sent_is_none() -> None:
+    with refusing(b"HTTP/1.1 200 OK") as url:
+        outlet = open_outlet(url, setting())
+        with pytest.raises(UnavailableError, match=r"inside of a body|no answer"):
+            outlet.put(large_lot())
+        outlet.close(failed=True)
+
+
+def test_uneven_sizes_reach_a_server_of_tidelog(tmp_path: Path) -> None:
+    """Few large events and many empty ones, where the mean says that all fit into one body."""
+    stage = Stage()
+    large = [Event(b"x" * 500_000, timestamp=T0 + n) for n in range(30)]
+    stage.stored([*large, *(Event(b"", timestamp=T0 + 30 + n) for n in range(900))])
+    with server_of_tidelog(tmp_path) as served:
+        outlet = open_outlet(f"{served.url}/topics/t/events", setting())
+        for lot in lots(stage, 5_000):
+            outlet.put(lot)
+        outlet.close()
+        found = [len(value or b"") for value in served.values()]
+    assert found == [500_000] * 30 + [0] * 900
 
 
 def test_a_server_that_stays_away_is_told() -> None:

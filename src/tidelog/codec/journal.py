@@ -13,12 +13,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import crc32c
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tidelog.codec.events import STORED_SCHEMA, batch_bytes, one_batch
 from tidelog.codec.ids import encode_index
+from tidelog.codec.sizes import row_sizes
 from tidelog.errors import CorruptError
 from tidelog.model.run import Journal, Run
 
@@ -246,19 +248,20 @@ class _Parts(io.RawIOBase):
 
 
 def _groups(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Tables of the size of a row group."""
+    """Yields tables of the size of a row group, cut by the sizes of rows; one row may be larger."""
     waiting: list[pa.Table] = []
     rows = size = 0
     for table in tables:
-        left = table
-        while left.num_rows:
-            each = max(1, batch_bytes(left) // left.num_rows)
-            room = max(1, min(_GROUP_ROWS - rows, -(-(_GROUP_BYTES - size) // each)))
-            part, left = left.slice(0, room), left.slice(room)
-            waiting.append(part)
-            rows += part.num_rows
-            size += batch_bytes(part)
-            if rows >= _GROUP_ROWS or size >= _GROUP_BYTES:
+        ends = np.concatenate([[0], np.cumsum(row_sizes(table), dtype=np.int64)])
+        start = 0
+        while start < table.num_rows:
+            fits = np.searchsorted(ends, ends[start] + _GROUP_BYTES - size, side="right") - 1
+            end = min(max(int(fits), start if waiting else start + 1), start + _GROUP_ROWS - rows)
+            if end > start:
+                waiting.append(table.slice(start, end - start))
+                rows, size = rows + end - start, size + int(ends[end] - ends[start])
+                start = end
+            if start < table.num_rows:
                 yield pa.concat_tables(waiting)
                 waiting, rows, size = [], 0, 0
     if waiting:

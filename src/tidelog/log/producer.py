@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from tidelog.codec.events import batch_bytes, check_events, stored_batch, table_of
+from tidelog.codec.sizes import slices
 from tidelog.errors import (
     AlreadyExistsError,
     InvalidError,
@@ -353,16 +354,14 @@ class Producer:
     def _slices(self, table: pa.Table, whole: bool) -> list[pa.Table]:
         if table.num_rows == 0:
             return []
-        each = max(1, batch_bytes(table) // table.num_rows)
-        rows = max(1, min(limits.SEGMENT_EVENTS_MAX, self._log.settings.segment_bytes // each))
         if whole:
             if table.num_rows > limits.SEGMENT_EVENTS_MAX:
                 raise InvalidError(
                     f"append: {table.num_rows} events at an expected offset: "
                     f"at most {limits.SEGMENT_EVENTS_MAX} fit in one commit"
                 )
-            rows = table.num_rows
-        return [table.slice(first, rows) for first in range(0, table.num_rows, rows)]
+            return [table]
+        return list(slices(table, self._log.settings.segment_bytes, limits.SEGMENT_EVENTS_MAX))
 
     def _flush_of(self, table: pa.Table, partition: int | None) -> Flush:
         if partition is None:

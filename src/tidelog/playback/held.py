@@ -103,9 +103,8 @@ class Held:
         return 0 if self._rows is None or self._aside else self._rows.bytes
 
     def bytes_before(self, time_ms: int) -> int:
-        """About how many bytes its next events have that are older."""
-        rows = self._loaded()
-        return rows.bytes * self._before(time_ms) // max(1, len(rows.times))
+        """Returns how many bytes its next events have that are older."""
+        return batch_bytes(self._loaded().batch.slice(self._at, self._before(time_ms)))
 
     def take(self, time_ms: int) -> Slice | None:
         """Its next events that are older, which then count as taken."""

@@ -1,10 +1,11 @@
 """Events by HTTP: each lot in some POSTs of JSON lines, one after another.
 
 Any 2xx means that a piece has arrived. No answer, 408, 425, 429 and 5xx are tried again, after the
-time that the server asks for where it does; anything else ends the playback. Each POST bears an
-``Idempotency-Key`` made of the playback and the number of its first event, so a server that knows
-such keys stores nothing twice, also when the playback is resumed. A token for the server comes from
-``TIDELOG_HTTP_TOKEN``. Redirects are not followed, and proxies not used.
+time that the server asks for where it does; anything else ends the playback. A server may answer
+before it has read a body, and then close: its answer is read although the body was not sent. Each
+POST has an ``Idempotency-Key`` made of the playback and the number of its first event, so a server
+that knows such keys stores nothing twice, also when the playback is resumed. A token for the server
+comes from ``TIDELOG_HTTP_TOKEN``. Redirects are not followed, and proxies not used.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import http.client
 import re
 import ssl
 from urllib.parse import urlsplit
+
+import pyarrow as pa
 
 from tidelog.codec.event_json import batch_lines
 from tidelog.errors import InvalidError, UnavailableError
@@ -23,6 +26,8 @@ __all__ = ["HttpOutlet", "check_http", "open_http"]
 
 TOKEN = "TIDELOG_HTTP_TOKEN"  # noqa: S105 - the name of a variable
 _TIMEOUT_S = 30.0
+_TOO_LARGE = 413
+_FIX = "fix the address, the token or the target"
 _PASSING_STATUS = {408, 425, 429}  # beside 5xx
 _WAIT_MAX_S = 60.0  # what a server may ask for
 
@@ -65,7 +70,10 @@ class HttpOutlet:
     def put(self, lot: Lot) -> None:
         number = lot.number
         for piece in lot_pieces(lot.batch):
-            self._post(batch_lines(piece), f"{self._setting.id}-{number}")
+            try:
+                self._post(batch_lines(piece), f"{self._setting.id}-{number}")
+            except InvalidError as exc:
+                raise _of_piece(exc, piece) from exc
             number += piece.num_rows
 
     def reached(self) -> int:
@@ -89,20 +97,44 @@ class HttpOutlet:
     def _try(self, body: bytes, key: str) -> tuple[str | None, float]:
         """Why it has not arrived, if so, and how long the server wants us to wait."""
         headers = {**self._headers, "Idempotency-Key": key}
+        is_sent = True
         try:
-            self._connection.request("POST", self._path, body, headers)
+            try:
+                self._connection.request("POST", self._path, body, headers)
+            except ConnectionError:  # closed while we sent: what it said before waits to be read
+                if self._connection.sock is None:
+                    raise
+                is_sent = False
             answer = self._connection.getresponse()
             answer.read()
         except (OSError, http.client.HTTPException) as exc:
-            self._connection.close()  # the next try connects anew
+            self._connection.close()  # the next try makes a new connection
             return f"no answer ({' '.join(str(exc).split()) or type(exc).__name__})", 0.0
+        if not is_sent:
+            self._connection.close()
         if 200 <= answer.status < 300:
-            return None, 0.0
+            return (None if is_sent else "closed the connection inside of a body"), 0.0
         said = f"answered {answer.status} {answer.reason}"
         if answer.status not in _PASSING_STATUS and answer.status < 500:
-            hint = "give the address it leads to" if 300 <= answer.status < 400 else "mend it"
+            hint = "give the address it leads to" if 300 <= answer.status < 400 else _FIX
             raise InvalidError(f"sink at {self._name}: {said}: {hint}", status=answer.status)
         return said, _seconds(answer.headers.get("Retry-After", ""))
+
+
+def _of_piece(refused: InvalidError, piece: pa.RecordBatch) -> InvalidError:
+    """Returns the same error, which says of a body that is too large which events are in it."""
+    status = refused.context.get("status")
+    if status != _TOO_LARGE:
+        return refused
+    topic, partition, offset = (
+        piece.column(name)[0].as_py() for name in ("topic", "partition", "offset")
+    )
+    which = f"event at `{topic}/{partition}` offset {offset}"
+    if piece.num_rows > 1:
+        which = f"{piece.num_rows} events from `{topic}/{partition}` offset {offset} on"
+    said = str(refused).removesuffix(f": {_FIX}")
+    hint = "raise its limit for a body (`tidelog serve --body-max`), then play on"
+    return InvalidError(f"{which}: {said}: {hint}", status=status)
 
 
 def _seconds(text: str) -> float:

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from tidelog.clock import Clock, SystemClock, system_random
 from tidelog.codec.event_json import batch_lines
-from tidelog.codec.events import batch_bytes
+from tidelog.codec.sizes import slices
 from tidelog.errors import InvalidError
 from tidelog.log.base import Log
 from tidelog.model.address import Address, nearest, parse_address
@@ -159,11 +159,12 @@ class StreamOutlet:
 
 
 def lot_pieces(batch: pa.RecordBatch, events: int = _PIECE_EVENTS) -> Iterator[pa.RecordBatch]:
-    """A batch in pieces that are small enough to be text; the same ones for the same batch."""
-    each = max(1, batch_bytes(batch) // max(1, batch.num_rows))
-    rows = max(1, min(events, _PIECE_BYTES // each))
-    for first in range(0, batch.num_rows, rows):
-        yield batch.slice(first, rows)
+    """Returns a batch in pieces that are small enough to be text; the same ones for the same batch.
+
+    Only a single event is more than a piece. JSON writes a byte with six characters at most, so
+    the text of a piece stays below the 8 MiB that a server of Tidelog accepts.
+    """
+    return slices(batch, _PIECE_BYTES, events)
 
 
 def check_outlet(url: str, *, named: bool) -> Address:

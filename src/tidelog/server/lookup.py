@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tidelog.codec.event_json import batch_lines
+from tidelog.codec.sizes import fitting_rows
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.home import Home
 from tidelog.log.base import Log
@@ -197,11 +198,10 @@ def check_heads(log: Log, topic: Topic, cursor: RangeCursor) -> None:
 
 
 def _fitting(batch: pa.RecordBatch, rows: int, room: int) -> pa.RecordBatch | None:
-    """As many of its events as a page may still have, by a guess at their size."""
+    """Returns as many of its events as a page may still have, by their sizes."""
     if rows <= 0 or room <= 0:
         return None
-    each = max(1, batch.nbytes // batch.num_rows)
-    return batch.slice(0, max(1, min(rows, room // each)))
+    return batch.slice(0, min(rows, fitting_rows(batch, room)))
 
 
 def place_of_last(batch: pa.RecordBatch) -> Cursor:

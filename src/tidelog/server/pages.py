@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tidelog.codec.event_json import batch_lines
+from tidelog.codec.sizes import fitting_rows
 from tidelog.errors import NotFoundError
 from tidelog.log.base import Log
 from tidelog.log.read import Reader, Stretch
@@ -75,6 +76,5 @@ def read_page(log: Log, topic: Topic, partition: int, offset: From, limit: int) 
 
 
 def _fitting(stretch: Stretch, count: int, room: int) -> Stretch:
-    """As many of its events as fit by a guess at their size, and one at least, up to a count."""
-    each = max(1, stretch.batch.nbytes // max(1, stretch.batch.num_rows))
-    return stretch.take(min(count, max(1, room // each)))
+    """Returns as many of its events as fit by their sizes, one at least, up to a count."""
+    return stretch.take(min(count, fitting_rows(stretch.batch, room)))

@@ -32,6 +32,7 @@ from tidelog.clients.kafka import (
 )
 from tidelog.clock import Clock
 from tidelog.codec.events import batch_bytes
+from tidelog.codec.sizes import slices
 from tidelog.errors import InvalidError, TidelogError, UnavailableError
 from tidelog.model import limits
 
@@ -278,10 +279,7 @@ def _quiet(place: KafkaPlace) -> dict[str, Any]:
 
 def _slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Few enough events, and bytes, to look at the clock in between."""
-    each = max(1, batch_bytes(batch) // max(1, batch.num_rows))
-    rows = max(1, min(_AT_ONCE, _AT_ONCE_BYTES // each))
-    for first in range(0, batch.num_rows, rows):
-        yield batch.slice(first, rows)
+    return slices(batch, _AT_ONCE_BYTES, _AT_ONCE)
 
 
 def _records(

@@ -17,7 +17,7 @@ import pyarrow as pa
 from tidelog.codec.events import EVENT_SCHEMA
 from tidelog.codec.formats.avro_encoding import avro_schema, encode_records, zigzag
 from tidelog.codec.formats.base import Data, Format, FormatSettings, Sink, file_name
-from tidelog.codec.formats.batches import Encoder, Pending, binary_data, slices, sync_marker
+from tidelog.codec.formats.batches import Encoder, Pending, binary_data, sync_marker
 from tidelog.codec.formats.columnar import ColumnarFormat
 from tidelog.codec.formats.streams import (
     ZLIB_LEVEL,
@@ -26,6 +26,7 @@ from tidelog.codec.formats.streams import (
     exactly,
     open_data,
 )
+from tidelog.codec.sizes import slices
 from tidelog.errors import CorruptError, InvalidError
 from tidelog.model.limits import BATCH_EVENTS_MAX
 

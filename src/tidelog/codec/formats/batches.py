@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from tidelog.codec.events import EVENT_SCHEMA
 from tidelog.codec.formats.base import check_batch
+from tidelog.codec.sizes import slices
 from tidelog.errors import CorruptError, InvalidError
 from tidelog.model.limits import BATCH_EVENTS_MAX
 
@@ -28,9 +29,6 @@ __all__ = [
     "check_restorable",
     "estimate",
     "events_of_table",
-    "row_sizes",
-    "runs",
-    "slices",
     "sync_marker",
     "without_heads",
 ]
@@ -190,35 +188,6 @@ def check_restorable(format: str, columns: Columns) -> None:
         )
 
 
-def runs(sizes: Any, bytes_max: int) -> Iterator[tuple[int, int]]:
-    """Rows ``[start, end)`` of about ``bytes_max`` together, one row at least."""
-    ends = np.cumsum(sizes, dtype=np.int64)
-    start, count = 0, len(ends)
-    while start < count:
-        before = int(ends[start - 1]) if start else 0
-        end = max(int(np.searchsorted(ends, before + bytes_max, side="right")), start + 1)
-        yield start, end
-        start = end
-
-
-def slices(batch: pa.RecordBatch, bytes_max: int) -> Iterator[pa.RecordBatch]:
-    """The batch in pieces of about ``bytes_max`` at most, without a copy."""
-    if batch.nbytes <= bytes_max:
-        if batch.num_rows:
-            yield batch
-        return
-    for start, end in runs(row_sizes(batch), bytes_max):
-        yield batch.slice(start, end - start)
-
-
-def row_sizes(batch: pa.RecordBatch) -> Any:
-    """About how many bytes each row has, never too few of bytes and text."""
-    sizes = np.zeros(batch.num_rows, np.int64)
-    for column in batch.columns:
-        sizes += _sizes(column)
-    return sizes
-
-
 def binary_array(offsets: Any, data: Any) -> pa.Array:
     """Bytes cut at offsets, which begin at 0, without a copy of the bytes."""
     buffers = [None, pa.py_buffer(np.ascontiguousarray(offsets, np.int32)), pa.py_buffer(data)]
@@ -245,20 +214,6 @@ def sync_marker(batch: pa.RecordBatch) -> bytes:
     digest = hashlib.sha256(repr(batch.slice(0, 1).to_pylist()).encode())
     digest.update(binary_data(batch.column("value")) if "value" in batch.schema.names else b"")
     return digest.digest()[:16]
-
-
-def _sizes(array: pa.Array) -> Any:
-    kind = array.type
-    if pa.types.is_binary(kind) or pa.types.is_string(kind):
-        return pc.fill_null(pc.binary_length(array), 0).to_numpy().astype(np.int64)
-    if pa.types.is_struct(kind):
-        return sum((_sizes(array.field(index)) for index in range(kind.num_fields)), np.int64(0))
-    if len(array) == 0 or not (pa.types.is_list(kind) or pa.types.is_map(kind)):
-        return np.full(len(array), 8, np.int64)
-    offsets = array.offsets.to_numpy()
-    inside = array.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
-    ends = np.concatenate([[0], np.cumsum(_sizes(inside), dtype=np.int64)])
-    return np.diff(ends[offsets - offsets[0]])
 
 
 def _offsets(array: pa.Array) -> Any:

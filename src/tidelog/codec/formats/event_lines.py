@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from tidelog.codec.event_json import batch_lines, batch_of_lines
 from tidelog.codec.formats.base import Data, Sink, check_batch, file_name
-from tidelog.codec.formats.batches import PIECE_BYTES, slices
+from tidelog.codec.formats.batches import PIECE_BYTES
 from tidelog.codec.formats.streams import (
     READ_BYTES,
     CountedSink,
@@ -19,6 +19,7 @@ from tidelog.codec.formats.streams import (
     open_text,
     text_sink,
 )
+from tidelog.codec.sizes import slices
 
 __all__ = ["EventLineWriter", "read_event_lines"]
 

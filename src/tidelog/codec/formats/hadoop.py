@@ -18,8 +18,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidelog.codec.formats.batches import binary_array, binary_data, runs
+from tidelog.codec.formats.batches import binary_array, binary_data
 from tidelog.codec.formats.streams import READ_BYTES, ZLIB_LEVEL, CountedSink, exactly
+from tidelog.codec.sizes import runs
 
 __all__ = [
     "BYTES",

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidelog.codec.formats.base import Data, Sink, check_batch, file_name
-from tidelog.codec.formats.batches import PIECE_BYTES, binary_array, binary_data, slices
+from tidelog.codec.formats.batches import PIECE_BYTES, binary_array, binary_data
 from tidelog.codec.formats.sidecar import Sidecar, SidecarWriter
 from tidelog.codec.formats.streams import (
     CountedSink,
@@ -23,6 +23,7 @@ from tidelog.codec.formats.streams import (
     open_text,
     text_sink,
 )
+from tidelog.codec.sizes import slices
 from tidelog.errors import CorruptError
 
 __all__ = ["EXTENSIONS", "LineWriter", "Shape", "Shaped", "plain", "read_lines"]

@@ -15,11 +15,12 @@ from pyarrow import orc
 from pyarrow.dataset import OrcFileFormat
 
 from tidelog.codec.formats.base import Data, Format, Sink, file_name
-from tidelog.codec.formats.batches import Columns, Encoder, estimate, events_of_table, row_sizes
+from tidelog.codec.formats.batches import Columns, Encoder, estimate, events_of_table
 from tidelog.codec.formats.columnar import ColumnarFormat
 from tidelog.codec.formats.orc_tail import TailSink, check_tail
 from tidelog.codec.formats.schema import PREFIX
 from tidelog.codec.formats.streams import CountedSink, decoding, open_data
+from tidelog.codec.sizes import row_sizes
 from tidelog.model.limits import BATCH_EVENTS_MAX
 
 __all__ = ["OrcFormat"]

@@ -14,9 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tidelog.codec.formats.base import Data, Format, Sink, file_name
-from tidelog.codec.formats.batches import Pending, estimate, events_of_table, slices
+from tidelog.codec.formats.batches import Pending, estimate, events_of_table
 from tidelog.codec.formats.columnar import ColumnarFormat
 from tidelog.codec.formats.streams import CountedSink, decoding, open_data
+from tidelog.codec.sizes import slices
 
 __all__ = ["ParquetFormat", "RowGroups", "TableReader"]
 

@@ -32,7 +32,6 @@ from tidelog.codec.formats.batches import (
     PIECE_BYTES,
     Pending,
     binary_data,
-    slices,
     sync_marker,
     without_heads,
 )
@@ -47,6 +46,7 @@ from tidelog.codec.formats.hadoop import (
 )
 from tidelog.codec.formats.sidecar import Sidecar, SidecarWriter, check_sidecar, sidecar_name
 from tidelog.codec.formats.streams import CountedSink, decoding, open_data
+from tidelog.codec.sizes import slices
 from tidelog.errors import CorruptError, InvalidError
 from tidelog.model.limits import BATCH_EVENTS_MAX
 

@@ -17,8 +17,9 @@ import pyarrow.compute as pc
 
 from tidelog.codec.events import EVENT_SCHEMA
 from tidelog.codec.formats.base import Data, Sink, file_name
-from tidelog.codec.formats.batches import PIECE_BYTES, runs
+from tidelog.codec.formats.batches import PIECE_BYTES
 from tidelog.codec.formats.parquet import RowGroups, TableReader
+from tidelog.codec.sizes import runs
 from tidelog.errors import CorruptError, InvalidError
 from tidelog.model.limits import BATCH_EVENTS_MAX
 

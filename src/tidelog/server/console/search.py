@@ -12,6 +12,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidelog.codec.sizes import fitting_rows
 from tidelog.errors import NotFoundError
 from tidelog.log.base import Log
 from tidelog.log.read import Reader
@@ -149,10 +150,9 @@ def _some(batch: pa.RecordBatch, rows: int, room: int) -> _Some:
     """As many as there is room for, and one at least; never fewer than none."""
     if not batch.num_rows:
         return _Some(batch, False)
-    each = max(1, batch.nbytes // batch.num_rows)
-    taken = min(batch.num_rows, rows, max(1, room // each))
-    is_full = taken == rows or taken * each >= room
-    return _Some(batch.slice(0, taken), is_full or taken < batch.num_rows)
+    part = batch.slice(0, min(rows, fitting_rows(batch, room)))
+    is_full = part.num_rows == rows or part.nbytes >= room
+    return _Some(part, is_full or part.num_rows < batch.num_rows)
 
 
 def _events(batch: pa.RecordBatch) -> Iterator[Event]:
