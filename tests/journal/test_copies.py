@@ -33,6 +33,7 @@ from tidelog.pipeline.workers import LocalWorkers
 from tidelog.playback.outlet_topic import TopicOutlet
 from tidelog.playback.outlets import Lot
 from tidelog.settings import Settings
+from tidelog.sinks.segments import Limit
 from tidelog.sinks.topic import TopicSettings, TopicSink
 from tidelog.spark.commit import Sink
 from tidelog.testing.faults import Faults
@@ -80,7 +81,7 @@ def _sink(log: Log, topic: Topic) -> TopicSink:
     def open_log() -> Iterator[Log]:
         yield log
 
-    settings = TopicSettings(topic, "memory:", False, 1 << 20)
+    settings = TopicSettings(topic, "memory:", False, Limit(1 << 20))
     return TopicSink(open_log, settings, lambda _: log.store)
 
 

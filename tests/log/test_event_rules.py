@@ -19,7 +19,7 @@ from tidelog.codec.events import STORED_SCHEMA
 from tidelog.errors import InvalidError
 from tidelog.log.once import append_once
 from tidelog.model import limits
-from tidelog.sinks.segments import SegmentWriter, Target
+from tidelog.sinks.segments import Limit, SegmentWriter, Target
 from tidelog.store.memory import MemoryStore
 from tidelog.testing.clock import FakeClock
 
@@ -59,7 +59,7 @@ def _stage(home: Home, event: Event) -> None:
     columns["timestamp"] = pa.chunked_array([pa.array([0, 0]).cast(STORED_SCHEMA.field(0).type)])
     columns["offset"] = pa.chunked_array([pa.array([0, 1])])
     batch = pa.table(columns).to_batches()[0]
-    target = Target("topic:t", limits.EVENT_BYTES_MAX)
+    target = Target("topic:t", Limit(limits.EVENT_BYTES_MAX))
     writer = SegmentWriter(MemoryStore(FakeClock()), "s", target, lambda batch: None)  # type: ignore[arg-type,return-value]
     writer.write(batch)
 

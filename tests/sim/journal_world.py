@@ -47,6 +47,7 @@ from tidelog.log.verify import verify_topic
 from tidelog.model.event import Event
 from tidelog.model.pipeline import FileEntry, Manifest
 from tidelog.model.topic import Topic
+from tidelog.sinks.segments import Limit
 from tidelog.sinks.topic import TopicSettings, TopicSink
 
 __all__ = ["JournalWorld", "Tally"]
@@ -288,7 +289,7 @@ class JournalWorld(HomeWorld):
     def copy(self) -> None:
         """Brings old events in from a place that does not know what was deleted, as a pump does."""
         log = self._log()
-        settings = TopicSettings(self.topic, "memory:", False, 1 << 20)
+        settings = TopicSettings(self.topic, "memory:", False, Limit(1 << 20))
 
         @contextlib.contextmanager
         def open_log() -> Iterator[Log]:

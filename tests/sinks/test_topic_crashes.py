@@ -34,6 +34,7 @@ from tidelog.pipeline.base import Pipeline
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.sweep import PipelineSweep, sweep_pipeline
 from tidelog.pipeline.workers import LocalWorkers
+from tidelog.sinks.segments import Limit
 from tidelog.sinks.topic import TopicSettings, TopicSink
 from tidelog.sources.base import Chunk, Range
 from tidelog.store.memory import MemoryStore
@@ -107,7 +108,7 @@ class World:
         def open_log() -> Iterator[Log]:
             yield log
 
-        settings = TopicSettings(self.topic, "memory:", False, 1 << 20)
+        settings = TopicSettings(self.topic, "memory:", False, Limit(1 << 20))
         return TopicSink(open_log, settings, lambda _: log.store)
 
     def drive(self, log: Log) -> None:

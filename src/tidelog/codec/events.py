@@ -38,6 +38,7 @@ __all__ = [
     "bytes_without_value",
     "check_events",
     "check_times",
+    "event_sizes",
     "events_of",
     "joined_batches",
     "one_batch",
@@ -148,17 +149,15 @@ def _check(table: pa.Table | pa.RecordBatch, bytes_max: int, own: bool) -> None:
     problem = problem_of_text(table)
     if problem is not None:
         raise InvalidError(f"event: {problem}: give text")
-    headers_max = limits.HEADERS_MAX
-    if own:
-        bytes_max += limits.OWN_BYTES_MAX
-        headers_max += limits.OWN_HEADERS_MAX
+    room = limits.OWN_BYTES_MAX if own else 0
+    headers_max = limits.HEADERS_MAX + (limits.OWN_HEADERS_MAX if own else 0)
     ids = pc.min_max(pc.binary_length(table.column("id"))).as_py()
     if ids["min"] is not None:
         check_id_bytes(ids["min"])
         check_id_bytes(ids["max"])
     lengths = [*_field_lengths(table, headers_max), _lengths(table.column("value"))]
-    if sum(int(each.max()) for each in lengths) > bytes_max:
-        check_event_bytes(int(np.max(sum(lengths))), bytes_max)
+    if sum(int(each.max()) for each in lengths) > bytes_max + room:
+        check_event_bytes(int(np.max(sum(lengths))), bytes_max, room)
 
 
 def problem_of_text(table: pa.Table | pa.RecordBatch) -> str | None:
@@ -192,6 +191,13 @@ def bad_text(batch: pa.RecordBatch) -> CorruptError:
         f"let readers skip it: seek to offset {offset + 1}",
         offset=offset,
     )
+
+
+def event_sizes(table: pa.Table | pa.RecordBatch) -> npt.NDArray[np.int64]:
+    """How many bytes each event in stored columns has, as ``check_event`` counts."""
+    fields = _field_lengths(table, limits.HEADERS_MAX + limits.OWN_HEADERS_MAX)
+    found: npt.NDArray[np.int64] = sum(fields, _lengths(table.column("value")))
+    return found
 
 
 def bytes_without_value(row: pa.RecordBatch) -> int:

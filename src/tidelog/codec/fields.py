@@ -13,10 +13,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidelog.codec.events import EVENT_SCHEMA
+from tidelog.codec.events import EVENT_SCHEMA, event_sizes
 from tidelog.codec.parsers.base import Found, Spec
 from tidelog.codec.parsers.engine import Engine
 from tidelog.codec.parsers.json import JsonField
@@ -31,6 +33,9 @@ __all__ = ["UNTAKEN_HEADER", "FieldPaths", "FieldTaker", "JsonLines"]
 
 UNTAKEN_HEADER = "tidelog.untaken"  # of an event: which field could not be taken, and why
 
+_REASON_MAX = 1_000  # characters of that header
+_REASON_ROOM = 5_000  # bytes, for that header
+_TOO_LARGE = "its fields make the event larger than event_bytes_max allows"
 _TIME = EVENT_SCHEMA.field("timestamp").type
 _HEADERS = EVENT_SCHEMA.field("headers").type
 
@@ -83,19 +88,41 @@ class _Fields:
 class FieldTaker:
     """Takes fields out of batches in event columns. Belongs to one thread."""
 
-    def __init__(self, paths: FieldPaths) -> None:
+    def __init__(self, paths: FieldPaths, bytes_max: int = limits.EVENT_BYTES_CEILING) -> None:
         self._fields = _Fields(paths)
+        self._bytes_max = bytes_max
 
     def take(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The batch with the fields that were found."""
+        """The batch with the fields that were found.
+
+        Fields and the header have the room of Tidelog's own additions on top of ``bytes_max``. An
+        event that would get larger stays as it is, and its header says so.
+        """
         columns = {name: batch.column(name) for name in batch.schema.names}
-        found = self._fields.find(batch)
+        found = self._fitting(batch, self._fields.find(batch))
         for name, each in found.items():
             columns[name] = pc.if_else(pc.is_valid(each.errors), columns[name], each.values)
         columns["headers"] = _with_reasons(
             columns["headers"], [each.errors for each in found.values()]
         )
         return pa.record_batch(list(columns.values()), schema=EVENT_SCHEMA)
+
+    def _fitting(self, batch: pa.RecordBatch, found: dict[str, Found]) -> dict[str, Found]:
+        """Rejects the fields of events that would be too large with them."""
+        room = limits.OWN_BYTES_MAX - _REASON_ROOM
+        names = [name for name in found if name != "timestamp"]
+        if batch.nbytes + sum(found[name].values.nbytes for name in names) <= self._bytes_max:
+            return found
+        try:
+            before = sizes = event_sizes(batch)
+        except InvalidError:  # the sink refuses one of these events, and names it
+            return found
+        for name in names:
+            new, old = found[name].values, batch.column(name)
+            kept = pc.if_else(pc.is_valid(found[name].errors), old, new)
+            sizes = sizes + _lengths(kept) - _lengths(old)
+        large = pa.array(sizes > np.maximum(before, self._bytes_max) + room)
+        return {name: each.reject(large, _TOO_LARGE) for name, each in found.items()}
 
 
 class JsonLines:
@@ -134,6 +161,11 @@ class JsonLines:
         ]
 
 
+def _lengths(column: pa.Array) -> npt.NDArray[np.int64]:
+    found = pc.fill_null(pc.binary_length(column), 0).to_numpy(zero_copy_only=False)
+    return np.asarray(found, np.int64)
+
+
 def _times(values: pa.Array) -> pa.Array:
     return values.cast(pa.int64()).cast(_TIME)
 
@@ -152,8 +184,11 @@ def _with_reasons(headers: pa.Array, untaken: list[pa.Array]) -> pa.Array:
     said = zip(*(each.to_pylist() for each in reasons), strict=True)
     listed = headers.to_pylist()
     for row, each in enumerate(said):
-        text = "; ".join(filter(None, each))
+        text = "; ".join(filter(None, dict.fromkeys(each)))[:_REASON_MAX]
         if text:
             more = {"name": UNTAKEN_HEADER, "value": text.encode()}
-            listed[row] = [*(listed[row] or ()), more]
+            given = listed[row] or []
+            if len(given) >= limits.HEADERS_MAX + limits.OWN_HEADERS_MAX:  # after many pumps
+                given = [pair for pair in given if pair["name"] != UNTAKEN_HEADER]
+            listed[row] = [*given, more]
     return pa.array(listed, _HEADERS)

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tidelog.errors import FencedError, InvalidError
 from tidelog.log.choosing import Share, until_young
+from tidelog.model import limits
 from tidelog.model.backoff import Backoff
-from tidelog.model.event import Event
+from tidelog.model.event import Event, Headers
 
 if TYPE_CHECKING:
     from tidelog.log.consumer import Consumer
@@ -27,7 +28,8 @@ __all__ = ["Handling", "dead_letter_of", "run"]
 
 _WAIT_S = 1.0  # of a poll
 _CAUGHT_UP_FIRST_S = 0.05  # of the first poll before a look whether all is handled; it doubles
-_REASON_MAX = 2_000  # characters of an error that a dead letter carries
+_REASON_BYTES = 4_000  # of an error that a dead letter carries
+_HEADERS = ("tidelog-position", "tidelog-consumer", "tidelog-error")  # of a dead letter
 
 
 class _Stopped(BaseException):
@@ -99,15 +101,24 @@ def run(consumer: Consumer, handler: Callable[[Any], object], how: Handling) -> 
 
 
 def dead_letter_of(event: Event, error: BaseException, consumer: str) -> Event:
-    """The event as it was, with headers that say where it stood, who could not take it, and why."""
-    reason = f"{type(error).__name__}: {error}"[:_REASON_MAX]
-    headers = (
-        *event.headers,
-        ("tidelog-position", str(event.position).encode()),
-        ("tidelog-consumer", consumer.encode()),
-        ("tidelog-error", reason.encode("utf-8", "replace")),
-    )
+    """The event as it was, with headers that say where it stood, who could not take it, and why.
+
+    They fit into the room that Tidelog's own additions have, so an event at every limit becomes a
+    dead letter too. A dead letter of dead letters keeps their headers as long as there is room.
+    """
+    reason = f"{type(error).__name__}: {error}"
+    values = (str(event.position).encode(), consumer.encode(), _cut(reason))
+    headers: Headers = event.headers
+    if len(headers) + len(_HEADERS) > limits.HEADERS_MAX + limits.OWN_HEADERS_MAX:
+        headers = tuple(header for header in headers if header[0] not in _HEADERS)
+    headers = (*headers, *zip(_HEADERS, values, strict=True))
     return Event(event.value, event.key, event.id, event.timestamp, event.type, headers)
+
+
+def _cut(text: str) -> bytes:
+    """The first bytes of a text, as UTF-8 without a broken character at the end."""
+    data = text.encode("utf-8", "replace")[:_REASON_BYTES]
+    return data.decode("utf-8", "ignore").encode()
 
 
 def _handle(

@@ -186,9 +186,12 @@ def check_utf8(what: str, text: str) -> None:
         raise InvalidError(f"{what} {text[:80]!r}: is not valid Unicode: give text") from exc
 
 
-def check_event_bytes(size: int, bytes_max: int) -> None:
-    """Refuse an event of this size: value, key, id, type and headers together."""
-    if size > bytes_max:
+def check_event_bytes(size: int, bytes_max: int, room: int = 0) -> None:
+    """Refuse an event of this size: value, key, id, type and headers together.
+
+    ``room`` is what Tidelog itself may have added to it.
+    """
+    if size > bytes_max + room:
         raise InvalidError(
             f"event: has {size} bytes, at most {bytes_max} are allowed: "
             "split it, or raise event_bytes_max",

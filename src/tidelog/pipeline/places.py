@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 
 from tidelog.home import Home, open_home
 from tidelog.log.archives import check_outside
@@ -12,6 +13,8 @@ from tidelog.model.address import parse_address
 from tidelog.model.archive import Archive
 from tidelog.sinks import open_sink
 from tidelog.sinks.base import TargetSink
+from tidelog.sinks.segments import COPIES
+from tidelog.sinks.topic import TopicSink
 from tidelog.sources import open_source
 from tidelog.sources.base import Source
 from tidelog.store import open_store
@@ -20,21 +23,30 @@ from tidelog.store.retry import RetryingStore
 
 __all__ = ["files_at", "sink_at", "source_at", "store_at"]
 
+_ADDING = ("kinesis", "scylla")  # sources that put what they know of a record into headers
+
 
 def source_at(home: Home, url: str) -> Source:
     """What a URL names, to be read by position; ``topic:NAME`` is a topic of this home."""
     return open_source(url, environ=home.world.environ, open_log=_LogOf(home.config, home.log))
 
 
-def sink_at(home: Home, url: str) -> TargetSink:
+def sink_at(home: Home, url: str, *, source: str = "") -> TargetSink:
     """What a URL names, to be written to; events are staged in this home's store.
 
-    A topic's notifications are this process's to send, as it commits there.
+    A topic's notifications are this process's to send, as it commits there. ``source`` is the URL
+    that events come from: those of the home itself may be larger than ``event_bytes_max`` is now.
     """
     sink = open_sink(url, environ=home.world.environ, open_log=_LogOf(home.config, home.log))
     address = parse_address(url)
     if address.scheme == "topic":
         home.watch(address.path)
+    if source and isinstance(sink, TopicSink):
+        scheme = parse_address(source).scheme
+        if scheme in ("topic", "archive"):
+            return sink.with_limit(COPIES)
+        if scheme in _ADDING:
+            return sink.with_limit(replace(sink.limit, own=True))
     return sink
 
 

@@ -164,7 +164,6 @@ class _Target:
             self._staging = Staging(
                 topic=topic,
                 keep_partition=keeps_partition(self._address),
-                event_bytes_max=home.log.settings.event_bytes_max,
                 folder=layout.staging(layout.playback_staging(self._id), 0, "windows"),
             )
 

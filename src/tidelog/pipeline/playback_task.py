@@ -45,7 +45,6 @@ class Staging:
 
     topic: Topic
     keep_partition: bool
-    event_bytes_max: int
     folder: str
 
 
@@ -157,7 +156,7 @@ class _StagingOutlet:
 
     def __init__(self, staging: Staging, url: str, store: Store) -> None:
         place = functools.partial(places_in, staging.topic, staging.keep_partition)
-        target = Target(url, staging.event_bytes_max)
+        target = Target(url)
         self._writer = SegmentWriter(store, staging.folder, target, place)
         self.staged: Written | None = None
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tidelog.codec.fields import FieldPaths
 from tidelog.errors import InvalidError
@@ -17,9 +17,11 @@ from tidelog.model.address import parse_address
 from tidelog.model.pipeline import NamedPipeline
 from tidelog.pipeline.base import Pipeline, Workers
 from tidelog.pipeline.places import sink_at, source_at
-from tidelog.pipeline.registry import check_behind, ensure_pipeline
+from tidelog.pipeline.registry import check_behind, check_loop, ensure_pipeline
 from tidelog.sinks.base import TargetSink
 from tidelog.sinks.fielded import FieldedSink
+from tidelog.sinks.segments import Limit
+from tidelog.sinks.topic import TopicSink
 
 __all__ = ["Pumping", "open_pump"]
 
@@ -45,11 +47,17 @@ def open_pump(home: Home, wanted: Pumping, workers: Workers, rate: float | None 
     """
     _refuse_moving_start(wanted)
     source = source_at(home, wanted.source)
-    sink: TargetSink = sink_at(home, f"topic:{wanted.topic}?partition={wanted.partition}")
+    target = f"topic:{wanted.topic}?partition={wanted.partition}"
+    sink: TargetSink = sink_at(home, target, source=source.url)
     if wanted.fields.given():
-        sink = FieldedSink(sink, wanted.fields)
+        most = home.log.settings.event_bytes_max
+        limit = Limit(most)
+        if isinstance(sink, TopicSink):
+            limit, sink = sink.limit, sink.with_limit(replace(sink.limit, own=True))
+        sink = FieldedSink(sink, wanted.fields, most, limit)
     sink.check([each.text for each in source.partitions()])
     check_behind(home, source, sink)
+    check_loop(home, source.url, sink.url)
     made = _named(home, wanted, source.url, sink)
     named = ensure_pipeline(home, made)
     for setting in ("source", "sink", "fields", "transform"):

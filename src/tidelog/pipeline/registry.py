@@ -30,6 +30,7 @@ from tidelog.errors import (
     UnknownOutcomeError,
 )
 from tidelog.home import Home
+from tidelog.log.archives import read_archive
 from tidelog.log.base import Log
 from tidelog.log.heads import RACE
 from tidelog.log.registry import change_registry
@@ -46,6 +47,7 @@ from tidelog.sources.base import Completing, Source
 
 __all__ = [
     "check_behind",
+    "check_loop",
     "check_reach",
     "create_pipeline",
     "delete_pipeline",
@@ -67,10 +69,11 @@ def create_pipeline(home: Home, name: str, source: str, sink: str) -> NamedPipel
     check_pipeline_name(name)
     if not is_inside(sink):
         home.log.standing.check(f"pipeline `{name}` into `{sink}`")
-    opened = sink_at(home, sink)
+    opened = sink_at(home, sink, source=source)
     reads = source_at(home, source)
     opened.check([each.text for each in reads.partitions()])
     check_behind(home, reads, opened)
+    check_loop(home, reads.url, opened.url)
     made = _new(home, name, reads.url, opened)
     found = ensure_pipeline(home, made)
     if found.incarnation != made.incarnation:
@@ -111,6 +114,18 @@ def find_pipeline(home: Home, name: str) -> NamedPipeline:
     return found
 
 
+def check_loop(home: Home, source: str, sink: str) -> None:
+    """Raise ``InvalidError`` for a pipeline that would never end: it reads what it writes."""
+    reads, writes = parse_address(source), parse_address(sink)
+    if reads.scheme == "archive" and writes.scheme == "topic":
+        reads = parse_address(read_archive(home.log, reads.path).source)
+    if (reads.scheme, reads.host, reads.path) == (writes.scheme, writes.host, writes.path):
+        raise InvalidError(
+            f"source `{source}`: gets what is written to `{sink}`, so this never ends: write to "
+            "another topic, or use playback or restore, which end"
+        )
+
+
 def is_inside(sink: str) -> bool:
     """Whether a sink's URL names something of the home itself."""
     return parse_address(sink).scheme == "topic"
@@ -137,7 +152,7 @@ def open_named(home: Home, named: NamedPipeline, workers: Workers) -> Pipeline:
     """The pipeline, ready to run. ``InvalidError`` when its target was made anew meanwhile."""
     check_reach(home, named)
     source: Source = source_at(home, named.source)
-    sink = sink_at(home, named.sink)
+    sink = sink_at(home, named.sink, source=named.source)
     if sink.incarnation != named.target:
         raise InvalidError(
             f"pipeline `{named.name}`: its target `{named.sink}` was deleted and made again since "

@@ -76,7 +76,7 @@ def open_restore(
     source = _Held(source_at(home, f"archive:{archive.name}{chosen}"))
     if not is_inside(wanted.sink()):
         home.log.standing.check(f"restore of `{archive.name}` into `{wanted.to}`")
-    sink = sink_at(home, wanted.sink())
+    sink = sink_at(home, wanted.sink(), source=source.url)
     sink.check([each.text for each in source.partitions()])
     named = ensure_pipeline(home, _named(home, archive, sink))
     check_reach(home, named)

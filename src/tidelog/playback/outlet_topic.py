@@ -29,7 +29,7 @@ from tidelog.log.ledger import ErasedIds
 from tidelog.log.partitioner import partitions_for, split
 from tidelog.log.topics import find_target
 from tidelog.model.address import Address
-from tidelog.model.limits import BATCH_EVENTS_MAX
+from tidelog.model.limits import BATCH_EVENTS_MAX, EVENT_BYTES_CEILING
 from tidelog.model.producers import playback_producer, unnamed_producer
 from tidelog.model.topic import Topic
 from tidelog.playback.outlets import Lot, Outlet, Setting
@@ -75,7 +75,7 @@ class TopicOutlet:
 
     def put(self, lot: Lot) -> int:
         table = pa.Table.from_batches([lot.batch.select(STORED_SCHEMA.names)], STORED_SCHEMA)
-        check_events(table, self._log.settings.event_bytes_max)
+        check_events(table, EVENT_BYTES_CEILING, own=True)  # they were accepted before
         places = places_in(self._topic, self._keep_partition, lot.batch)
         done: set[int] = set()  # partitions that have their part of the lot
 

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from tidelog.codec.fields import FieldPaths, FieldTaker
+from tidelog.model.limits import EVENT_BYTES_CEILING
 from tidelog.model.pipeline import Manifest
 from tidelog.sinks.base import RangeWriter, TargetSink, Written
+from tidelog.sinks.segments import COPIES, Limit, check_records
 
 __all__ = ["FieldedSink"]
 
@@ -20,6 +22,8 @@ class FieldedSink:
 
     sink: TargetSink
     paths: FieldPaths
+    event_bytes_max: int = EVENT_BYTES_CEILING  # that fields may exceed by the room for additions
+    limit: Limit = COPIES  # of events before they get their fields
 
     @property
     def url(self) -> str:
@@ -34,7 +38,8 @@ class FieldedSink:
         self.sink.check(partitions)
 
     def writer(self, partition: str, staging: str) -> RangeWriter:
-        return _FieldedWriter(self.sink.writer(partition, staging), FieldTaker(self.paths))
+        taker = FieldTaker(self.paths, self.event_bytes_max)
+        return _FieldedWriter(self.sink.writer(partition, staging), taker, self.limit)
 
     def publish(self, manifest: Manifest) -> int | None:
         return self.sink.publish(manifest)
@@ -47,8 +52,10 @@ class FieldedSink:
 class _FieldedWriter:
     writer: RangeWriter
     taker: FieldTaker
+    limit: Limit
 
     def write(self, batch: pa.RecordBatch) -> None:
+        check_records(batch, batch, self.limit)
         self.writer.write(self.taker.take(batch))
 
     def close(self) -> Written:

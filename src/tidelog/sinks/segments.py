@@ -30,10 +30,13 @@ from tidelog.store.base import Store
 from tidelog.store.fresh import put_fresh
 
 __all__ = [
+    "COPIES",
+    "Limit",
     "Place",
     "SegmentWriter",
     "Target",
     "check_numbers",
+    "check_records",
     "keeps_partition",
     "keyless_partition",
     "same_places",
@@ -43,11 +46,24 @@ Place = Callable[[pa.RecordBatch], npt.NDArray[np.int32]]  # the target's partit
 
 
 @dataclass(frozen=True, slots=True)
+class Limit:
+    """How large events may be."""
+
+    event_bytes_max: int
+    own: bool = False  # whether Tidelog has added something to them, which has room on top
+
+
+# Events that the home has accepted before, in a topic or an archive: neither what Tidelog has added
+# to them nor a lower event_bytes_max since refuses them.
+COPIES = Limit(EVENT_BYTES_CEILING, own=True)
+
+
+@dataclass(frozen=True, slots=True)
 class Target:
     """What segments are for."""
 
     url: str
-    event_bytes_max: int = EVENT_BYTES_CEILING  # a larger one is refused
+    limit: Limit = COPIES
     mark: str = ""  # begins the names of what is staged
 
 
@@ -65,7 +81,7 @@ class SegmentWriter:
 
     def write(self, batch: pa.RecordBatch) -> None:
         table = stored_batch(batch.select(STORED_SCHEMA.names), 0)
-        check_events(table, self._target.event_bytes_max)
+        check_records(batch, table, self._target.limit)
         numbered = table.append_column("offset", batch.column("offset"))
         for joined, places in self._collector.add(numbered, self._place(batch)):
             self._stage(joined, places)
@@ -127,6 +143,30 @@ def check_numbers(target: str, partitions: int, sources: Sequence[str]) -> None:
     highest = max((int(name) for name in names if _is_number(name)), default=-1)
     if highest >= partitions:
         raise _too_few(target, partitions, highest)
+
+
+def check_records(batch: pa.RecordBatch, events: pa.Table | pa.RecordBatch, limit: Limit) -> None:
+    """Raise ``InvalidError`` for a record that cannot become an event, with its place.
+
+    ``batch`` is what a source gave, and ``events`` the same rows in stored columns.
+    """
+    try:
+        check_events(events, limit.event_bytes_max, own=limit.own)
+    except InvalidError as exc:
+        raise _refused(batch, exc) from exc
+
+
+def _refused(batch: pa.RecordBatch, error: InvalidError) -> InvalidError:
+    row = error.context["row"]
+    names = [name for name in ("topic", "partition") if name in batch.schema.names]
+    place = "/".join(str(batch.column(name)[row].as_py()) for name in names)
+    offset = batch.column("offset")[row].as_py()
+    said = str(error).removeprefix(f"row {row}: ")
+    return InvalidError(
+        f"source partition `{place}`, offset {offset}: {said}; nothing from this offset on is "
+        "copied until then. A --transform can leave the record out",
+        **{**error.context, "partition": place, "offset": offset},
+    )
 
 
 def _too_few(target: str, partitions: int, needed: int) -> InvalidError:

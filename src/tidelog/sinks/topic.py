@@ -20,7 +20,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +41,7 @@ from tidelog.sinks.base import RangeWriter, TargetSink
 from tidelog.sinks.erasing import ErasingWriter
 from tidelog.sinks.publish import discard_files
 from tidelog.sinks.segments import (
+    Limit,
     SegmentWriter,
     Target,
     check_numbers,
@@ -61,7 +62,7 @@ class TopicSettings:
     topic: Topic
     store: str  # URL of the home's store
     keep_partition: bool  # else by key, and without one by source partition
-    event_bytes_max: int
+    limit: Limit
 
 
 def open_topic(address: Address, open_log: OpenLog) -> TopicSink:
@@ -72,8 +73,8 @@ def open_topic(address: Address, open_log: OpenLog) -> TopicSink:
         raise InvalidError(f"sink `{address.text}`: give topic:NAME, without slashes")
     with open_log() as log:
         topic = find_target(log, address.path)
-        event_bytes_max = log.settings.event_bytes_max
-        settings = TopicSettings(topic, log.store.url, keep_partition, event_bytes_max)
+        limit = Limit(log.settings.event_bytes_max)
+        settings = TopicSettings(topic, log.store.url, keep_partition, limit)
     return TopicSink(open_log, settings)
 
 
@@ -100,6 +101,16 @@ class TopicSink:
     def incarnation(self) -> str:
         return self._settings.topic.incarnation
 
+    @property
+    def limit(self) -> Limit:
+        """How large events may be."""
+        return self._settings.limit
+
+    def with_limit(self, limit: Limit) -> TopicSink:
+        """The sink for events of another size."""
+        settings = replace(self._settings, limit=limit)
+        return TopicSink(self._open_log, settings, self._open_store)
+
     def check(self, partitions: Sequence[str]) -> None:
         if self._settings.keep_partition:
             check_numbers(self._what, self._settings.topic.partitions, partitions)
@@ -108,7 +119,7 @@ class TopicSink:
 
     def writer(self, partition: str, staging: str) -> RangeWriter:
         erased = self._erased
-        target = Target(self.url, self._settings.event_bytes_max, erased.mark)
+        target = Target(self.url, self._settings.limit, erased.mark)
         keyless = keyless_partition(partition, self._settings.topic.partitions)
 
         def place(batch: pa.RecordBatch) -> npt.NDArray[np.int32]:
