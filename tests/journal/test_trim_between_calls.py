@@ -109,3 +109,21 @@ def test_compile_writes_nothing_that_was_deleted_before_a_trim() -> None:
         if between.calls_left > 0:
             return
     pytest.fail("the compile never ended")
+
+
+def test_deleted_event_that_is_trimmed_leaves_its_journal_with_the_next_compile() -> None:
+    press, topic = filled()
+    compile_topic(press.log, topic, Policy.everything())
+    press.amend(topic, 2, delete=True)
+    trim_topic(press.log, topic, ToOffsets({0: 3}))
+    sweep_home(press.log, 0)
+    compile_topic(press.log, topic, Policy.everything())
+    press.clock.advance(86_400)
+    sweep_home(press.log, 0)
+    (run,) = press.journals(topic)
+    assert press.objects() == {run.object}
+    data = press.store.get(run.object)
+    file = JournalFile(lambda start, end: data[start:end], run, "a journal")
+    found = [file.read(group, ["offset"]).column("offset").to_pylist() for group in file.groups]
+    assert found == [[3, 4, 5]]
+    assert press.rows(topic, "amend/") == []

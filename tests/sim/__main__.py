@@ -12,13 +12,15 @@ import sys
 import time
 from collections import Counter
 
+from tests.sim import journal_planted
 from tests.sim.base import SimWorld
 from tests.sim.clients import ClientsWorld, LossyWorld
 from tests.sim.journal_world import JournalWorld
 from tests.sim.journal_worlds import AbsentWorld, AmendWorld, CopyWorld
 from tests.sim.lifecycle import LifecycleWorld
-from tests.sim.planted import BUGS, seeds_needed
+from tests.sim.planted import BUGS, SEEDS_MAX, seeds_needed
 from tests.sim.playback_world import PlaybackWorld
+from tests.sim.rebalance import RebalanceWorld
 from tests.sim.recreate_world import RecreateWorld
 from tests.sim.world import World
 from tidelog.testing.faults import Fault
@@ -33,6 +35,7 @@ WORLDS: dict[str, type[SimWorld]] = {
     "playback": PlaybackWorld,
     "recreate": RecreateWorld,
     "lossy": LossyWorld,
+    "members": RebalanceWorld,
     "topics": LifecycleWorld,
 }
 
@@ -84,6 +87,11 @@ def planted() -> int:
         seeds = seeds_needed(bug)
         missed += seeds is None
         print(f"| {name} | {bug.breaks} | {seeds or 'not caught'} |", flush=True)
+    worlds = {world: name for name, world in WORLDS.items()}
+    for name, planted in journal_planted.BUGS.items():
+        seeds = journal_planted.seeds_until_caught(planted, SEEDS_MAX)
+        missed += seeds is None
+        print(f"| {name} | `{worlds[planted.world]}` | {seeds or 'not caught'} |", flush=True)
     return missed
 
 

@@ -13,18 +13,20 @@ import msgspec
 import pytest
 
 from tests.sim.journal_home import HomeWorld
+from tests.sim.journal_world import JournalWorld
 from tests.sim.journal_worlds import AbsentWorld, AmendWorld, CopyWorld
 from tests.sim.playback_world import PlaybackWorld
 from tests.sim.recreate_world import RecreateWorld
 from tidelog.catalog.base import Put
 from tidelog.errors import TidelogError
-from tidelog.journal import amend
+from tidelog.journal import amend, lookup, swap
 from tidelog.journal.amend import Amender
 from tidelog.journal.audit import AuditRecord
 from tidelog.journal.compile import CompileReport, Compiling, Planned
 from tidelog.journal.lookup import Lookup, Lookups
 from tidelog.journal.make import Made
 from tidelog.journal.marks import Mark, Marker
+from tidelog.journal.scribe import Scribe
 from tidelog.log import leftovers, references, sweep
 from tidelog.log.append import Appender
 from tidelog.log.base import Log
@@ -49,7 +51,7 @@ Patch = pytest.MonkeyPatch
 class Bug:
     """What is planted, and the world that must notice."""
 
-    world: Callable[[int], HomeWorld]
+    world: type[HomeWorld]
     plant: Callable[[Patch], None]
 
 
@@ -205,6 +207,18 @@ def _journal_claims_too_much(patch: Patch) -> None:
     patch.setattr(Compiling, "swap", claim)
 
 
+def _swap_expects_no_head(patch: Patch) -> None:
+    """A swap puts the head that it has read, whatever was committed since."""
+    changes = swap._changes
+
+    def blind(*args: Any) -> list[Any]:
+        head, *others = changes(*args)
+        assert head.row == "head"
+        return [replace(head, expect=None), *others]
+
+    patch.setattr(swap, "_changes", blind)
+
+
 def _trim_takes_the_run_at_the_start(patch: Patch) -> None:
     """A trim removes the run that holds the first offset."""
     remove = leftovers._remove_runs
@@ -213,6 +227,20 @@ def _trim_takes_the_run_at_the_start(patch: Patch) -> None:
         return remove(log, topic, partition, end + 3)
 
     patch.setattr(leftovers, "_remove_runs", more)
+
+
+def _sweep_dated_ahead_counts(patch: Patch) -> None:
+    """A scribe waits until the date of the last sweep is over, also one that a wrong clock gave."""
+    patch.setattr(Scribe, "_is_ahead", lambda self, swept_ms: False)
+
+
+def _lookup_passes_over_trims(patch: Patch) -> None:
+    """A lookup does not notice that a trim and a sweep took amendments away."""
+
+    def is_settled(log: Log, topic: Topic, partition: int, seen: Head, first: int) -> bool:
+        return read_head(log, topic, partition)[0].compiled == seen.compiled
+
+    patch.setattr(lookup, "is_settled", is_settled)
 
 
 # Readers and lookups.
@@ -293,7 +321,10 @@ BUGS: Mapping[str, Bug] = {
     "amendments are removed before compile": Bug(AmendWorld, _amendments_go_too_early),
     "values of updates are swept": Bug(AmendWorld, _values_are_forgotten),
     "a journal claims too much": Bug(AmendWorld, _journal_claims_too_much),
+    "a swap does not expect the head": Bug(AmendWorld, _swap_expects_no_head),
     "a trim removes the run at the start": Bug(AbsentWorld, _trim_takes_the_run_at_the_start),
+    "a sweep dated ahead stops the scribe": Bug(JournalWorld, _sweep_dated_ahead_counts),
+    "a lookup passes over trims": Bug(JournalWorld, _lookup_passes_over_trims),
     "a lookup goes by an old head": Bug(AmendWorld, _lookup_goes_by_an_old_head),
     "a lookup cache by name": Bug(RecreateWorld, _cache_by_name),
     "if absent without an offset": Bug(AbsentWorld, _absent_without_offset),

@@ -402,11 +402,22 @@ class JournalWorld(HomeWorld):
             desk.compile("t")
             self.scheduler.time.advance(86_400)
             sweep_home(self.quiet, 1_000)
+        self._check_scribe(desk)
         for partition in range(PARTITIONS):
             self.read_to_end(self.quiet_topic(), partition)
         report = verify_topic(self.quiet, self.quiet_topic())
         assert report.errors == 0, report.findings
         self._check_traces()
+
+    def _check_scribe(self, desk: Desk) -> None:
+        """A scribe sweeps every hour, whatever date a wrong clock gave to the last sweep."""
+        how = Scribing(policy=Policy.everything(), grace_ms=1_000, sweep_every_ms=3_600_000)
+        sweeps = 0
+        for _ in range(2):
+            self.scheduler.time.advance(86_400)
+            turn = desk.scribe_once(how)
+            sweeps += turn is not None and turn.swept is not None
+        assert sweeps, "a scribe no longer sweeps"
 
     def read_to_end(self, topic: Topic, partition: int) -> None:
         """All that is there can be read, as it is."""
@@ -425,7 +436,8 @@ class JournalWorld(HomeWorld):
         gone = {
             raw.id
             for place, raw in self.truth.events.items()
-            if raw.id is not None and self.truth.now(place) is DELETED
+            if raw.id is not None
+            and any(state is DELETED for _, state in self.truth.history[place])
         }
         needles = sorted(each.encode() for each in gone if not self.truth.alive_with(each))
         self.tally.erased += len(needles)

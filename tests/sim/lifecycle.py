@@ -22,6 +22,10 @@ class LifecycleWorld(ClientsWorld):
 
     accepted = (*ACCEPTED, NotFoundError)
 
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.faults.late_rate = self.random.choice([0.02, 0.5])  # also after a topic is gone
+
     def spawn_all(self) -> None:
         self._start("admin", self.administer, self.random.choice([1, 2]))
         writers: list[Callable[[], None]] = [

@@ -16,8 +16,9 @@ from tests.sim.audit import RecurringCatalog
 from tests.sim.base import SimWorld
 from tests.sim.clients import ClientsWorld
 from tests.sim.lifecycle import LifecycleWorld
+from tests.sim.rebalance import RebalanceWorld
 from tests.sim.world import Parts, World
-from tidelog.catalog.base import Catalog, Change, Put
+from tidelog.catalog.base import Catalog, Change, Delete, Put
 from tidelog.codec.segment import Piece, Segment
 from tidelog.errors import (
     ConflictError,
@@ -25,6 +26,7 @@ from tidelog.errors import (
     NotFoundError,
     TidelogError,
     UnavailableError,
+    UnknownOutcomeError,
 )
 from tidelog.log import notify, read, readers, sweep, topics
 from tidelog.log.append import Appender, Stored, _Plan
@@ -302,6 +304,44 @@ def no_readers(log: Log, topic: Topic, starts: Any) -> list[Any]:
     return []
 
 
+# In the world of two members.
+
+
+@contextlib.contextmanager
+def back_to_positions(self: Consumer) -> Iterator[None]:
+    """After a failed poll, goes back to where it was, under whatever lease."""
+    before = {partition: each.position for partition, each in self._intakes.items()}
+    try:
+        yield
+    except BaseException:
+        for partition, intake in list(self._intakes.items()):
+            if partition in before:
+                intake.rewind(before[partition])
+            else:
+                del self._intakes[partition]
+        raise
+
+
+def commit_position(self: Consumer, partition: int, intake: Intake) -> None:
+    """Moves the cursor to wherever reading is, forward or back."""
+    held = self._membership.held.get(partition)
+    is_same = held is not None and held.lease.epoch == intake.epoch
+    if not is_same or held is None or held.lease.cursor != intake.position:
+        self._membership.commit(partition, intake.position, intake.epoch, back=True)
+    intake.committed()
+
+
+def release_without_version(self: Membership, partition: int) -> None:
+    """Releases a lease without expecting it, so that a doubled packet brings an old cursor back."""
+    held = self.held.pop(partition, None)
+    if held is not None:
+        free = Lease("", held.lease.epoch, held.lease.cursor)
+        where = layout.lease_partition(self._topic.incarnation, self._name, partition)
+        with contextlib.suppress(UnknownOutcomeError):
+            change = Put("lease", encode_row(free))
+            self._log.catalog.write(where, change, write_id=self._log.ids.new())
+
+
 # In the topics' world.
 
 
@@ -317,6 +357,12 @@ def no_closing(log: Log, topic: Topic, partition: int) -> None:
     """Deletes a topic without keeping out commits that are under way."""
 
 
+def remove_heads_too(log: Log, partition: str) -> None:
+    """Removes closed heads with the topic, so that a doubled creation makes an open one."""
+    for row in log.catalog.scan(partition):
+        log.catalog.write(partition, Delete(row.row), write_id=log.ids.new())
+
+
 def _protocols(breaks: str, **parts: Any) -> Bug:
     return Bug(breaks, lambda seed: World(seed, Parts(**parts)), World)
 
@@ -327,6 +373,10 @@ def _clients(breaks: str, *patches: tuple[Any, str, Any]) -> Bug:
 
 def _topics(breaks: str, *patches: tuple[Any, str, Any]) -> Bug:
     return Bug(breaks, LifecycleWorld, LifecycleWorld, patches)
+
+
+def _members(breaks: str, *patches: tuple[Any, str, Any]) -> Bug:
+    return Bug(breaks, RebalanceWorld, RebalanceWorld, patches)
 
 
 BUGS: dict[str, Bug] = {
@@ -356,6 +406,13 @@ BUGS: dict[str, Bug] = {
     "promise of any length": _clients("P1", (notify, "_deferral_ms", any_promise)),
     "key forgotten by two clocks": _clients("P1", (sweep, "_forget_producer", forget_by_own_clock)),
     "trim passes a reader": _clients("P7", (readers, "readers_behind", no_readers)),
+    "failed poll rewinds the next lease": _members(
+        "P3",
+        (Consumer, "_all_or_nothing", back_to_positions),
+        (Consumer, "_commit", commit_position),
+    ),
+    "doubled release of a lease": _members("P3", (Membership, "release", release_without_version)),
     "deleted topic read as damage": _topics("P7", (read, "read_head", read_closed_head)),
     "delete without closing": _topics("P1", (topics, "_close_head", no_closing)),
+    "heads go with their topic": _topics("P1", (topics, "remove_partition", remove_heads_too)),
 }

@@ -11,8 +11,8 @@ from tests.sim.planted import BUGS, SEEDS_MAX, seeds_needed
 from tests.test_docs import table_after
 from tidelog.testing.faults import Fault
 
-SEEDS = {"protocols": 40, "clients": 60, "lossy": 20, "topics": 40}
-LISTS = [world for world in SEEDS if world != "lossy"]  # has no sweeper, so it may never list
+SEEDS = {"protocols": 40, "clients": 60, "lossy": 20, "topics": 40, "members": 20}
+LISTS = [world for world in SEEDS if world not in ("lossy", "members")]  # without a sweeper
 
 
 @pytest.mark.parametrize("block", range(4))

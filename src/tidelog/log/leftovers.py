@@ -1,6 +1,6 @@
 """Rows that nobody counts any more, and how they go. No threads and no locks here.
 
-- runs and journals that lie wholly below the start, and amendments there: a trim gave them up
+- runs and journals that lie wholly below the start, and their amendments: a trim gave them up
 - runs below the head's ``journaled``: journals took their place
 - amendments that the journal of their offset has
 
@@ -52,7 +52,7 @@ class Removed:
 def remove_trimmed(log: Log, topic: Topic, partition: int, head: Head) -> Removed:
     """Delete the rows of runs and journals that lie wholly below the head's start.
 
-    Amendments below it go too. What is told is without runs that journals had replaced.
+    The amendments of these go too. What is told is without runs that journals had replaced.
     """
     remove_shadowed(log, topic, partition, head.journaled)
     removed = _remove_runs(log, topic, partition, head.start)
@@ -161,10 +161,19 @@ def _remove_journals(
 
 
 def _remove_amendments_below(log: Log, topic: Topic, partition: int, head: Head) -> None:
+    """Delete the amendments of offsets whose rows are gone.
+
+    Those of the run or journal that holds the start stay: its object still has the deleted events,
+    until a compile that knows of them writes it again.
+    """
     if head.amended is None or head.amended[0] >= head.start:
         return
     where = layout.topic_partition(topic.incarnation, partition)
-    bounds = layout.amend_row(0), layout.amend_row(head.start)
+    end = head.start
+    for kind in ("journal", "run"):
+        for row in log.catalog.scan(where, f"{kind}/", f"{kind}0", 1):
+            end = min(end, decode_row(row.value, Run, row.row).base)
+    bounds = layout.amend_row(0), layout.amend_row(end)
     for chunk in _chunks([Delete(row.row)] for row in log.catalog.scan(where, *bounds)):
         _delete_rows(log, where, chunk)
     narrow_amended(log, topic, partition)

@@ -168,9 +168,8 @@ def _note_amendment(
     amendment = decode_row(row.value, Amendment, what)
     offset = layout.amend_offset(row.row)
     if offset < head.start:
-        found.has_leftovers = True
-        return
-    if amendment.object is not None:
+        found.has_leftovers = True  # goes with its row, or when a journal has it
+    elif amendment.object is not None:
         found.objects.add(amendment.object)
     pending.append(
         Pending(offset, row.row, row.version, amendment.sequence, amendment.at_ms, amendment.object)

@@ -74,7 +74,7 @@ class Faults:
     ``rates`` are probabilities by kind. ``script`` goes first: its faults hit the next calls of
     the named verb. ``crash_after_call`` stops the world after the effect of the n-th call.
     A stall takes up to ``stall_s``. With ``page_rows`` most scans and listings come in pages of at
-    most this many rows.
+    most this many rows. At each call one of the repeated packets arrives by ``late_rate``.
     """
 
     random: random.Random = field(default_factory=lambda: random.Random(0))
@@ -83,6 +83,7 @@ class Faults:
     crash_after_call: int | None = None
     stall_s: float = 30.0
     page_rows: int | None = None
+    late_rate: float = 0.5
     script: deque[tuple[str, Fault]] = field(default_factory=deque)
     counts: Counter[Fault] = field(default_factory=Counter)
     calls: int = 0
@@ -186,7 +187,7 @@ class Faults:
         return Crash() if self.scheduler is None else self.scheduler.crash()
 
     def _deliver_late(self) -> None:
-        if self.late and self.random.random() < 0.5:
+        if self.late and self.random.random() < self.late_rate:
             self.late.pop(self.random.randrange(len(self.late)))()
 
 

@@ -1,0 +1,63 @@
+"""Members of one consumer that lose their leases and get them again, while reads fail."""
+
+from __future__ import annotations
+
+import contextlib
+
+from tests.sim.base import RATES
+from tests.sim.clients import PARTITIONS, ClientsWorld
+from tidelog.codec.events import table_of
+from tidelog.codec.segment import encode_segment
+from tidelog.errors import FencedError
+from tidelog.log.append import Appender
+from tidelog.log.base import LogSettings
+from tidelog.log.consumer import Consumer
+from tidelog.log.topics import find_topic
+from tidelog.model.event import Event
+from tidelog.testing.faults import Fault
+
+__all__ = ["RebalanceWorld"]
+
+EVENTS = 40  # of each partition, from the beginning
+
+
+class RebalanceWorld(ClientsWorld):
+    """One seed's world of two members, which are so slow now and then that the other takes over."""
+
+    rates = {  # noqa: RUF012 - as in its base
+        **RATES,
+        Fault.LOSE_REQUEST: 0.12,
+        Fault.CRASH_BEFORE: 0.001,
+        Fault.CRASH_AFTER: 0.001,
+    }
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        topic = find_topic(self._quiet, "t")
+        appender = Appender(self._quiet, topic, f"~{self._ids.new()}")
+        for partition in range(PARTITIONS):
+            for values in (self._values(EVENTS // 2), self._values(EVENTS - EVENTS // 2)):
+                table = table_of([Event(value) for value in values], 0)
+                segment = encode_segment([(partition, table)])
+                appender.commit(appender.upload(segment), segment.pieces[0])
+
+    def settings(self) -> LogSettings:
+        return LogSettings(lease_ttl_ms=1_500, max_poll_interval_ms=1_500)
+
+    def spawn_all(self) -> None:
+        self._start("member", self.take_part, 2)
+
+    def take_part(self) -> None:
+        """Polls a few events at a time; a poll often begins without a lease and ends with one."""
+        log = self._log()
+        topic = find_topic(log, "t")
+        consumer = Consumer(log, topic, "c", "earliest")
+        for _ in range(24):
+            with contextlib.suppress(*self.passing, FencedError):
+                events = consumer.poll(self.random.randint(1, 2), self.random.uniform(0, 6))
+                self.ledger.deliver("c", topic.incarnation, events)
+                if self.chance(0.7):
+                    consumer.commit()
+            is_slow = self.chance(0.2)
+            log.clock.sleep(self.random.uniform(4, 9) if is_slow else self.random.uniform(0, 1))
+        consumer.close()
