@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import datetime as dt
 import functools
+import json
 from collections.abc import Iterable
 from typing import Any
 
@@ -115,7 +116,7 @@ def event_of_line(line: bytes) -> Event:
     try:
         given = _given.decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
-        raise InvalidError(f"is no event as JSON: {exc}") from exc
+        raise InvalidError(f"is no event as JSON: {_problem(line, exc)}") from exc
     time = given.timestamp
     return Event(
         value=_bytes_of(given.value),
@@ -125,6 +126,17 @@ def event_of_line(line: bytes) -> Event:
         type=given.type,
         headers=tuple((name, _bytes_of(value)) for name, value in given.headers or ()),
     )
+
+
+def _problem(line: bytes, error: Exception) -> str:
+    """Why a line is refused; msgspec reports half of a surrogate pair as other errors."""
+    try:
+        json.dumps(json.loads(line), ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return "a lone surrogate is not valid Unicode: give text"
+    except (ValueError, RecursionError):
+        pass
+    return str(error)
 
 
 def batch_of_lines(data: bytes) -> pa.RecordBatch:

@@ -21,6 +21,7 @@ from tidelog.log.base import Log
 from tidelog.log.hold import write_repeatedly
 from tidelog.model import layout
 from tidelog.model.decoding import Persisted
+from tidelog.model.event import check_utf8
 from tidelog.model.run import decode_row, encode_row
 
 __all__ = [
@@ -87,6 +88,7 @@ class Why:
         for name, text, most in (("who", self.who, WHO_MAX), ("why", self.why, WHY_MAX)):
             if not isinstance(text, str) or len(text) > most:
                 raise InvalidError(f"{name}: give text of at most {most} characters")
+            check_utf8(name, text)
         if not self.who:
             raise InvalidError("who: is empty: say who does this")
 

@@ -45,7 +45,7 @@ from tidelog.log.read import Reader, Stretch, find_offset
 from tidelog.log.start import Start, check_start
 from tidelog.log.topics import read_head
 from tidelog.model import limits
-from tidelog.model.event import Event, check_timestamp
+from tidelog.model.event import Event, check_timestamp, check_utf8
 from tidelog.model.topic import Topic
 
 __all__ = ["Consumer"]
@@ -70,6 +70,7 @@ class Consumer:
         pool: Executor | None = None,
         append: Append | None = None,
     ) -> None:
+        check_utf8("consumer name", name)
         if not 1 <= len(name) <= limits.CONSUMER_NAME_MAX or "/" in name:
             raise InvalidError(
                 f"consumer name `{name[:80]}`: give 1 to {limits.CONSUMER_NAME_MAX} characters, "

@@ -102,7 +102,9 @@ def check_timestamp(timestamp: int | datetime) -> int:
 
 
 def to_iso(timestamp_ms: int) -> str:
-    """ISO 8601 with milliseconds and ``Z``."""
+    """ISO 8601 with milliseconds and ``Z``; the end of all times is in the year 10000."""
+    if timestamp_ms == limits.TIMESTAMP_MS_END:
+        return "10000-01-01T00:00:00.000Z"  # which a datetime cannot be
     moment = datetime.fromtimestamp(timestamp_ms / 1000, UTC)
     return moment.strftime("%Y-%m-%dT%H:%M:%S.") + f"{timestamp_ms % 1000:03}Z"
 

@@ -29,6 +29,7 @@ Time = str | int | datetime | None
 """ISO 8601 or relative text, milliseconds, an aware datetime, or None for the default."""
 
 _DEFAULT_MS = 15 * 60 * 1000
+_LAST_END = re.compile(r"10000-01-01(T00:00(:00(\.0+)?)?(Z|\+00:00)?)?")  # see `to_iso`
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
@@ -100,7 +101,8 @@ class PlaybackState(Persisted, frozen=True):
 
 def time_range(start: Time, end: Time, now_ms: int) -> TimeRange:
     """``[start, end)``; the last 15 minutes where neither is given. ``InvalidError``."""
-    if end == limits.TIMESTAMP_MS_END:  # no event has that time, but it can be an end
+    if end == limits.TIMESTAMP_MS_END or (isinstance(end, str) and _LAST_END.fullmatch(end)):
+        # No event has that time, but it can be an end: the only one after the last millisecond.
         end_ms = limits.TIMESTAMP_MS_END
     else:
         end_ms = now_ms if end is None else _time_ms(end, now_ms)

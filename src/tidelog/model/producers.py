@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from tidelog.errors import InvalidError
 from tidelog.model import limits
+from tidelog.model.event import check_utf8
 
 __all__ = [
     "UNNAMED",
@@ -30,10 +31,7 @@ _OWN = ":"
 
 def check_producer_name(name: str) -> None:
     """Refuse a user's name that is not valid, or that Tidelog's own producers may have."""
-    try:
-        name.encode()
-    except UnicodeEncodeError as exc:
-        raise InvalidError(f"producer name {name[:80]!r}: is not valid Unicode: give text") from exc
+    check_utf8("producer name", name)
     if not 1 <= len(name) <= limits.PRODUCER_NAME_MAX or name.startswith((UNNAMED, _OWN)):
         raise InvalidError(
             f"producer name `{name[:80]}`: give 1 to {limits.PRODUCER_NAME_MAX} characters, "
