@@ -251,7 +251,7 @@ def test_an_archive_that_began_late_or_lost_events(home: Home) -> None:
         source.reader(Range(T0, "10", "50"))
     assert caught.value.context == {"lost_from": 10, "first": 20}
     fill(home, 50, 50)
-    home.trim("t", ToOffsets({0: 70}))
+    home.trim("t", ToOffsets({0: 70}), past_readers=True)
     how = Driving(accept_loss=True)
     Driver(home.log, open_pipeline(home, archive, LocalWorkers()), how).run()
     plan: Any = source.reader(Range(T0, "20", "100"))
@@ -480,6 +480,7 @@ def test_a_backfill_goes_on_from_the_live_source(home: Home) -> None:
         read_progress(home.log, raw.pipeline(), T0.text) or Progress("", 0, 0),
         epoch=head.epoch if head else 0,
         totals=head.totals if head else Progress("", 0, 0).totals,
+        looked=head.looked if head else 0,
     )
     fill(home, 100, 300)
     drive(home, daily)

@@ -75,7 +75,7 @@ def audit(home_text: str | None, output: Output, name: str) -> None:
     """Show what `tidelog archive erase` has erased from an archive, when and why.
 
     \b
-    Example:
+    Examples:
       tidelog archive audit daily --json
     """
     with open_home(home_text) as home:

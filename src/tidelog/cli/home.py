@@ -99,7 +99,7 @@ def adopt(home_text: str | None, output: Output, moved: bool) -> None:
 
     \b
     Examples:
-      tidelog --home /srv/copy home adopt
+      tidelog home adopt
       tidelog --home /srv/new home adopt --moved
     """
     done = adopt_home(home_text, moved=moved)
