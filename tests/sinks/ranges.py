@@ -15,7 +15,7 @@ from tidelog.sinks.base import Sink
 EVERYTHING = (
     Event(None, b"k", None, 5, None, (("h", b"1"), ("h", b""), ("\u00e4", b"\xff\x00"))),
     Event(b"", None, None, 6),
-    Event(b"\xff\x00", b"", None, 7, None, (("h", b"2"),)),
+    Event(b"\xff\x00", b"", None, 7, None, (("h", b"2"), ("null", None))),
     Event(b"plain", b"key", None, 0),
     Event(b"late", b"key", None, 253_402_300_799_999),
 )

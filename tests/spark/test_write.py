@@ -178,6 +178,9 @@ def test_headers_are_whole() -> None:
     headers = pa.array([[{"name": None, "value": b"x"}]], kind)
     with pytest.raises(InvalidError, match="a header has no name"):
         stored(pa.record_batch({"value": pa.array([b"x"]), "headers": headers}), 0)
+    null = pa.array([[{"name": "h", "value": None}, {"name": "h", "value": b""}]], kind)
+    kept = stored(pa.record_batch({"value": pa.array([b"x"]), "headers": null}), 0)
+    assert kept.column("headers").to_pylist() == null.to_pylist()
 
 
 def test_half_a_millisecond_before_1970_is_refused_not_rounded_up() -> None:

@@ -144,6 +144,9 @@ def stored(batch: pa.RecordBatch, now_ms: int) -> pa.Table:
         index = table.schema.get_field_index("timestamp")
         table = table.set_column(index, "timestamp", floored_times(table.column(index)))
     found = stored_batch(table, now_ms)
+    names = pc.struct_field(pc.list_flatten(found.column("headers")), "name")
+    if names.null_count:
+        raise InvalidError("table: a header has no name: give one, or no header")
     if "id" in table.schema.names and pc.any(pc.equal(found.column("id"), "")).as_py():
         raise InvalidError("table: an id is empty: give text, or null for no id")
     return found
