@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
-from tidelog.model.limits import ROW_BYTES_MAX
+from tidelog.model.limits import KEY_SEGMENT_BYTES_MAX, ROW_BYTES_MAX
 
 __all__ = [
     "ACCEPTED_ROW",
@@ -39,6 +39,7 @@ __all__ = [
     "counted_row",
     "deleted_row",
     "erased_partition",
+    "folder_of_manifest",
     "folder_row",
     "folder_rows",
     "journal",
@@ -49,7 +50,7 @@ __all__ = [
     "lease_partition",
     "manifest",
     "manifest_epoch",
-    "manifest_partition",
+    "manifest_folder",
     "manifests",
     "member_row",
     "notify_partition",
@@ -363,8 +364,19 @@ def commit_row(ordinal: int, start: str) -> str:
 
 
 def manifest(incarnation: str, epoch: int, source_partition: str, manifest_id: str) -> str:
-    folder = quote(source_partition, safe="")
+    folder = manifest_folder(source_partition)
     return f"{manifests(incarnation)}{epoch:010}/{folder}/{manifest_id}.json"
+
+
+def manifest_folder(source_partition: str) -> str:
+    """Returns the part of a manifest's key that names its source partition; a long name is hashed.
+
+    No other name has a ``=``, since that is quoted.
+    """
+    quoted = quote(source_partition, safe="")
+    if len(quoted) <= KEY_SEGMENT_BYTES_MAX:
+        return quoted
+    return f"sha256={hashlib.sha256(source_partition.encode()).hexdigest()}"
 
 
 def manifests(pipeline: str) -> str:
@@ -377,9 +389,9 @@ def manifest_epoch(key: str) -> int:
     return int(key.split("/")[3])
 
 
-def manifest_partition(key: str) -> str:
-    """The source partition that a manifest is of."""
-    return unquote(key.split("/")[4])
+def folder_of_manifest(key: str) -> str:
+    """Returns what ``manifest_folder`` made of the source partition of a manifest."""
+    return key.split("/")[4]
 
 
 def staging_of(pipeline: str) -> str:

@@ -16,6 +16,7 @@ __all__ = [
     "COPY_CHUNK_BYTES",
     "EVENT_BYTES_CEILING",
     "EVENT_BYTES_MAX",
+    "FILE_PARTITION_BYTES_MAX",
     "FOLDER_NAME_BYTES_MAX",
     "FOLDER_PATH_BYTES_MAX",
     "HEADERS_MAX",
@@ -93,6 +94,7 @@ CONSUMER_NAME_MAX = 200  # characters
 PIPELINE_NAME_MAX = 250  # characters; it may hold an archive's name
 PLAYBACK_NAME_MAX = 150  # characters; a producer's name holds it
 FOLDER_NAME_BYTES_MAX = 200  # one folder of an archive, as UTF-8; a key takes 240 a part
+FILE_PARTITION_BYTES_MAX = 100  # a source partition in the name of an archive's file, as UTF-8
 FOLDER_PATH_BYTES_MAX = 500  # all of them; a key has 900, with root, topic and file name
 PIPELINE_COMMITS_MAX = 10_000  # that a sweep leaves of a named pipeline's source partition
 COMMITS_UNMERGED = 100  # the newest of an archive's source partition, each in a row of its own

@@ -197,7 +197,7 @@ class Cycle:
             return ()
         if epoch not in self._listed:
             self._listed[epoch] = late_manifests(self._log, self._pipeline.id, epoch)
-        return self._listed[epoch].get(partition.text, ())
+        return self._listed[epoch].get(layout.manifest_folder(partition.text), ())
 
     def _set_aside(self, track: _Track, report: CycleReport) -> None:
         """Before step 3: files of ranges that the catalog has forgotten (``forgotten``)."""

@@ -40,11 +40,11 @@ __all__ = ["late_manifests", "read_aside", "set_aside"]
 
 
 def late_manifests(log: Log, pipeline: str, epoch: int) -> dict[str, list[str]]:
-    """The keys of manifests that were recorded under an epoch or later, by source partition."""
+    """The keys of manifests that were recorded under an epoch or later, by ``manifest_folder``."""
     found: dict[str, list[str]] = {}
     folder = layout.manifests(pipeline)
     for info in log.store.list(folder, start_after=f"{folder}{epoch:010}"):
-        found.setdefault(layout.manifest_partition(info.key), []).append(info.key)
+        found.setdefault(layout.folder_of_manifest(info.key), []).append(info.key)
     return found
 
 

@@ -122,7 +122,7 @@ def sweep_pipeline(
 
 def _is_looked_at(key: str, named: _Named) -> bool:
     """Whether a driver has seen that a manifest is not of a range which the catalog forgot."""
-    looked = named.looked.get(layout.manifest_partition(key), 0)
+    looked = named.looked.get(layout.folder_of_manifest(key), 0)
     return layout.manifest_epoch(key) < looked
 
 
@@ -187,7 +187,7 @@ class _Named:
     keys: set[str] = field(default_factory=set)
     erasing: set[int] = field(default_factory=set)  # epochs under which erasures stage
     epoch: int = 0  # the lowest that may still write
-    looked: dict[str, int] = field(default_factory=dict)  # by source partition, see ``Progress``
+    looked: dict[str, int] = field(default_factory=dict)  # by ``manifest_folder``, see ``Progress``
 
 
 def _read_named(home: Home, pipeline: str) -> _Named:
@@ -196,7 +196,7 @@ def _read_named(home: Home, pipeline: str) -> _Named:
     for partition in read_partitions(home.log, pipeline):
         head = read_progress(home.log, pipeline, partition)
         epochs.append(head.epoch if head else 0)
-        named.looked[partition] = head.looked if head else 0
+        named.looked[layout.manifest_folder(partition)] = head.looked if head else 0
         where = layout.pipeline_partition(pipeline, partition)
         row = home.log.catalog.get(where, "intent")
         if row is not None:

@@ -107,7 +107,7 @@ def verify_archive(home: Home, archive: Archive, how: Verifying) -> Verified:
     known = read_partitions(look.log, pipeline)
     for partition in known:
         look.partition(pipeline, partition)
-    look.strays({each.rpartition("/")[0] for each in known})
+    look.strays()
     look.markers(pipeline)
     for each in (pipeline, replay_pipeline(pipeline)):
         look.staged(each)
@@ -187,14 +187,13 @@ class _Look:
             self.tally.add(*problems)
         self._check_dead(partition, dead, made)
 
-    def strays(self, topics: set[str]) -> None:
+    def strays(self) -> None:
         """Files that no manifest names; names that begin with ``_`` are no data."""
         folder = f"{self._archive.folder(self.tally.generation)}/"
         for key in sorted(self._sizes.keys() - self._named - self._coming):
             if key.startswith(folder):
                 parts = key.removeprefix(folder).split("/")
-                below = parts[1:] if parts[0] in topics else parts
-                if not any(part.startswith("_") for part in below):
+                if not any(part.startswith("_") for part in parts):
                     what = f"no manifest names it, {self._sizes[key]} bytes"
                     do = "move it out of the folder: who lists the folder takes it for events"
                     self.tally.add(Problem("stray", key, what, do))

@@ -14,6 +14,8 @@ anything, and a million folders serve nobody.
 
 Names are Secor's: ``<root>/g<generation>/<topic>/<names>/<generation>_<partition>_<offset>.<ext>``,
 where the offset is that of the file's own first event. So no two files of an archive have one name.
+Topic and partition are written as data is (``codec.parsers.names``): a plain name as it is, another
+such that every reader that lists the folder sees it and every store can hold it.
 """
 
 from __future__ import annotations
@@ -28,9 +30,10 @@ import pyarrow.compute as pc
 
 from tidelog.codec.formats import FormatSettings, open_format
 from tidelog.codec.parsers import LayoutSettings, Parser, open_parser
+from tidelog.codec.parsers.names import escaped
 from tidelog.errors import AlreadyExistsError, InternalError, InvalidError
 from tidelog.model.layout import success
-from tidelog.model.limits import RANGE_FOLDERS_MAX
+from tidelog.model.limits import FILE_PARTITION_BYTES_MAX, RANGE_FOLDERS_MAX
 from tidelog.model.pipeline import FileEntry, Manifest
 from tidelog.sinks.base import AsideSink, RangeWriter, Sink, Written
 from tidelog.sinks.dead_letters import DeadLetters
@@ -152,7 +155,9 @@ class FilesWriter:
     def __init__(self, settings: FilesSettings, store: Store, partition: str, staging: str) -> None:
         self._settings = settings
         self._partition = partition
-        self._topic, _, self._name = partition.rpartition("/")
+        topic, _, name = partition.rpartition("/")
+        self._topic_folder = escaped(topic)
+        self._name = escaped(name, FILE_PARTITION_BYTES_MAX)
         self._format = open_format(settings.format, settings.codec, settings.format_settings)
         self._parser: Parser | None = None
         if settings.parser is not None:
@@ -264,7 +269,7 @@ class FilesWriter:
             return
         settings = self._settings
         name = self._file_name(file.first_offset, self._format.extension)
-        parts = [settings.root, f"g{settings.generation}", self._topic, path]
+        parts = [settings.root, f"g{settings.generation}", self._topic_folder, path]
         folder = "/".join(part for part in parts if part)
         self._uploads.add(file.data.take(), file.entry(f"{folder}/{name}", "data"))
         beside = self._format.sidecar_name(name)
@@ -286,7 +291,7 @@ class FilesWriter:
             self._held -= share.portion.bytes
 
     def _dead_target(self, offset: int) -> str:
-        return f"{self._settings.dead}/{self._topic}/{self._file_name(offset, '.parquet')}"
+        return f"{self._settings.dead}/{self._topic_folder}/{self._file_name(offset, '.parquet')}"
 
     def _file_name(self, offset: int, extension: str) -> str:
         return f"{self._settings.generation}_{self._name}_{offset:020}{extension}"

@@ -1,8 +1,9 @@
 """What the names of files tell: where a backup's events came from, and how any file is written.
 
 Archives name files ``<generation>_<partition>_<first offset>.<ext>`` and put them below a folder of
-their topic, so a folder of them can be read without a catalog. What begins with ``_`` or ``.`` is
-no data.
+their topic, so a folder of them can be read without a catalog. Names that had to be escaped are
+turned back; those of more than 200 bytes (100 of a partition) stay as they were shortened. What
+begins with ``_`` or ``.`` is no data.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from pathlib import Path
 from urllib.parse import quote, urlencode
 
 from tidelog.codec.formats import FORMATS, Format, FormatSettings, open_format
+from tidelog.codec.parsers.names import unescaped
 from tidelog.errors import InvalidError
 from tidelog.model.address import Address, format_address, nearest, parse_address
+from tidelog.model.limits import FILE_PARTITION_BYTES_MAX
 
 __all__ = ["LINES", "ArchivedName", "FilePlace", "archived_name", "is_hidden", "place_of"]
 
@@ -142,7 +145,8 @@ def archived_name(path: str, root_name: str) -> ArchivedName | None:
     if above is not None and above[1] == generation:
         folders = folders[1:]  # the archive's own root was given
     topic, *names = folders or [root_name]
-    return ArchivedName(topic, partition, "/".join(names), int(generation), int(first))
+    source = unescaped(topic), unescaped(partition, FILE_PARTITION_BYTES_MAX)
+    return ArchivedName(*source, "/".join(names), int(generation), int(first))
 
 
 def is_hidden(path: str) -> bool:

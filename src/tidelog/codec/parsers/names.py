@@ -2,44 +2,55 @@
 
 Data never leads out of the archive's folder: what a path, a shell or Hive would take for more than
 a letter is written as ``%XX``, as Hive does, and so is a leading ``_`` or ``.``, which readers
-of archives skip. Different data get different names.
+of archives skip. Different data get different names. Names of topics and source partitions, which
+other systems choose, follow the same rule.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
 
 from tidelog.model.limits import FOLDER_NAME_BYTES_MAX, FOLDER_PATH_BYTES_MAX
 
-__all__ = ["escaped", "path_problem", "paths_of"]
+__all__ = ["escaped", "path_problem", "paths_of", "unescaped"]
 
 _SPECIAL = frozenset("\"#%'*/:=?\\{}[]^<>|`$!&;~")
 _EDGE = frozenset("_. ")  # hidden at the start; lost by some file systems at the end
 _HASH_DIGITS = 16
 
 
-def escaped(text: str) -> str:
-    """A name for a piece of data, which is not empty: one part of a path, of bounded length."""
+def escaped(text: str, bytes_max: int = FOLDER_NAME_BYTES_MAX) -> str:
+    """Returns a name for a piece of data, which is not empty: one short part of a path.
+
+    What is longer than the bound ends with a hash after a ``~``, which no other name has.
+    """
     last = len(text) - 1
     pieces: list[str] = []
     size = 0
-    for index, char in enumerate(text[: FOLDER_NAME_BYTES_MAX + 1]):
+    for index, char in enumerate(text[: bytes_max + 1]):
         plain = char.isprintable() and char not in _SPECIAL
         if plain and char in _EDGE and (index == 0 or (index == last and char != "_")):
             plain = False
         piece = char if plain else "".join(f"%{byte:02X}" for byte in char.encode())
         pieces.append(piece)
         size += len(piece.encode())
-    if size <= FOLDER_NAME_BYTES_MAX:
+    if size <= bytes_max:
         return "".join(pieces)
-    while size > FOLDER_NAME_BYTES_MAX - _HASH_DIGITS - 1:
+    while size > bytes_max - _HASH_DIGITS - 1:
         size -= len(pieces.pop().encode())
     digest = hashlib.sha256(text.encode()).hexdigest()[:_HASH_DIGITS]
     return f"{''.join(pieces)}~{digest}"  # no plain name has a ~
+
+
+def unescaped(name: str, bytes_max: int = FOLDER_NAME_BYTES_MAX) -> str:
+    """Returns the data that ``escaped`` named so; other names, and hashed ones, as they are."""
+    text = unquote(name, errors="replace")
+    return text if text and escaped(text, bytes_max) == name else name
 
 
 def path_problem(path: str) -> str | None:
