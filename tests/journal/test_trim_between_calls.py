@@ -63,15 +63,16 @@ def get_deleted(log: Log, topic: Topic) -> list[bytes | None]:
     return [Lookups(log, None).of(topic).get("id1").value]
 
 
+@pytest.mark.parametrize("start", [3, 6])  # with and without the run
 @pytest.mark.parametrize("reader", [read, play, get_updated, get_deleted])
 def test_reader_never_gets_what_was_amended_before_a_trim(
-    reader: Callable[[Log, Topic], list[bytes | None]],
+    reader: Callable[[Log, Topic], list[bytes | None]], start: int
 ) -> None:
     for call in range(1, CALLS_MAX):
         press, topic = filled()
 
         def act(press: Press = press, topic: Topic = topic) -> None:
-            trim_topic(press.log, topic, ToOffsets({0: 3}))
+            trim_topic(press.log, topic, ToOffsets({0: start}))
             sweep_home(press.log, 0)
 
         between = Between(call, act)

@@ -19,7 +19,7 @@ from tests.sim.playback_world import PlaybackWorld
 from tests.sim.recreate_world import RecreateWorld
 from tidelog.catalog.base import Put
 from tidelog.errors import TidelogError
-from tidelog.journal import amend, lookup, swap
+from tidelog.journal import amend, swap
 from tidelog.journal.amend import Amender
 from tidelog.journal.audit import AuditRecord
 from tidelog.journal.compile import CompileReport, Compiling, Planned
@@ -234,15 +234,6 @@ def _sweep_dated_ahead_counts(patch: Patch) -> None:
     patch.setattr(Scribe, "_is_ahead", lambda self, swept_ms: False)
 
 
-def _lookup_passes_over_trims(patch: Patch) -> None:
-    """A lookup does not notice that a trim and a sweep took amendments away."""
-
-    def is_settled(log: Log, topic: Topic, partition: int, seen: Head, first: int) -> bool:
-        return read_head(log, topic, partition)[0].compiled == seen.compiled
-
-    patch.setattr(lookup, "is_settled", is_settled)
-
-
 # Readers and lookups.
 
 
@@ -324,7 +315,6 @@ BUGS: Mapping[str, Bug] = {
     "a swap does not expect the head": Bug(AmendWorld, _swap_expects_no_head),
     "a trim removes the run at the start": Bug(AbsentWorld, _trim_takes_the_run_at_the_start),
     "a sweep dated ahead stops the scribe": Bug(JournalWorld, _sweep_dated_ahead_counts),
-    "a lookup passes over trims": Bug(JournalWorld, _lookup_passes_over_trims),
     "a lookup goes by an old head": Bug(AmendWorld, _lookup_goes_by_an_old_head),
     "a lookup cache by name": Bug(RecreateWorld, _cache_by_name),
     "if absent without an offset": Bug(AbsentWorld, _absent_without_offset),

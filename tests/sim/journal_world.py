@@ -433,18 +433,20 @@ class JournalWorld(HomeWorld):
     def _check_traces(self) -> None:
         """P5a for the home; staged copies are the copier's, which has ended."""
         self.objects.delete([key for key in self.bare_objects.bare() if key.startswith("staging/")])
-        gone = {
-            raw.id
-            for place, raw in self.truth.events.items()
-            if raw.id is not None
-            and any(state is DELETED for _, state in self.truth.history[place])
-        }
-        needles = sorted(each.encode() for each in gone if not self.truth.alive_with(each))
+        needles = sorted(
+            event_id.encode()
+            for event_id, places in self.truth.by_id.items()
+            if all(self._was_deleted(place) for place in places)
+        )
         self.tally.erased += len(needles)
         found = traces(self.bare_rows, self.bare_objects, needles)
         assert not found, f"traces of deleted events: {found[:5]}"
 
     # Inside.
+
+    def _was_deleted(self, place: Place) -> bool:
+        """Whether it was deleted, and perhaps trimmed later; not one that was trimmed only."""
+        return any(state is DELETED for _, state in self.truth.history[place])
 
     def quiet_topic(self) -> Topic:
         """The topic as it is now."""
