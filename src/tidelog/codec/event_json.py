@@ -131,7 +131,7 @@ def event_of_line(line: bytes) -> Event:
 def _problem(line: bytes, error: Exception) -> str:
     """Why a line is refused; msgspec reports half of a surrogate pair as other errors."""
     try:
-        json.dumps(json.loads(line), ensure_ascii=False).encode()
+        json.dumps(json.loads(bytes(line)), ensure_ascii=False).encode()  # it may be msgspec.Raw
     except UnicodeEncodeError:
         return "a lone surrogate is not valid Unicode: give text"
     except (ValueError, RecursionError):
