@@ -11,6 +11,7 @@ with what to do about it.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
@@ -45,6 +46,7 @@ __all__ = ["Proof", "Trace", "prove_erased"]
 _COMPILE = "run `tidelog compile {topic} --amended`, then `tidelog sweep`"
 _SWEEP = "run `tidelog sweep`; what is younger than its grace waits for the next one"
 _ARCHIVE = "run `tidelog delete {topic} ID --prove` again, which writes the file anew"
+_DELETE = "no sweep removes it: look at the object, and delete it"
 _UNREADABLE = (CorruptError, InvalidError, pa.ArrowException, OSError)
 _UNSEEN = "make the archive's files again with `tidelog archive backfill`, which keeps ids and keys"
 _AGAIN = "prove again when it is committed"
@@ -222,9 +224,20 @@ class _Search:
                     self._count(key, file.size)
                     for batch in reader.batches(manifest, file):
                         self._archived(file.target, batch, own[partition], gone[partition])
+        self._owner(store, archive)
         prefixes = (f"{archive.folder(generation)}/", f"{archive.dead}/", f"{archive.root}/_")
         for prefix in (*prefixes, layout.staging_of(pipeline)):
             self.staged(store, [prefix])
+
+    def _owner(self, store: Store, archive: Archive) -> None:
+        """Count the mark of an archive that is as it was written: no event is in it.
+
+        Its empty or short texts would else be taken for an id or a key that is the same.
+        """
+        key = (store.url, archive.owner)
+        with contextlib.suppress(NotFoundError):
+            if key not in self._seen and store.get(archive.owner) == archive.mark:
+                self._count(key, len(archive.mark))
 
     def _under_way(self, archive: Archive, pipeline: str, partition: str, gone: list[int]) -> None:
         """Ranges that may have been read before the delete; before the commits are, on purpose."""
@@ -263,7 +276,7 @@ class _Search:
         except _UNREADABLE:
             has_columns, found = False, int(self._sought.in_text(data))
         if found:
-            self._add(key, f"holds {found} of them: {why}", _SWEEP)
+            self._add(key, f"holds {found} of them: {why}", _remedy(key))
         return has_columns
 
     def _in_rows(self, batch: pa.RecordBatch) -> int:
@@ -293,6 +306,11 @@ class _Search:
         trace = Trace(key, what, do.replace("{topic}", self._topic.name))
         if trace not in self.proof.traces:
             self.proof.traces.append(trace)
+
+
+def _remedy(key: str) -> str:
+    """Returns what removes a loose object; a sweep deletes only what topics and staging hold."""
+    return _SWEEP if key.startswith(("staging/", "topics/")) else _DELETE
 
 
 def _stagings_of_others(home: Home, topic: Topic) -> list[str]:
