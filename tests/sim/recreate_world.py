@@ -96,7 +96,10 @@ class RecreateWorld(JournalWorld):
             if raw.id is not None and self.truth.now(place) is CLOSED
         }
         needles = [
-            each.encode() for each in gone if not self.truth.by_id_in(each, topic.incarnation)
+            each.encode()
+            for each in gone
+            if not self.truth.by_id_in(each, topic.incarnation)
+            and not each.startswith("once")  # an upload to the new topic that failed may have it
         ]
         found = traces(self.bare_rows, self.bare_objects, needles)
         assert not found, f"traces of topics that were deleted: {found[:5]}"
