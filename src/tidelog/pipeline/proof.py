@@ -46,7 +46,9 @@ __all__ = ["Proof", "Trace", "prove_erased"]
 _COMPILE = "run `tidelog compile {topic} --amended`, then `tidelog sweep`"
 _SWEEP = "run `tidelog sweep`; what is younger than its grace waits for the next one"
 _ARCHIVE = "run `tidelog delete {topic} ID --prove` again, which writes the file anew"
-_DELETE = "no sweep removes it: look at the object, and delete it"
+_DELETE = (
+    "no sweep removes it: look at it; register tables of the archive again, delete other files"
+)
 _UNREADABLE = (CorruptError, InvalidError, pa.ArrowException, OSError)
 _UNSEEN = "make the archive's files again with `tidelog archive backfill`, which keeps ids and keys"
 _AGAIN = "prove again when it is committed"
