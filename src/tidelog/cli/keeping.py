@@ -126,8 +126,9 @@ class Keeping:
         elif said is None:
             self._view.say(f"{name}: {text}")
         elif said.text("part"):
+            own = {key: said.fields[key] for key in Part.__struct_fields__ if key in said.fields}
             with contextlib.suppress(msgspec.ValidationError):
-                part = {**said.fields, "name": said.text("part")}
+                part = {**own, "name": said.text("part")}
                 self._put(decode_json(msgspec.json.encode(part), Part))
         elif name == _SERVE and said.text("url"):
             self._listening(said)
