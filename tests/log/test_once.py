@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tidelog.catalog.memory import MemoryCatalog
-from tidelog.errors import AlreadyExistsError, InvalidError, TidelogError
+from tidelog.errors import AlreadyExistsError, InvalidError, PartialAppendError, TidelogError
+from tidelog.log import once
 from tidelog.log.append import Appender
 from tidelog.log.base import Log
 from tidelog.log.once import append_once
@@ -89,6 +91,33 @@ def test_a_key_that_was_used_for_other_events_is_refused() -> None:
         with pytest.raises(AlreadyExistsError, match="key of its own"):
             append_once(world.good, world.topic, "key", events)
     assert len(world.stored()) == len(EVENTS)
+
+
+def test_what_is_stored_is_told_when_the_key_is_used_for_other_events_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another request with the key commits between two commits of this one."""
+    world = World()
+    store = once._Request.store
+
+    def interrupted(self: Any, parts: Any) -> Iterator[Any]:
+        for number, each in enumerate(store(self, parts)):
+            yield each
+            if number == 0 and len(parts) == 3:
+                key = parts[2].table.column("key")[0].as_py()  # goes to the third partition
+                append_once(world.good, world.topic, "key", [Event(b"other", key)])
+
+    monkeypatch.setattr(once._Request, "store", interrupted)
+    with pytest.raises(PartialAppendError, match="append the remainder with another key") as told:
+        append_once(world.good, world.topic, "key", EVENTS)
+    assert isinstance(told.value.__cause__, AlreadyExistsError)
+    found = world.stored()
+    for event, at in zip(EVENTS, told.value.positions, strict=True):
+        assert at is None or found[at.partition, at.offset] == event.value
+    rest = [EVENTS[index] for index in told.value.remainder]
+    assert len(found) == 1 + len(EVENTS) - len(rest)
+    append_once(world.good, world.topic, "another key", rest)
+    assert sorted(world.stored().values()) == sorted([*(e.value for e in EVENTS), b"other"])
 
 
 def test_bad_events_are_refused_before_anything_is_stored() -> None:

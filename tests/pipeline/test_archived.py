@@ -18,10 +18,13 @@ from tidelog.journal.audit import read_audit
 from tidelog.log.ledger import read_erased, was_erased
 from tidelog.log.trim import ToOffsets
 from tidelog.model.archive import Archive
+from tidelog.pipeline import archived
 from tidelog.pipeline.archived import delete_events, delete_key, erase_archived
 from tidelog.pipeline.contents import Wanted, archived_rows
 from tidelog.pipeline.erasure import ArchiveEraser, carry_out
 from tidelog.pipeline.proof import prove_erased
+from tidelog.playback.outlet_topic import TopicOutlet
+from tidelog.playback.outlets import Lot
 from tidelog.testing.faults import FaultyCatalog, FaultyStore
 from tidelog.testing.scheduler import Crash
 
@@ -120,6 +123,59 @@ def test_erasure_that_dies_after_any_call_is_finished(home: Home) -> None:
         gone = {f"x{n}" for n in range(1, calls + 1)}
         assert not gone & set(held(home, made))
         assert len(held(home, made)) == 126 - len(gone)
+
+
+def test_delete_completes_the_record_of_a_delete_that_died_meanwhile(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other delete dies after its step 2, while this one searches: no copy comes back."""
+    archives(home)
+    trim(home)
+    home.create_topic("other")
+    home.append("other", [Event(b"v0", id="id-0"), Event(b"v1", id="id-1")])
+    search, died = archived._search, []
+
+    def dies(*_: Any) -> None:
+        died.append(True)
+        raise Crash
+
+    def searches(*args: Any) -> Any:
+        found = search(*args)
+        if not died:
+            with monkeypatch.context() as patched:
+                patched.setattr(archived, "_search", search)
+                patched.setattr(archived, "_enter", dies)
+                with pytest.raises(Crash):
+                    delete_events(home, "t", ["id-0"], home.reason(why="the other"))
+        return found
+
+    monkeypatch.setattr(archived, "_search", searches)
+    delete_events(home, "t", ["id-0"], home.reason(**WHY))
+    assert was_erased(home.log, home.topic("t"), "id-0")
+    assert {record.state for record in home.audit("t")} == {"done"}
+    lot = Lot(0, next(iter(home.playback_arrow("other"))))
+    TopicOutlet(home.log, home.topic("t"), "back", False).put(lot)
+    there = [event.id for partition in (0, 1) for event in home.read("t", partition, 2)]
+    assert "id-0" not in there
+    assert "id-1" in there
+
+
+def test_delete_ends_well_when_another_one_completes_its_record(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archives(home)
+    trim(home)
+    enter = archived._enter
+
+    def slow(*args: Any) -> None:
+        monkeypatch.setattr(archived, "_enter", enter)
+        assert delete_events(home, "t", ["id-0"], home.reason(why="the other")).archived == 0
+        assert was_erased(home.log, home.topic("t"), "id-0")
+        enter(*args)
+
+    monkeypatch.setattr(archived, "_enter", slow)
+    assert delete_events(home, "t", ["id-0"], home.reason(**WHY)).archived == 1
+    assert [record.state for record in home.audit("t")] == ["done"]
 
 
 @contextlib.contextmanager

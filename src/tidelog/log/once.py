@@ -49,14 +49,16 @@ __all__ = ["append_once"]
 _EVENTS_BITS = 20  # of a sequence; above them stands what the events give
 _DIGEST_BYTES = 5
 _ADVICE = "repeat it with the same key, which stores only what is missing"
+_ADVICE_OTHER = "append the remainder with another key"
 
 
 def append_once(log: Log, topic: Topic, key: str, events: Sequence[Event]) -> Positions:
     """Where the events stand, stored now or by an earlier call with the same key.
 
     ``AlreadyExistsError`` when the key was used for other events, as far as these share a
-    partition. ``PartialAppendError`` when another error leaves some of the events stored; a repeat
-    with the same key completes them.
+    partition, and nothing was stored by this call. ``PartialAppendError`` when any error leaves
+    some of the events stored: a repeat with the same key completes them, or, where the error is
+    that the key was used for other events meanwhile, an append with another key.
     """
     if not 1 <= len(events) <= limits.SEGMENT_EVENTS_MAX:
         raise InvalidError(
@@ -84,11 +86,10 @@ def append_once(log: Log, topic: Topic, key: str, events: Sequence[Event]) -> Po
         for part, base in request.store(missing):
             offsets[part.rows] = np.arange(base, base + len(part.rows))
             done += 1
-    except AlreadyExistsError:
-        raise
     except TidelogError as exc:
         unknown = missing[done].rows.tolist() if isinstance(exc, UnknownOutcomeError) else []
-        raise append_error(positions, unknown, exc, _ADVICE)  # noqa: B904 - it has its cause
+        advice = _ADVICE_OTHER if isinstance(exc, AlreadyExistsError) else _ADVICE
+        raise append_error(positions, unknown, exc, advice)  # noqa: B904 - it has its cause
     return positions
 
 

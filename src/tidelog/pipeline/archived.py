@@ -9,7 +9,9 @@ Of a topic that is there, in four steps; the scribe finishes what died:
 4. the record as ``done``                                              → dead: nothing is missing
 
 From step 2 on these places count as deleted (``pipeline.deletions``), so ``delete --prove`` and the
-scribe write the archives' files again without them, as they do after any delete.
+scribe write the archives' files again without them, as they do after any delete. A call that relies
+on a record of another one, since it leaves out what is deleted already, completes it first
+(``settled_offsets``): that other call may be between steps 2 and 3, or dead there.
 
 Of an archive whose topic is gone, or whose source is another system, there is no ledger: its own
 audit (``audit/<archive>``) has the record, step 3 writes its files and those of its copies again,
@@ -24,7 +26,7 @@ from dataclasses import dataclass
 import msgspec
 import pyarrow as pa
 
-from tidelog.errors import InvalidError
+from tidelog.errors import InvalidError, NotFoundError
 from tidelog.home import Home
 from tidelog.journal.audit import (
     RECORD_BYTES_MAX,
@@ -34,6 +36,7 @@ from tidelog.journal.audit import (
     key_digest,
     key_mark,
     put_record,
+    read_audit,
     read_records,
 )
 from tidelog.journal.lookup import check_id
@@ -46,7 +49,7 @@ from tidelog.model.archive import Archive
 from tidelog.model.topic import Topic
 from tidelog.pipeline.archive import list_archives
 from tidelog.pipeline.contents import ArchiveFiles
-from tidelog.pipeline.deletions import Deletions, deleted_offsets
+from tidelog.pipeline.deletions import Deletions, Places, deleted_offsets
 from tidelog.pipeline.descent import archives_of, partitions_of
 from tidelog.pipeline.erase import ArchiveErasure, erase_from_archive
 from tidelog.pipeline.places import store_at
@@ -61,6 +64,7 @@ __all__ = [
     "erase_archived",
     "erase_trimmed",
     "finish_archive",
+    "settled_offsets",
 ]
 
 _PLACE_BYTES = 24  # of an event in a record, beside its id
@@ -123,7 +127,6 @@ def erase_trimmed(
 
     The bytes go from files with the next ``carry_out`` or turn of the scribe. Safe to repeat.
     """
-    complete_erasures(home, topic)
     sought = _sought(ids, key)
     found: dict[Place, _Found] = {}
     unseen: list[str] = []
@@ -133,7 +136,7 @@ def erase_trimmed(
         starts = {name: read_head(home.log, topic, p)[0].start for name, p in own.items()}
         found |= _search(home, archive, generation, starts, (sought, unseen))
         numbers |= own
-    known = deleted_offsets(home, topic) if found else {}
+    known = settled_offsets(home, topic)  # also if nothing is found: others may have erased it
     new = {
         place: each
         for place, each in found.items()
@@ -146,6 +149,13 @@ def erase_trimmed(
         _enter(home, topic, record, version)
     found_ids = frozenset(each.id for each in found.values() if each.id is not None)
     return Erased(len(new), found_ids, tuple(unseen))
+
+
+def settled_offsets(home: Home, topic: Topic) -> Places:
+    """Every offset that was ever deleted, with steps 3 and 4 done of all records that say so."""
+    known = deleted_offsets(home, topic)
+    complete_erasures(home, topic)  # after the read: it covers all that was read
+    return known
 
 
 def complete_erasures(home: Home, topic: Topic) -> None:
@@ -162,7 +172,18 @@ def _enter(home: Home, topic: Topic, record: AuditRecord, version: str) -> None:
     enter_erased(home.log, topic, until, keys)
     for partition in range(topic.partitions):
         announce_erasure(home.log, topic, partition)
-    put_record(home.log, topic, msgspec.structs.replace(record, state="done"), version)
+    try:
+        put_record(home.log, topic, msgspec.structs.replace(record, state="done"), version)
+    except NotFoundError:
+        if not _is_done(home, topic, record):  # another call has completed it meanwhile
+            raise
+
+
+def _is_done(home: Home, topic: Topic, record: AuditRecord) -> bool:
+    return any(
+        each.id == record.id and each.state == "done"
+        for each in read_audit(home.log, topic, record.at_ms)
+    )
 
 
 def erase_archived(

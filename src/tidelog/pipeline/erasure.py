@@ -18,8 +18,7 @@ from tidelog.log.topics import read_head
 from tidelog.model import layout
 from tidelog.model.topic import Topic
 from tidelog.pipeline.archive import list_archives
-from tidelog.pipeline.archived import complete_erasures, finish_archive
-from tidelog.pipeline.deletions import deleted_offsets
+from tidelog.pipeline.archived import finish_archive, settled_offsets
 from tidelog.pipeline.erase import ArchiveErasure, erase_from_archives
 from tidelog.pipeline.sweep import PipelineSweep, sweep_archives
 
@@ -63,7 +62,7 @@ def _erase_until_settled(
     home: Home, topic: Topic, wait_ms: int, tell: Callable[[TidelogError], None]
 ) -> list[ArchiveErasure]:
     """From all archives, again and again until no range is under way that may hold an event."""
-    deleted = deleted_offsets(home, topic)
+    deleted = settled_offsets(home, topic)
     clock = home.log.clock
     until_ms = clock.now_ms() + wait_ms
     total: dict[tuple[str, int], ArchiveErasure] = {}
@@ -126,8 +125,7 @@ class ArchiveEraser:
         )
         if last is None or seen == self._done.get(topic.incarnation):
             return []
-        complete_erasures(self._home, topic)
-        deleted = deleted_offsets(self._home, topic)
+        deleted = settled_offsets(self._home, topic)
         errors: list[TidelogError] = []
         reports = erase_from_archives(self._home, topic, deleted, errors.append)
         self.troubles += errors
