@@ -14,6 +14,7 @@ import pytest
 from tests.forks import SCENARIOS, TOPIC
 from tests.nursery import ROOT
 from tests.opening import a_catalog, a_store
+from tidelog.catalog import sqlite_connections
 from tidelog.catalog.base import Put
 from tidelog.home import create_home, open_home
 from tidelog.settings import load_settings
@@ -71,6 +72,37 @@ def test_no_connection_is_open_in_a_forked_child(tmp_path: Path) -> None:
     assert status == 0
     assert catalog.get("p", "a") is not None
     catalog.close()
+
+
+def test_fork_waits_for_a_connection_that_an_ending_thread_closes(tmp_path: Path) -> None:
+    closing, may_end = threading.Event(), threading.Event()
+
+    class Slow:
+        def close(self) -> None:
+            closing.set()
+            may_end.wait(60)
+
+    def drop() -> None:
+        held = sqlite_connections._Held(tmp_path / "catalog.sqlite", Slow())  # type: ignore[arg-type]
+        del held
+
+    dropping = threading.Thread(target=drop)
+    dropping.start()
+    assert closing.wait(60)
+    forked = threading.Event()
+
+    def fork() -> None:
+        sqlite_connections._process.before_fork()
+        forked.set()
+        sqlite_connections._process.after_in_parent()
+
+    forking = threading.Thread(target=fork)
+    forking.start()
+    assert not forked.wait(0.3), "SQLite is in the middle of closing a file"
+    may_end.set()
+    assert forked.wait(60)
+    forking.join()
+    dropping.join()
 
 
 def test_a_child_does_not_keep_the_lock_of_a_local_store(

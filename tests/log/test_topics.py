@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 import tidelog
 from tidelog import Event, Home
-from tidelog.catalog.base import ABSENT, Change, Put, Row
+from tidelog.catalog.base import ABSENT, Catalog, Change, Delete, Put, Row
 from tidelog.catalog.memory import MemoryCatalog
-from tidelog.errors import AlreadyExistsError, ConflictError, InvalidError, NotFoundError
+from tidelog.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    InvalidError,
+    NotFoundError,
+    UnknownOutcomeError,
+)
 from tidelog.log.base import Log
 from tidelog.log.topics import create_topic, delete_topic, find_topic, list_topics, read_head
 from tidelog.model import layout
@@ -260,3 +268,54 @@ def test_audit_records_and_the_ledger_go_with_a_topic_also_when_it_dies(call: in
         return sum(row.row != "head" for row in found)
 
     assert (rows("first"), rows("other")) == (0, len(digests) + 1)
+
+    assert (rows("first"), rows("other")) == (0, len(digests) + 2)
+
+
+class _Before:
+    """A catalog that lets another process act before the registry row of a topic is removed."""
+
+    def __init__(self, inner: Catalog, act: Callable[[], None]) -> None:
+        self._inner = inner
+        self._act: Callable[[], None] | None = act
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def write(self, partition: str, *changes: Change, write_id: str) -> None:
+        act = self._act
+        if act is not None and any(
+            isinstance(each, Delete) and each.row == layout.topic_row("t") for each in changes
+        ):
+            self._act = None
+            act()
+        self._inner.write(partition, *changes, write_id=write_id)
+
+
+def test_delete_that_another_process_finished_leaves_a_newer_topic_of_that_name(home: Home) -> None:
+    home.create_topic("t", 1)
+
+    def recreate() -> None:
+        home.delete_topic("t")
+        home.create_topic("t", 1)
+        home.append("t", [Event(b"new")])
+
+    catalog: Any = _Before(home.log.catalog, recreate)
+    delete_topic(dataclasses.replace(home.log, catalog=catalog), "t")
+    assert [event.value for event in home.read("t")] == [b"new"]
+
+
+def test_delete_whose_reply_was_lost_leaves_a_newer_topic_of_that_name(home: Home) -> None:
+    home.create_topic("t", 1)
+    catalog: Any = _Before(home.log.catalog, lambda: None)
+    removed = catalog.write
+
+    def lose(partition: str, *changes: Change, write_id: str) -> None:
+        removed(partition, *changes, write_id=write_id)
+        if any(isinstance(each, Delete) and each.row == layout.topic_row("t") for each in changes):
+            home.create_topic("t", 1)
+            raise UnknownOutcomeError("lost (injected)")
+
+    catalog.write = lose
+    delete_topic(dataclasses.replace(home.log, catalog=catalog), "t")
+    assert home.topic("t").state == "ready"

@@ -13,6 +13,7 @@ import pytest
 from tests.journal.compiling import Death
 from tests.pipeline.looking import a_home, an_archive, drive
 from tidelog import Event, Home
+from tidelog.catalog.base import Change
 from tidelog.errors import InvalidError
 from tidelog.journal.audit import read_audit
 from tidelog.log.ledger import read_erased, was_erased
@@ -25,6 +26,8 @@ from tidelog.pipeline.erasure import ArchiveEraser, carry_out
 from tidelog.pipeline.proof import prove_erased
 from tidelog.playback.outlet_topic import TopicOutlet
 from tidelog.playback.outlets import Lot
+from tidelog.pipeline.restore import Restoring, restore
+from tidelog.pipeline.workers import LocalWorkers
 from tidelog.testing.faults import FaultyCatalog, FaultyStore
 from tidelog.testing.scheduler import Crash
 
@@ -64,6 +67,32 @@ def trim(home: Home) -> None:
 
 
 WHY: dict[str, Any] = {"why": "asked for", "who": "ada"}
+
+
+@pytest.mark.parametrize("by", ["id", "key"])
+def test_copy_that_a_restore_brings_during_the_delete_is_deleted_too(home: Home, by: str) -> None:
+    archives(home)
+    home.trim("t", ToOffsets({0: 3, 1: 3}))
+    catalog = home.log.catalog
+    write = catalog.write
+    restored: list[int] = []
+
+    def restore_first(where: str, *changes: Change, write_id: str) -> None:
+        if where.startswith("audit/") and not restored:
+            restored.append(0)
+            restored.append(restore(home, Restoring("daily", "topic:t"), LocalWorkers()))
+        write(where, *changes, write_id=write_id)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(catalog, "write", restore_first)
+        if by == "id":
+            delete_events(home, "t", ["id-0"], home.reason(**WHY))
+        else:
+            delete_key(home, "t", b"ada", home.reason(**WHY))
+    assert restored[-1] == 6
+    found = [event for partition in (0, 1) for event in home.read("t", partition, 3)]
+    assert found, "the others were restored"
+    assert not any(e.id == "id-0" if by == "id" else e.key == b"ada" for e in found)
 
 
 def test_trimmed_event_is_erased_from_archives_by_its_id(home: Home) -> None:

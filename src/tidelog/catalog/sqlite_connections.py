@@ -7,7 +7,7 @@ the write-ahead log, and the child goes on writing to a deleted file. So no conn
 open while a process forks:
 
 1. before a fork every connection is closed, as soon as its statement has ended; opening another
-   one waits until the fork is over
+   one waits until the fork is over, and the fork waits for one that an ending thread closes
 2. after it, parent and child each open connections of their own when they next need one
 
 A fork that went past Python (a C library that calls ``fork`` itself), or one that a signal handler
@@ -61,8 +61,9 @@ class _Held:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.connection))
 
     def __del__(self) -> None:
-        if not self.closed:
-            self.connection.close()
+        with _process.closing:  # no fork happens while SQLite closes a file
+            if not self.closed:
+                self.connection.close()
 
 
 class _Process:
@@ -71,6 +72,7 @@ class _Process:
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.opening = threading.RLock()  # held while a connection is opened, and over a fork
+        self.closing = threading.RLock()  # held while a dropped one is closed, and over a fork
         self.opened: weakref.WeakSet[_Held] = weakref.WeakSet()
         self.under_way: list[Path] = []  # files that are being opened
         self.refused: set[Path] = set()  # files that were open when this process was forked
@@ -79,13 +81,15 @@ class _Process:
         self.opening.acquire()
         for held in list(self.opened):
             held.close()
+        self.closing.acquire()  # last: a statement that waits for it must not be waited for
 
     def after_in_parent(self) -> None:
+        self.closing.release()
         self.opening.release()
 
     def after_in_child(self) -> None:
         self.pid = os.getpid()
-        self.opening = threading.RLock()
+        self.opening, self.closing = threading.RLock(), threading.RLock()
         for held in list(self.opened):
             if not held.closed:
                 self.refused.add(held.path)

@@ -6,33 +6,57 @@ alone could come true twice: a repeated packet of an old creation would then fin
 
 from __future__ import annotations
 
-from tidelog.catalog.base import ABSENT, Delete, Put
+from collections.abc import Callable
+
+from tidelog.catalog.base import ABSENT, Change, Delete, Put, Row
 from tidelog.errors import ConflictError, UnavailableError, UnknownOutcomeError
 from tidelog.log.base import Log
 from tidelog.model import layout
 
-__all__ = ["change_registry"]
+__all__ = ["add_name", "remove_name"]
 
 
-def change_registry(log: Log, wanted: Put | Delete, *also: Put) -> None:
-    """Make or remove a name; done too when another process did the same at the same time.
+def add_name(log: Log, wanted: Put) -> None:
+    """Add a registry row that does not exist; done too when another process has added it."""
 
-    Rows that ``also`` puts are written with it.
+    def decide(found: Row | None) -> list[Change]:
+        return [wanted] if found is None else []
+
+    _change(log, wanted.row, decide)
+
+
+def remove_name(log: Log, name: str, is_same: Callable[[Row], bool], *also: Put) -> None:
+    """Remove a registry row, unless it is gone or another thing has the name by now.
+
+    ``is_same`` decides by the incarnation whether a row is the one to remove: a name may be made
+    again at any time, also between a removal that landed and its lost reply. Rows that ``also``
+    puts are written with the removal.
     """
+
+    def decide(found: Row | None) -> list[Change]:
+        if found is None or not is_same(found):
+            return []
+        return [Delete(name, found.version), *also]
+
+    _change(log, name, decide)
+
+
+def _change(log: Log, name: str, decide: Callable[[Row | None], list[Change]]) -> None:
+    """Write what ``decide`` wants for the row as it is, until it wants nothing more."""
     delays = log.backoff.delays_s(log.random)
     while True:
         counted = log.catalog.get(layout.REGISTRY, layout.REGISTRY_CHANGES)
+        changes = decide(log.catalog.get(layout.REGISTRY, name))
+        if not changes:
+            return
         count = int(counted.value) + 1 if counted else 1
         version = counted.version if counted else ABSENT
         counter = Put(layout.REGISTRY_CHANGES, str(count).encode(), expect=version)
         try:
-            log.catalog.write(layout.REGISTRY, counter, wanted, *also, write_id=log.ids.new())
+            log.catalog.write(layout.REGISTRY, counter, *changes, write_id=log.ids.new())
             return
         except (ConflictError, UnknownOutcomeError):
-            row = log.catalog.get(layout.REGISTRY, wanted.row)
-            if (row is None) == isinstance(wanted, Delete):
-                return
-        delay_s = next(delays, None)
+            delay_s = next(delays, None)
         if delay_s is None:
-            raise UnavailableError(f"registry row `{wanted.row}`: too many writers: try again")
+            raise UnavailableError(f"registry row `{name}`: too many writers: try again")
         log.clock.sleep(delay_s)

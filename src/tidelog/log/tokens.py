@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tidelog.catalog.base import ABSENT, Delete, Put, Row
+from tidelog.catalog.base import ABSENT, Put, Row
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.log.base import Log
-from tidelog.log.registry import change_registry
+from tidelog.log.registry import add_name, remove_name
 from tidelog.model import layout
 from tidelog.model.run import decode_row, encode_row
 from tidelog.model.token import LABEL_MAX, Scope, Token, check_token_id, token_hash
@@ -25,7 +25,7 @@ def create_token(log: Log, scopes: Iterable[Scope], label: str = "") -> tuple[To
     token_id = log.ids.new()[:12]
     text = f"tidelog_{token_id}_{log.random.getrandbits(256):064x}"
     token = Token(token_id, token_hash(text.encode()), wanted, log.clock.now_ms(), label)
-    change_registry(log, Put(layout.token_row(token_id), encode_row(token), ABSENT))
+    add_name(log, Put(layout.token_row(token_id), encode_row(token), ABSENT))
     return token, text
 
 
@@ -41,7 +41,7 @@ def revoke_token(log: Log, token_id: str) -> Token:
     row = log.catalog.get(layout.REGISTRY, layout.token_row(token_id))
     if row is None:
         raise NotFoundError(f"token `{token_id}`: not found: see `tidelog token list`")
-    change_registry(log, Delete(row.row, row.version))
+    remove_name(log, row.row, lambda _: True)  # ids are not used again
     return _decode(row)
 
 

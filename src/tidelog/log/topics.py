@@ -43,7 +43,7 @@ from tidelog.errors import (
     NotFoundError,
 )
 from tidelog.log.base import Log
-from tidelog.log.registry import change_registry
+from tidelog.log.registry import add_name, remove_name
 from tidelog.model import layout, limits
 from tidelog.model.address import nearest
 from tidelog.model.run import Head, decode_row, encode_row
@@ -70,7 +70,7 @@ def create_topic(log: Log, wanted: Topic) -> Topic:
     _check_settings(wanted)
     row = log.catalog.get(layout.REGISTRY, layout.topic_row(wanted.name))
     if row is None:
-        change_registry(log, Put(layout.topic_row(wanted.name), encode_row(wanted), ABSENT))
+        add_name(log, Put(layout.topic_row(wanted.name), encode_row(wanted), ABSENT))
         row = log.catalog.get(layout.REGISTRY, layout.topic_row(wanted.name))
     if row is None:
         raise ConflictError(f"topic `{wanted.name}`: was deleted while it was created: try again")
@@ -145,7 +145,12 @@ def delete_topic(log: Log, name: str) -> None:
     _remove_audit(log, topic)
     _each_partition(topic, lambda partition: _remove_rows(log, topic, partition))
     record = Put(layout.deleted_row(topic.incarnation), name.encode())
-    change_registry(log, Delete(layout.topic_row(name), row.version), record)
+    remove_name(
+        log,
+        layout.topic_row(name),
+        lambda found: _decode(found).incarnation == topic.incarnation,
+        record,
+    )
 
 
 def check_exists(log: Log, topic: Topic) -> Row:

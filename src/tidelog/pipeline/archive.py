@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from tidelog.catalog.base import ABSENT, Delete, Put
+from tidelog.catalog.base import ABSENT, Put
 from tidelog.codec.formats import settings_of
 from tidelog.codec.parsers import layout_settings
 from tidelog.errors import AlreadyExistsError, ConflictError, InvalidError, TidelogError
@@ -28,7 +28,7 @@ from tidelog.log.archives import (
     read_archive,
     read_partitions,
 )
-from tidelog.log.registry import change_registry
+from tidelog.log.registry import add_name, remove_name
 from tidelog.log.replays import counting_files
 from tidelog.model import layout
 from tidelog.model.address import parse_address
@@ -63,7 +63,7 @@ def create_archive(home: Home, wanted: Archive) -> Archive:
     row = log.catalog.get(layout.REGISTRY, name)
     if row is None:
         _refuse_taken(home, wanted)
-        change_registry(log, Put(name, encode_archive(log, wanted), ABSENT))
+        add_name(log, Put(name, encode_archive(log, wanted), ABSENT))
         row = log.catalog.get(layout.REGISTRY, name)
     archive = decode_archive(log, row) if row else wanted
     if row is None or archive.state == "ready":
@@ -77,7 +77,8 @@ def create_archive(home: Home, wanted: Archive) -> Archive:
         _mark(home, archive)
     except InvalidError:  # its folder is not for us: the name shall not be lost with it
         with contextlib.suppress(TidelogError):
-            change_registry(log, Delete(name, row.version))
+            begun = archive.incarnation
+            remove_name(log, name, lambda each: decode_archive(log, each).incarnation == begun)
         raise
     ready = msgspec.structs.replace(archive, state="ready")
     try:

@@ -8,6 +8,9 @@ Of a topic that is there, in four steps; the scribe finishes what died:
 3. ids and key into the ledger, and ``erasures`` up in the heads       → dead: go on at 3
 4. the record as ``done``                                              → dead: nothing is missing
 
+A restore may bring the events back into the topic between a delete's look at the topic and step 3:
+so whatever found them here looks at the topic once more after step 3, and deletes what came.
+
 From step 2 on these places count as deleted (``pipeline.deletions``), so ``delete --prove`` and the
 scribe write the archives' files again without them, as they do after any delete. A call that relies
 on a record of another one, since it leaves out what is deleted already, completes it first
@@ -101,10 +104,14 @@ class Deleted:
 
 def delete_events(home: Home, topic: str, ids: Collection[str], why: Why) -> Deleted:
     """Delete all events that have one of these ids, for good, also what archives alone hold."""
-    amended = home.delete(topic, list(ids), why=why.why, who=why.who)
+    wanted = list(ids)
+    amended = home.delete(topic, wanted, why=why.why, who=why.who)
     trimmed = erase_trimmed(home, home.topic(topic), why, ids)
+    events = amended.events
+    if trimmed.ids:  # a restore may have copied them into the topic before the ledger had them
+        events += home.delete(topic, wanted, why=why.why, who=why.who).events
     missing = tuple(each for each in amended.missing if each not in trimmed.ids)
-    return Deleted(amended.events, trimmed.events, missing, trimmed.unseen)
+    return Deleted(events, trimmed.events, missing, trimmed.unseen)
 
 
 def delete_key(
@@ -117,7 +124,10 @@ def delete_key(
     """Delete all events that have this key, for good, also what archives alone hold."""
     amended = home.delete_key(topic, key, why=why.why, who=why.who, progress=progress)
     trimmed = erase_trimmed(home, home.topic(topic), why, key=key)
-    return Deleted(amended.events, trimmed.events, unseen=trimmed.unseen)
+    events = amended.events
+    if trimmed.events:  # as above
+        events += home.delete_key(topic, key, why=why.why, who=why.who, progress=progress).events
+    return Deleted(events, trimmed.events, unseen=trimmed.unseen)
 
 
 def erase_trimmed(

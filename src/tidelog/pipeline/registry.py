@@ -20,7 +20,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from tidelog.catalog.base import ABSENT, Delete, Put, Row
+from tidelog.catalog.base import ABSENT, Put, Row
 from tidelog.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -33,7 +33,7 @@ from tidelog.home import Home
 from tidelog.log.archives import read_archive
 from tidelog.log.base import Log
 from tidelog.log.heads import RACE
-from tidelog.log.registry import change_registry
+from tidelog.log.registry import add_name, remove_name
 from tidelog.model import layout
 from tidelog.model.address import parse_address
 from tidelog.model.pipeline import NamedPipeline, check_pipeline_name
@@ -98,7 +98,7 @@ def ensure_pipeline(home: Home, wanted: NamedPipeline) -> NamedPipeline:
     log, row = home.log, layout.pipeline_row(wanted.name)
     found = log.catalog.get(layout.REGISTRY, row)
     if found is None:
-        change_registry(log, Put(row, encode_row(wanted), ABSENT))
+        add_name(log, Put(row, encode_row(wanted), ABSENT))
     return find_pipeline(home, wanted.name)
 
 
@@ -176,7 +176,7 @@ def delete_pipeline(home: Home, name: str) -> None:
         if found.state == "deleting":
             close_heads(log, found.incarnation)
             remove_work(log, found.incarnation, home.store)
-            change_registry(log, Delete(key, row.version))
+            _remove_name(log, found)
             return
         _take_shards(log, found)
         going = Put(key, encode_row(msgspec.structs.replace(found, state="deleting")), row.version)
@@ -185,6 +185,11 @@ def delete_pipeline(home: Home, name: str) -> None:
             continue
         log.clock.sleep(delay_s)
     raise UnavailableError(f"pipeline `{name}`: others keep changing it: try again")
+
+
+def _remove_name(log: Log, pipeline: NamedPipeline) -> None:
+    key = layout.pipeline_row(pipeline.name)
+    remove_name(log, key, lambda row: _decode(row).incarnation == pipeline.incarnation)
 
 
 def _new(home: Home, name: str, source: str, sink: TargetSink) -> NamedPipeline:
