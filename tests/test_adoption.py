@@ -346,6 +346,8 @@ def test_home_whose_adoption_did_not_finish_is_refused() -> None:
         msgspec.json.decode(row.value, type=Identity),
         id="new",
         state="adopting",
+        store=THERE.store,
+        catalog=THERE.catalog,
         was=read_pair(store, catalog, HERE).id,
     )
     catalog.write(
@@ -356,6 +358,27 @@ def test_home_whose_adoption_did_not_finish_is_refused() -> None:
     with pytest.raises(InvalidError, match="adoption did not finish: run `tidelog home adopt`"):
         read_pair(store, catalog, THERE)
     assert adopt_identity(store, catalog, seeded_ids(3), THERE, moved=False)[1].id == "new"
+
+
+def _crash(*_: object) -> str:
+    raise Crash
+
+
+def test_adoption_that_did_not_finish_leaves_the_store_of_another_home_alone() -> None:
+    store, catalog = _halves()
+    dead: Any = FaultyStore(store, Faults())
+    dead.replace = _crash  # after step 1
+    with pytest.raises(Crash):
+        adopt_identity(dead, catalog, seeded_ids(2), THERE, moved=False)
+    other = MemoryStore(FakeClock())
+    elsewhere = Location("s3://c/x", "dynamodb://c")
+    create_identity(other, MemoryCatalog(), seeded_ids(5), elsewhere)
+    before = other.get(layout.HOME_OBJECT)
+    for location in (Location("s3://c/x", THERE.catalog), THERE):
+        with pytest.raises(InvalidError, match="do not belong together"):
+            adopt_identity(other, catalog, seeded_ids(3), location, moved=False)
+    assert other.get(layout.HOME_OBJECT) == before
+    assert adopt_identity(store, catalog, seeded_ids(4), THERE, moved=False)[1].state == "ready"
 
 
 @pytest.mark.parametrize(

@@ -117,6 +117,12 @@ def adopt_identity(
         )
     before, version = claimed
     if before.state == "adopting":
+        if in_store.id not in (before.id, before.was) or before.location != location:
+            raise InvalidError(
+                f"store `{store.url}` and catalog `{catalog.url}`: do not belong together: the "
+                f"adoption that did not finish was of {before.store or 'another store'} and "
+                f"{before.catalog or 'another catalog'}: fix the addresses"
+            )
         old, new = msgspec.structs.replace(before, id=before.was), before
     else:
         old = read_pair(store, catalog, location, shared=moved)

@@ -55,6 +55,20 @@ def test_a_locked_file_is_unavailable_after_the_time_out(
     catalog.close()
 
 
+def test_full_disk_is_named_and_nothing_is_written(url: str) -> None:
+    catalog = a_catalog(url)
+    catalog.write("p", Put("a", b"1"), write_id="w1")
+    with catalog._connections.use() as connection:  # type: ignore[attr-defined]
+        connection.execute("PRAGMA max_page_count = 8")
+    with pytest.raises(UnavailableError, match="the disk is full, nothing was written"):
+        catalog.write("p", Put("b", bytes(200_000)), write_id="w2")
+    assert catalog.get("p", "b") is None
+    with catalog._connections.use() as connection:  # type: ignore[attr-defined]
+        connection.execute("PRAGMA max_page_count = 100000")
+    catalog.write("p", Put("b", bytes(200_000)), write_id="w2")
+    catalog.close()
+
+
 def test_threads_have_connections_of_their_own_and_close_ends_all(url: str) -> None:
     catalog = a_catalog(url)
     catalog.write("p", Put("a", b"1"), write_id="w1")

@@ -110,6 +110,28 @@ def test_a_sweep_refuses_objects_that_no_registry_row_explains(tmp_path: Path) -
     damage.sweep()
 
 
+def test_topic_that_a_restored_catalog_does_not_know_can_be_accepted_as_lost(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "home"
+    home, _ = create_home(load_settings(str(path), {}, tmp_path))
+    home.create_topic("orders")
+    home.append("orders", [Event(b"x")])
+    home.close()
+    saved = (path / "catalog.sqlite").read_bytes()
+    with open_home(path) as home:
+        late = home.create_topic("late")
+        home.append("late", [Event(b"y")])
+    (path / "catalog.sqlite").write_bytes(saved)
+    with open_home(path) as home:
+        (refused,) = home.sweep(0).refused
+        assert f"tidelog sweep --accept-loss {late.incarnation}" in str(refused.error)
+        report = home.sweep(0, accept_loss=[late.incarnation])
+        assert (report.objects_deleted, report.refused) == (1, ())
+        assert home.sweep(0).refused == ()
+        assert [event.value for event in home.read("orders")] == [b"x"]
+
+
 def test_late_uploads_of_a_deleted_topic_are_garbage(tmp_path: Path) -> None:
     home, _ = create_home(load_settings(str(tmp_path / "home"), {}, tmp_path))
     topic = home.create_topic("brief")

@@ -24,10 +24,10 @@ from tidelog.pipeline.archived import delete_events, delete_key, erase_archived
 from tidelog.pipeline.contents import Wanted, archived_rows
 from tidelog.pipeline.erasure import ArchiveEraser, carry_out
 from tidelog.pipeline.proof import prove_erased
-from tidelog.playback.outlet_topic import TopicOutlet
-from tidelog.playback.outlets import Lot
 from tidelog.pipeline.restore import Restoring, restore
 from tidelog.pipeline.workers import LocalWorkers
+from tidelog.playback.outlet_topic import TopicOutlet
+from tidelog.playback.outlets import Lot
 from tidelog.testing.faults import FaultyCatalog, FaultyStore
 from tidelog.testing.scheduler import Crash
 

@@ -263,6 +263,8 @@ def _write_once(
     except sqlite3.Error as exc:
         with contextlib.suppress(sqlite3.Error):
             connection.execute("ROLLBACK")
+        if _is_full(exc) and not connection.in_transaction:
+            raise  # a frame that marks a commit needs room too, so nothing was written
         raise LostReplyError(str(exc)) from exc
 
 
@@ -292,6 +294,10 @@ def _apply(connection: sqlite3.Connection, partition: str, change: Change, write
         )
 
 
+def _is_full(exc: sqlite3.Error) -> bool:
+    return getattr(exc, "sqlite_errorname", "") == "SQLITE_FULL"
+
+
 @contextlib.contextmanager
 def _translated(path: Path) -> Iterator[None]:
     """Turn SQLite's errors into ours."""
@@ -313,7 +319,12 @@ def _translated(path: Path) -> Iterator[None]:
             raise UnavailableError(
                 f"catalog `{path}`: other processes kept it locked for {_BUSY_MS} ms: try again"
             ) from exc
-        raise UnavailableError(f"catalog `{path}`: {exc}: mend it and try again") from exc
+        if _is_full(exc):
+            raise UnavailableError(
+                f"catalog `{path}`: the disk is full, nothing was written: free some space and "
+                "try again"
+            ) from exc
+        raise UnavailableError(f"catalog `{path}`: {exc}: fix it and try again") from exc
     except UnicodeDecodeError as exc:  # SQLite names a table whose damaged name is no text
         raise CorruptError(
             f"catalog `{path}`: {exc.reason}: keep the file, and restore it from a copy"

@@ -9,14 +9,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
+from tidelog.catalog.base import ABSENT, Put
 from tidelog.catalog.checked import CheckedCatalog
 from tidelog.errors import CorruptError
 from tidelog.log.base import Log
+from tidelog.log.registry import add_name
 from tidelog.log.topics import list_topics
 from tidelog.model import layout
 
 __all__ = [
     "TOPICS",
+    "accept_unexplained",
     "inspect_catalog",
     "inspect_home",
     "is_deleted",
@@ -44,12 +47,25 @@ def unexplained(log: Log, stored: Iterable[str]) -> list[CorruptError]:
     return [
         CorruptError(
             f"topic of incarnation `{incarnation}`: has objects or rows, but no registry row, and "
-            "was never deleted: keep everything, and restore the catalog from a copy",
+            "was never deleted: restore a catalog that knows it, or, if it was created after the "
+            f"copy that you restored, run `tidelog sweep --accept-loss {incarnation}`",
             incarnation=incarnation,
         )
         for incarnation in stored
         if incarnation not in known and not is_deleted(log, incarnation)
     ]
+
+
+def accept_unexplained(log: Log, name: str) -> bool:
+    """Count an incarnation that the registry does not explain as deleted; False for other names.
+
+    A person decides that: after the restore of a catalog that is older than the topic.
+    """
+    if not _INCARNATION.fullmatch(name):
+        return False
+    if unexplained(log, [each for each in stored_incarnations(log) if each == name]):
+        add_name(log, Put(layout.deleted_row(name), b"", ABSENT))
+    return is_deleted(log, name)
 
 
 def is_deleted(log: Log, incarnation: str) -> bool:

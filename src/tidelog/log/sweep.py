@@ -91,6 +91,7 @@ from tidelog.log.base import Log
 from tidelog.log.heads import RACE, raise_head
 from tidelog.log.incarnations import (
     TOPICS,
+    accept_unexplained,
     inspect_catalog,
     is_deleted,
     stored_incarnations,
@@ -197,12 +198,14 @@ def sweep_home(log: Log, grace_ms: int, accept_loss: Collection[str] = ()) -> Sw
     Safe at any time, beside producers, trims and other sweeps. ``InvalidError`` for a negative
     grace; a topic that cannot be swept is reported, and the others are. Of the topics in
     ``accept_loss`` it also deletes objects that may be the only copy of events, or are: see
-    ``losses``. ``NotFoundError`` when there is no such topic.
+    ``losses``; an incarnation of which only objects are left then counts as deleted.
+    ``NotFoundError`` when there is no such topic.
     """
     if grace_ms < 0:
         raise InvalidError(f"sweep: a grace of {grace_ms} ms: give 0 or more")
     for name in accept_loss:
-        find_topic(log, name)
+        if not accept_unexplained(log, name):
+            find_topic(log, name)
     now_ms, latest_ms = now_bounds_ms(log)
     age = _Age(now_ms, latest_ms, grace_ms)
     tally = _Tally(clock_ahead_ms=clock_ahead_ms(log, age.now_ms))
