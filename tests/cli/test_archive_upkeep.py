@@ -118,7 +118,8 @@ def test_status_lists_ranges_that_were_set_aside(tidelog: Run) -> None:
         own = find_archive(home, "daily").pipeline()
         gone = Aside("t/0", "5", "9", 4, ("archives/daily/_aside/x/a.parquet",), 1_794_700_800_000)
         change = Put(layout.aside_row("x"), encode_row(gone))
-        home.catalog.write(layout.pipeline_shards(own), change, write_id=home.log.ids.new())
+        where = layout.pipeline_partition(own, "t/0")
+        home.catalog.write(where, change, write_id=home.log.ids.new())
     rows = tidelog("archive", "status", "daily", "--json").rows()
     (shown,) = rows[0]["aside"]
     assert (shown["start"], shown["end"], shown["events"]) == ("5", "9", 4)

@@ -25,7 +25,6 @@ ALLOWED = {
     ("pipeline/counting.py", "_write"): "in a write that expects the counted row",
     ("pipeline/finalize.py", "_settle"): "in a write that expects the folder's row",
     ("log/topics.py", "delete_topic"): "in a write that expects the registry row",
-    ("pipeline/forgotten.py", "set_aside"): "a record by an id that never recurs; none removes it",
     ("log/keepers.py", "put_keeper"): "a heartbeat that is shown; an old one counts as silent",
     ("log/lease.py", "beat"): "a heartbeat; others ignore a member that is silent",
     (

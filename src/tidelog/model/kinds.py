@@ -143,10 +143,6 @@ ROWS = (
     ),
     Kind("pipeline/<name> · folder/<end>/<folder>", "a date folder: files, events, final or not"),
     Kind("pipeline/<name> · unsettled/<end>/<folder>", "that its marker is being put or removed"),
-    Kind(
-        "pipeline/<name> · aside/<manifest>",
-        "a range that a restored catalog had forgotten, and where its files are now",
-    ),
     Kind("pipeline/<name> · partition/<source partition>", "that the pipeline has a head for it"),
     Kind(
         "pipeline/<name>/<source partition> · head",
@@ -156,6 +152,10 @@ ROWS = (
     Kind(
         "pipeline/<name>/<source partition> · commit/<ordinal>/<start>",
         "a range that is done, or merged ones",
+    ),
+    Kind(
+        "pipeline/<name>/<source partition> · aside/<manifest>",
+        "a range that a restored catalog had forgotten, and where its files are now",
     ),
     Kind("playback/<name> · pin", "topic, range, ends and sink, as they were when it began"),
     Kind("playback/<name> · state", "its driver, epoch and cursor; the lot under way"),

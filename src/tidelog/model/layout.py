@@ -335,7 +335,7 @@ def folder_rows(first_ms: int, last_ms: int) -> tuple[str, str]:
 
 
 def aside_row(manifest_id: str) -> str:
-    """A range that was set aside, by its manifest; in the catalog partition of the shards."""
+    """A range that was set aside, by its manifest; beside the head of its source partition."""
     return f"aside/{manifest_id}"
 
 

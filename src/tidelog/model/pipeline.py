@@ -92,6 +92,7 @@ class Progress(Persisted, frozen=True):
     incarnation: str = ""  # of what the source reads; empty: not known
     totals: Totals = Totals()
     looked: int = 0  # epoch of the last driver that looked for forgotten ranges, then committed
+    names: str = ""  # a further part of its files' names, since ranges were set aside
 
 
 class Gap(Persisted, frozen=True):

@@ -58,12 +58,19 @@ from tidelog.model.pipeline import (
 from tidelog.model.run import decode_row, encode_row
 from tidelog.model.sealed import seal_json
 from tidelog.pipeline.base import Outcome, Pipeline, Produced, Task
-from tidelog.pipeline.forgotten import late_manifests, set_aside
+from tidelog.pipeline.forgotten import (
+    SettingAside,
+    committed_manifests,
+    decisions,
+    late_manifests,
+)
 from tidelog.sinks.base import AsideSink
 from tidelog.sources.base import Bounds, Range, SourcePartition
 from tidelog.store.fresh import put_same
 
 __all__ = ["Cycle", "CycleReport", "LostError"]
+
+_NAMES_CHARS = 16  # of an id: as many as no two of them ever share
 
 
 class LostError(InvalidError):
@@ -203,11 +210,24 @@ class Cycle:
         """Before step 3: files of ranges that the catalog has forgotten (``forgotten``)."""
         sink, partition = self._pipeline.sink, track.partition.text
         if track.late and isinstance(sink, AsideSink):
-            late, pipeline = track.late, self._pipeline.id
-            report.aside += set_aside(self._log, pipeline, partition, track.head, late, sink)
+            work = SettingAside(self._log, track.where, partition, sink)
+            known = committed_manifests(self._log, self._pipeline.id, partition)
+            found = work.look(track.late, known, track.head)
+            for rows in decisions(found):
+                self._decide(track, rows)
+            for each in found:
+                work.move(each)
+            report.aside += [each.record for each in found]
         track.late = ()
         track.head = msgspec.structs.replace(track.head, looked=self._epoch)  # at the next commit
         self._looked.add(track.partition)
+
+    def _decide(self, track: _Track, rows: Sequence[Put]) -> None:
+        """Decide to set ranges aside: no file that begins after this has the name of theirs."""
+        head = msgspec.structs.replace(track.head, names=self._log.ids.new()[:_NAMES_CHARS])
+        change = Put("head", encode_row(head), expect=track.head_version)
+        track.head_version = self._write(track, change, *rows)
+        track.head = head
 
     def _list(self, partition: SourcePartition) -> None:
         """Step 0, so that the partition is known also when its source no longer has it."""
@@ -270,7 +290,10 @@ class Cycle:
         except NotFoundError:
             self._withdraw(track)
             raise
-        return Task(reader, self._pipeline.sink, staging, self._pipeline.transform)
+        sink = self._pipeline.sink
+        if head.names and isinstance(sink, AsideSink):
+            sink = sink.named(head.names)
+        return Task(reader, sink, staging, self._pipeline.transform)
 
     def _outcomes(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
         """What comes back; workers that fail as a whole are an error of each range left."""

@@ -12,31 +12,51 @@ partition. Once that is adopted and has no decided range:
 
 1. of the manifests that no commit names, take those from the head's ordinal on whose files are
    there with the size and checksum that they say             → dead: nothing has changed
-2. put a row ``aside/<manifest>`` that records the range        → dead: a record; the next goes on
+2. decide, in one write that expects the head: a row
+   ``aside/<manifest>`` for each range, which is never changed
+   again, and fresh ``names`` into the head, which are part of
+   the name of every file from here on                         → dead: the next goes on with 3
 3. copy each file below ``_aside`` of the archive's folder,
    create-only                                                 → dead: files that are there twice,
                                                                  once where nobody lists
 4. delete them, and the ``_SUCCESS`` of their folders           → done
 
-An attempt that was never decided has published nothing, so none of its files is there with its
-checksum. A file that no manifest explains is left alone: publishing refuses to overwrite it.
+No range begins before all files that ``aside`` rows name are gone from where readers list them: who
+adopts the partition next finds the rows, and goes on.
+
+Step 4 deletes by name, and a driver may stall before it for as long as it likes, while others do
+the range again and commit it. So names that step 2 has decided on must never be used again: those
+of later ranges have other ``names`` in them. A driver that lost the partition before step 2 fails
+there, and has deleted nothing. An attempt that was never decided has published nothing; what is at
+its names is another one's, either committed, which the ordinal tells as long as the head is ours,
+or forgotten too. A file that no manifest explains is left alone: publishing refuses to replace it.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
-from tidelog.catalog.base import Put
+from tidelog.catalog.base import ABSENT, Put, Row
 from tidelog.errors import CorruptError, NotFoundError
-from tidelog.log.archives import read_commit_rows
+from tidelog.log.archives import read_commit_rows, read_partitions
 from tidelog.log.base import Log
-from tidelog.model import layout
-from tidelog.model.pipeline import Aside, Manifest, Progress, read_manifest
+from tidelog.model import layout, limits
+from tidelog.model.pipeline import Aside, FileEntry, Manifest, Progress, read_manifest
 from tidelog.model.run import decode_row, encode_row
 from tidelog.sinks.base import AsideSink
 
-__all__ = ["late_manifests", "read_aside", "set_aside"]
+__all__ = [
+    "Found",
+    "SettingAside",
+    "committed_manifests",
+    "decisions",
+    "late_manifests",
+    "read_aside",
+]
+
+_ROWS = (layout.aside_row(""), "aside0")
 
 
 def late_manifests(log: Log, pipeline: str, epoch: int) -> dict[str, list[str]]:
@@ -48,38 +68,83 @@ def late_manifests(log: Log, pipeline: str, epoch: int) -> dict[str, list[str]]:
     return found
 
 
-def set_aside(
-    log: Log, pipeline: str, partition: str, head: Progress, keys: Iterable[str], sink: AsideSink
-) -> list[Aside]:
-    """All steps for the manifests of an adopted source partition that has no decided range."""
-    left = set(keys)
-    for known in read_commit_rows(log, pipeline, partition) if left else ():
-        left -= {known.committed.manifest, known.committed.rewrite, *known.committed.replaced}
-    done: list[Aside] = []
-    for name, manifest in _forgotten(log, left, head):
-        files = sink.published(manifest)
-        if not files:
-            continue
-        record = Aside(
-            partition=partition,
+class SettingAside(NamedTuple):
+    """The steps for an adopted source partition that has no decided range."""
+
+    log: Log
+    where: str  # the catalog partition of the head
+    partition: str
+    sink: AsideSink
+
+    def look(self, keys: Iterable[str], known: set[str], head: Progress) -> list[Found]:
+        """Step 1: what is to be decided, and what was decided and is not done yet."""
+        rows = {row.row: decode_row(row.value, Aside, row.row) for row in self._rows()}
+        found: list[Found] = []
+        taken: set[str] = set()
+        for name, manifest in _forgotten(self.log, set(keys) - known, head):
+            decided = rows.get(layout.aside_row(name))
+            files = [file for file in self.sink.published(manifest) if file.target not in taken]
+            if decided is not None:
+                files = [file for file in files if self.sink.aside(file, name) in decided.files]
+            if files:
+                taken.update(file.target for file in files)
+                record = decided or self._record(name, manifest, files)
+                found.append(Found(name, record, tuple(files), decided is not None))
+        return found
+
+    def move(self, found: Found) -> None:
+        """Steps 3 and 4 for a range that is decided."""
+        self.sink.set_aside(found.files, found.name)
+
+    def _rows(self) -> Iterator[Row]:
+        return iter(self.log.catalog.scan(self.where, *_ROWS))
+
+    def _record(self, name: str, manifest: Manifest, files: Sequence[FileEntry]) -> Aside:
+        return Aside(
+            partition=self.partition,
             start=manifest.start,
             end=manifest.end,
             events=sum(file.events for file in files if file.kind == "data"),
-            files=tuple(sink.aside(file, name) for file in files),
-            at_ms=log.clock.now_ms(),
+            files=tuple(self.sink.aside(file, name) for file in files),
+            at_ms=self.log.clock.now_ms(),
         )
-        where = layout.pipeline_shards(pipeline)
-        row = Put(layout.aside_row(name), encode_row(record))
-        log.catalog.write(where, row, write_id=log.ids.new())
-        sink.set_aside(files, name)
-        done.append(record)
-    return done
+
+
+class Found(NamedTuple):
+    """A forgotten range."""
+
+    name: str
+    record: Aside
+    files: tuple[FileEntry, ...]  # that are still where readers list them
+    is_decided: bool  # its row is there
+
+    def row(self) -> Put:
+        """What step 2 puts."""
+        return Put(layout.aside_row(self.name), encode_row(self.record), expect=ABSENT)
+
+
+def decisions(found: Iterable[Found]) -> Iterator[list[Put]]:
+    """The rows that step 2 is to put, as many at a time as fit beside the head."""
+    rows = [each.row() for each in found if not each.is_decided]
+    for first in range(0, len(rows), limits.CHANGES_MAX - 1):
+        yield rows[first : first + limits.CHANGES_MAX - 1]
+
+
+def committed_manifests(log: Log, pipeline: str, partition: str) -> set[str]:
+    """The keys of all manifests that commits name."""
+    found: set[str] = set()
+    for row in read_commit_rows(log, pipeline, partition):
+        found |= {row.committed.manifest, row.committed.rewrite, *row.committed.replaced}
+    return found
 
 
 def read_aside(log: Log, pipeline: str) -> list[Aside]:
     """The ranges of a pipeline that were set aside."""
-    rows = log.catalog.scan(layout.pipeline_shards(pipeline), layout.aside_row(""), "aside0")
-    return [decode_row(row.value, Aside, f"row `{row.row}`") for row in rows]
+    return [
+        decode_row(row.value, Aside, f"row `{row.row}`")
+        for partition in read_partitions(log, pipeline)
+        for row in log.catalog.scan(layout.pipeline_partition(pipeline, partition), *_ROWS)
+    ]
 
 
 def _forgotten(log: Log, keys: Iterable[str], head: Progress) -> Iterator[tuple[str, Manifest]]:

@@ -37,9 +37,9 @@ def remove_work(log: Log, pipeline: str, staged_in: Store) -> None:
     delete_below(staged_in, layout.staging_of(pipeline))
     delete_below(log.store, layout.manifests(pipeline))
     for partition in read_partitions(log, pipeline):
-        for kind in ("commit", "intent"):
+        for kind in ("aside", "commit", "intent"):
             _remove_rows(log, layout.pipeline_partition(pipeline, partition), kind)
-    for kind in ("aside", "counted", "folder", "unsettled"):
+    for kind in ("counted", "folder", "unsettled"):
         _remove_rows(log, layout.pipeline_shards(pipeline), kind)
 
 

@@ -218,6 +218,9 @@ class ReplaySink:
     def published(self, manifest: Manifest) -> list[FileEntry]:
         return self._files.published(manifest)
 
+    def named(self, names: str) -> ReplaySink:
+        return ReplaySink(replace(self._settings, names=names))
+
     def aside(self, file: FileEntry, name: str) -> str:
         return self._files.aside(file, name)
 

@@ -63,12 +63,19 @@ class AsideSink(Protocol):
         """The files of a manifest that are at their final names, with its bytes."""
         ...
 
+    def named(self, names: str) -> Sink:
+        """The same sink, whose files have this as a further part of their names."""
+        ...
+
     def aside(self, file: FileEntry, name: str) -> str:
         """Where a file of a range of this name is set aside."""
         ...
 
     def set_aside(self, files: Sequence[FileEntry], name: str) -> None:
-        """Move files there, with what says that their folders are complete. Idempotent."""
+        """Move files there, with what says that their folders are complete.
+
+        Idempotent, also where another one has moved them since.
+        """
         ...
 
 

@@ -14,6 +14,8 @@ anything, and a million folders serve nobody.
 
 Names are Secor's: ``<root>/g<generation>/<topic>/<names>/<generation>_<partition>_<offset>.<ext>``,
 where the offset is that of the file's own first event. So no two files of an archive have one name.
+After ranges were set aside (``pipeline.forgotten``) names have a further part, ``_<names>``, so
+that a range which is done again never has the name of a file that was set aside.
 Topic and partition are written as data is (``codec.parsers.names``): a plain name as it is, another
 such that every reader that lists the folder sees it and every store can hold it.
 """
@@ -22,7 +24,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -31,7 +34,7 @@ import pyarrow.compute as pc
 from tidelog.codec.formats import FormatSettings, open_format
 from tidelog.codec.parsers import LayoutSettings, Parser, open_parser
 from tidelog.codec.parsers.names import escaped
-from tidelog.errors import AlreadyExistsError, InternalError, InvalidError
+from tidelog.errors import AlreadyExistsError, InternalError, InvalidError, NotFoundError
 from tidelog.model.layout import success
 from tidelog.model.limits import FILE_PARTITION_BYTES_MAX, RANGE_FOLDERS_MAX
 from tidelog.model.pipeline import FileEntry, Manifest
@@ -71,6 +74,7 @@ class FilesSettings:
     held_bytes_max: int = 64 << 20  # of events that wait; then all are written
     folders_max: int = RANGE_FOLDERS_MAX
     dead_share_max: float = 0.1
+    names: str = ""  # a further part of all names, since ranges were set aside
     owner: str = ""  # what `_owner` in the root must say before anything is published; empty: any
 
 
@@ -104,6 +108,11 @@ class FilesSink:
         store = self._store()
         return [file for file in manifest.files if is_published(store, file)]
 
+    def named(self, names: str) -> FilesSink:
+        other = copy(self)
+        other._settings = replace(self._settings, names=names)
+        return other
+
     def aside(self, file: FileEntry, name: str) -> str:
         root = self._settings.root
         return f"{root}/_aside/{name}/{file.target.removeprefix(f'{root}/')}"
@@ -112,7 +121,8 @@ class FilesSink:
         self._check_owner()
         store = self._store()
         for file in files:
-            with contextlib.suppress(AlreadyExistsError):  # by one that died before it deleted
+            # Another driver has copied it before, or has deleted it since.
+            with contextlib.suppress(AlreadyExistsError, NotFoundError):
                 store.copy(file.target, self.aside(file, name))
         markers = {success(file.target.rpartition("/")[0]) for file in files if file.kind == "data"}
         store.delete([*sorted(markers), *(file.target for file in files)])
@@ -294,7 +304,9 @@ class FilesWriter:
         return f"{self._settings.dead}/{self._topic_folder}/{self._file_name(offset, '.parquet')}"
 
     def _file_name(self, offset: int, extension: str) -> str:
-        return f"{self._settings.generation}_{self._name}_{offset:020}{extension}"
+        settings = self._settings
+        further = f"_{settings.names}" if settings.names else ""
+        return f"{settings.generation}_{self._name}_{offset:020}{further}{extension}"
 
     def _check_order(self, batch: pa.RecordBatch) -> None:
         offsets = batch.column("offset").to_numpy()

@@ -1,0 +1,210 @@
+"""Ranges that a restored catalog has forgotten: set aside once, also beside stalled drivers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from tests.pipeline.looking import AT_OR_WHEN, a_home, an_archive, fill
+from tidelog import Home
+from tidelog.catalog.base import Change, Delete
+from tidelog.errors import FencedError
+from tidelog.log.archives import read_partitions
+from tidelog.model import layout
+from tidelog.model.archive import Archive
+from tidelog.pipeline.archive import files_settings, open_pipeline
+from tidelog.pipeline.contents import Wanted, archived_rows
+from tidelog.pipeline.cycle import Cycle, CycleReport, _Track
+from tidelog.pipeline.forgotten import read_aside
+from tidelog.pipeline.verify import Verifying, verify_archive
+from tidelog.pipeline.workers import LocalWorkers
+from tidelog.sinks.files import FilesSink
+from tidelog.store.base import Store
+from tidelog.testing.faults import Faults, FaultyCatalog, FaultyStore
+from tidelog.testing.scheduler import Crash
+
+T = TypeVar("T")
+EVENTS = 10
+
+
+class Stalls(Faults):
+    """One call waits, before its effect, until something else is done."""
+
+    def wait(self, at: int, meanwhile: Callable[[], object]) -> None:
+        self.at, self.meanwhile = at, meanwhile
+
+    def call(self, verb: str, effect: Callable[[], T], lost: Callable[[], Exception]) -> T:
+        self.calls += 1
+        if self.calls == self.at:
+            self.meanwhile()
+        return effect()
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    with a_home(tmp_path) as made:
+        made.create_topic("t", 1)
+        fill(made, range(EVENTS))
+        yield made
+
+
+def cycle(home: Home, archive: Archive, epoch: int, faults: Faults | None = None) -> CycleReport:
+    """What a driver does under an epoch, until there is nothing to do."""
+    pipeline = open_pipeline(home, archive, LocalWorkers(1))
+    log = home.log
+    if faults is not None:
+        sink = FilesSink(files_settings(archive))
+        store: Store = FaultyStore(sink._store(), faults)
+        sink._store = lambda: store  # type: ignore[method-assign]
+        catalog = FaultyCatalog(home.catalog, faults)
+        log = replace(log, store=FaultyStore(home.store, faults), catalog=catalog)
+        pipeline = replace(pipeline, sink=sink)
+    mine = Cycle(log, pipeline, epoch)
+    total = CycleReport()
+    for _ in range(2):
+        bounds = pipeline.source.bounds(pipeline.source.partitions())
+        for partition in bounds:
+            if not mine.adopted(partition):
+                mine.adopt(partition, lambda: "0")
+        done = mine.run({each: held.end for each, held in bounds.items()}, bounds)
+        total.aside += done.aside
+        total.errors |= done.errors
+    return total
+
+
+def forget(home: Home, archive: Archive) -> None:
+    """The catalog is one from before the archive had any range."""
+    own = archive.pipeline()
+    places = [layout.pipeline_partition(own, each) for each in read_partitions(home.log, own)]
+    for where in (*places, layout.pipeline_shards(own)):
+        for row in list(home.catalog.scan(where)):
+            home.catalog.write(where, Delete(row.row), write_id=home.log.ids.new())
+
+
+def a_forgotten_range(home: Home, name: str) -> Archive:
+    """An archive whose only range, of some folders, the catalog does not know."""
+    archive = an_archive(home, name, parser=AT_OR_WHEN)
+    assert cycle(home, archive, 1).errors == {}
+    forget(home, archive)
+    return archive
+
+
+def an_undecided_range(home: Home, name: str) -> Archive:
+    """An archive whose driver died after it had put a manifest, before the intent named it."""
+    archive = an_archive(home, name, parser=AT_OR_WHEN)
+    real = Cycle._write
+
+    def dies(self: Cycle, track: _Track, *changes: Change) -> str:
+        if track.intent is not None:
+            raise Crash
+        return real(self, track, *changes)
+
+    with pytest.MonkeyPatch.context() as patch, suppress(Crash):
+        patch.setattr(Cycle, "_write", dies)
+        cycle(home, archive, 1)
+    assert len(list(home.store.list(layout.manifests(archive.pipeline())))) == 1
+    return archive
+
+
+def check_each_event_once(home: Home, archive: Archive) -> None:
+    verified = verify_archive(home, archive, Verifying(deep=True, source=True))
+    assert verified.problem_count == 0, verified.problems
+    rows = archived_rows(home, archive, Wanted())
+    offsets = Counter(offset for batch in rows for offset in batch.column("offset").to_pylist())
+    living = {offset for offset in range(EVENTS) if offset % 7}
+    assert offsets == Counter(living)
+    listed = home.store.list(f"{archive.folder()}/")
+    files = [each.key for each in listed if each.key.endswith(".parquet")]
+    assert len(files) == 2
+
+
+def check_records(home: Home, archive: Archive) -> None:
+    """One record names all files, and all are there."""
+    (record,) = read_aside(home.log, archive.pipeline())
+    assert (record.start, record.end, record.events) == ("0", str(EVENTS), 8)
+    moved = {each.key for each in home.store.list(f"{archive.root}/_aside/")}
+    assert set(record.files) == moved
+    assert len(moved) == 3  # two folders and the dead letters
+
+
+def test_driver_that_stalls_at_any_call_harms_nothing_that_the_next_one_commits(home: Home) -> None:
+    at, calls = 0, 0
+    while at <= calls:  # until no call is left to stall at
+        at += 1
+        archive = a_forgotten_range(home, f"a{at}")
+        faults = Stalls()
+        faults.wait(at, lambda: cycle(home, archive, 20))  # noqa: B023
+        with suppress(FencedError):  # it finds that it has lost the partition, sooner or later
+            cycle(home, archive, 10, faults)
+        calls = faults.calls
+        assert cycle(home, archive, 30).errors == {}
+        check_each_event_once(home, archive)
+        check_records(home, archive)
+    assert at > 30
+
+
+def test_driver_that_stalls_beside_an_undecided_range_deletes_nothing(home: Home) -> None:
+    at, calls = 0, 0
+    while at <= calls:  # until no call is left to stall at
+        at += 1
+        archive = an_undecided_range(home, f"a{at}")
+        faults = Stalls()
+        faults.wait(at, lambda: cycle(home, archive, 20))  # noqa: B023
+        with suppress(FencedError):
+            cycle(home, archive, 10, faults)
+        calls = faults.calls
+        assert cycle(home, archive, 30).errors == {}
+        check_each_event_once(home, archive)
+        assert read_aside(home.log, archive.pipeline()) == []
+        assert list(home.store.list(f"{archive.root}/_aside/")) == []
+    assert at > 20
+
+
+def test_record_of_a_range_names_all_its_files_wherever_its_driver_died(home: Home) -> None:
+    at, calls = 0, 0
+    while at <= calls:  # until no call is left to die after
+        at += 1
+        archive = a_forgotten_range(home, f"a{at}")
+        faults = Faults(crash_after_call=at)
+        with suppress(Crash):
+            cycle(home, archive, 10, faults)
+        calls = faults.calls
+        assert cycle(home, archive, 20).errors == {}
+        check_each_event_once(home, archive)
+        check_records(home, archive)
+    assert at > 30
+
+
+def test_delete_that_stops_between_two_files_is_finished_and_the_record_stays(home: Home) -> None:
+    archive = a_forgotten_range(home, "daily")
+    real = FilesSink.set_aside
+
+    def dies(self: FilesSink, files: list[object], name: str) -> None:
+        real(self, files[:1], name)  # type: ignore[arg-type]
+        raise Crash
+
+    with pytest.MonkeyPatch.context() as patch, suppress(Crash):
+        patch.setattr(FilesSink, "set_aside", dies)
+        cycle(home, archive, 10)
+    report = cycle(home, archive, 20)
+    assert [each.events for each in report.aside] == [8]
+    check_each_event_once(home, archive)
+    check_records(home, archive)
+
+
+def test_range_forgotten_twice_gets_other_names_each_time(home: Home) -> None:
+    archive = a_forgotten_range(home, "daily")
+    names: set[str] = set()
+    for epoch in (2, 3):
+        assert len(cycle(home, archive, epoch).aside) == 1
+        found = {each.key for each in home.store.list(f"{archive.folder()}/")}
+        assert not found & names
+        names |= found
+        check_each_event_once(home, archive)
+        forget(home, archive)
