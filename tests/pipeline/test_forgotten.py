@@ -12,25 +12,30 @@ from typing import TypeVar
 import pytest
 
 from tests.pipeline.looking import AT_OR_WHEN, a_home, an_archive, fill
-from tidelog import Home
-from tidelog.catalog.base import Change, Delete
+from tidelog import Event, Home
+from tidelog.catalog.base import Change, Delete, Put
 from tidelog.errors import FencedError
 from tidelog.log.archives import read_partitions
 from tidelog.model import layout
 from tidelog.model.archive import Archive
+from tidelog.model.pipeline import Progress
+from tidelog.model.run import decode_row
 from tidelog.pipeline.archive import files_settings, open_pipeline
 from tidelog.pipeline.contents import Wanted, archived_rows
 from tidelog.pipeline.cycle import Cycle, CycleReport, _Track
+from tidelog.pipeline.finalize import Finalizing, finalize
 from tidelog.pipeline.forgotten import read_aside
 from tidelog.pipeline.verify import Verifying, verify_archive
 from tidelog.pipeline.workers import LocalWorkers
 from tidelog.sinks.files import FilesSink
+from tidelog.sources.base import SourcePartition
 from tidelog.store.base import Store
 from tidelog.testing.faults import Faults, FaultyCatalog, FaultyStore
 from tidelog.testing.scheduler import Crash
 
 T = TypeVar("T")
 EVENTS = 10
+OLD = SourcePartition("old", "0")
 
 
 class Stalls(Faults):
@@ -208,3 +213,70 @@ def test_range_forgotten_twice_gets_other_names_each_time(home: Home) -> None:
         names |= found
         check_each_event_once(home, archive)
         forget(home, archive)
+
+
+def send_old(home: Home, events: int) -> None:
+    """Events of folders that ended long ago, one of each day."""
+    at = [1_577_836_800 + 86_400 * number for number in range(events)]
+    home.append("old", [Event(b'{"at": %d}' % each) for each in at], partition=0)
+
+
+def an_old_archive(home: Home) -> Archive:
+    home.create_topic("old", 1)
+    send_old(home, 2)
+    return an_archive(home, "old", "topic:old", parser=AT_OR_WHEN)
+
+
+def markers(home: Home) -> list[str]:
+    return sorted(each.key for each in home.store.list("") if each.key.endswith("/_SUCCESS"))
+
+
+def test_marker_of_a_folder_with_files_set_aside_is_put_again_by_finalize(home: Home) -> None:
+    archive = an_old_archive(home)
+    how = Finalizing(delay_ms=0, look_back=10_000)
+    cycle(home, archive, 1)
+    finalize(home, archive, how)
+    before = markers(home)
+    assert len(before) == 2
+    own = archive.pipeline()
+    places = [layout.pipeline_partition(own, OLD.text), layout.pipeline_shards(own)]
+    saved = {where: list(home.catalog.scan(where)) for where in places}
+    send_old(home, 1)  # into one of the folders
+    cycle(home, archive, 2)
+    forget(home, archive)
+    for where, rows in saved.items():
+        for row in rows:
+            home.catalog.write(where, Put(row.row, row.value), write_id=home.log.ids.new())
+    (head,) = [row for row in saved[places[0]] if row.row == "head"]
+    end = {OLD: decode_row(head.value, Progress, "head").position}
+    pipeline = open_pipeline(home, archive, LocalWorkers(1))
+    third = Cycle(home.log, pipeline, 3)
+    third.adopt(OLD, lambda: "0")
+    report = third.run(end, pipeline.source.bounds([OLD]))  # it begins no range of its own
+    assert [each.events for each in report.aside] == [1]
+    told = finalize(home, archive, how).notices
+    assert [each.event for each in told] == ["reopened", "final"]
+    assert markers(home) == before
+    verified = verify_archive(home, archive, Verifying(deep=True))
+    assert verified.problem_count == 0, verified.problems
+
+
+def test_marker_put_after_the_copy_of_the_catalog_goes_until_the_folder_has_files(
+    home: Home,
+) -> None:
+    archive = an_old_archive(home)
+    how = Finalizing(delay_ms=0, look_back=10_000)
+    cycle(home, archive, 1)
+    finalize(home, archive, how)
+    before = markers(home)
+    forget(home, archive)
+    pipeline = open_pipeline(home, archive, LocalWorkers(1))
+    second = Cycle(home.log, pipeline, 2)
+    second.adopt(OLD, lambda: "0")
+    second.run({OLD: "0"}, pipeline.source.bounds([OLD]))
+    finalize(home, archive, how)
+    assert markers(home) == []
+    cycle(home, archive, 3)
+    finalize(home, archive, how)
+    assert markers(home) == before
+    assert verify_archive(home, archive, Verifying(deep=True)).problem_count == 0

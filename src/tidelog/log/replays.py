@@ -24,9 +24,12 @@ __all__ = [
     "Stretch",
     "counting_files",
     "dead_files",
+    "generation_pipeline",
     "replay_effect",
     "replay_pipeline",
 ]
+
+_REPLAYS = ".dead"
 
 
 class Place(NamedTuple):
@@ -75,7 +78,12 @@ class Effect(NamedTuple):
 
 def replay_pipeline(pipeline: str) -> str:
     """What names the rows and manifests of the replays of a generation."""
-    return f"{pipeline}.dead"
+    return f"{pipeline}{_REPLAYS}"
+
+
+def generation_pipeline(pipeline: str) -> str:
+    """The pipeline of the generation whose dead letters this one replays; else itself."""
+    return pipeline.removesuffix(_REPLAYS)
 
 
 class Replays:

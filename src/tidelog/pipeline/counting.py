@@ -29,7 +29,7 @@ from tidelog.model.pipeline import Manifest
 from tidelog.model.run import decode_row, encode_row
 from tidelog.pipeline.folders import DateFolders, Span
 
-__all__ = ["Counting"]
+__all__ = ["Counting", "reopen"]
 
 _FOLDERS_AT_ONCE = 10  # in one write: two rows each, and the partition's own
 _RANGES_AT_ONCE = 500
@@ -161,6 +161,28 @@ class Counting:
     @property
     def _where(self) -> str:
         return layout.pipeline_shards(self.archive.pipeline())
+
+
+def reopen(log: Log, pipeline: str, span: Span) -> None:
+    """Let the next finalize take a folder's marker away, and put it again after another delay."""
+    where = layout.pipeline_shards(pipeline)
+    row = layout.folder_row(span.end_ms, span.folder)
+    for _ in range(_ATTEMPTS):
+        found = log.catalog.get(where, row)
+        folder = Folder(span.folder, span.end_ms, span.length_ms)
+        if found is not None:
+            folder = decode_row(found.value, Folder, f"row `{row}`")
+        after = msgspec.structs.replace(folder, state="reopening", late_ms=log.clock.now_ms())
+        changes = (
+            Put(row, encode_row(after), found.version if found is not None else ABSENT),
+            Put(layout.unsettled_row(span.end_ms, span.folder), row.encode()),
+        )
+        try:
+            log.catalog.write(where, *changes, write_id=log.ids.new())
+        except (ConflictError, UnknownOutcomeError):
+            continue  # the row tells what became of it
+        return
+    raise UnavailableError(f"row `{row}`: others keep changing it: try again")
 
 
 def _with(folder: Folder, touches: list[_Touch], now_ms: int) -> Folder:

@@ -210,7 +210,7 @@ class Cycle:
         """Before step 3: files of ranges that the catalog has forgotten (``forgotten``)."""
         sink, partition = self._pipeline.sink, track.partition.text
         if track.late and isinstance(sink, AsideSink):
-            work = SettingAside(self._log, track.where, partition, sink)
+            work = SettingAside(self._log, self._pipeline.id, partition, sink)
             known = committed_manifests(self._log, self._pipeline.id, partition)
             found = work.look(track.late, known, track.head)
             for rows in decisions(found):

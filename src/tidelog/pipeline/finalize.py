@@ -8,7 +8,8 @@ the delay that events may be late by, is the watermark; it never goes back.
 
 A date folder with files is *final* when it ended before the watermark, at most ``look_back`` of
 its own lengths ago. Files that come later reopen it, however old it is: its marker goes, everybody
-is told, and after another delay without such files it is final again. A folder without files gets
+is told, and after another delay without such files it is final again. So does setting files of a
+marked folder aside (``forgotten``). A folder without files gets
 no marker: the watermark speaks for it.
 
 The row of a folder is the truth and the marker follows it. The steps:
@@ -322,7 +323,7 @@ class _Due:
             return folder
         recent_ms = self.watermark_ms - folder.length_ms * self.how.look_back
         first = folder.state == "open" and folder.end_ms > recent_ms
-        again = folder.state == "reopened" and self._is_over(folder.late_ms)
+        again = folder.state == "reopened" and folder.files > 0 and self._is_over(folder.late_ms)
         if not first and not again:
             return folder
         return msgspec.structs.replace(

@@ -16,15 +16,20 @@ partition. Once that is adopted and has no decided range:
    ``aside/<manifest>`` for each range, which is never changed
    again, and fresh ``names`` into the head, which are part of
    the name of every file from here on                         → dead: the next goes on with 3
-3. copy each file below ``_aside`` of the archive's folder,
+3. make date folders of these files that have a ``_SUCCESS``
+   ``reopening``, for the next finalize (``counting.reopen``)   → dead: the same
+4. copy each file below ``_aside`` of the archive's folder,
    create-only                                                 → dead: files that are there twice,
                                                                  once where nobody lists
-4. delete them, and the ``_SUCCESS`` of their folders           → done
+5. delete them                                                 → done
 
 No range begins before all files that ``aside`` rows name are gone from where readers list them: who
 adopts the partition next finds the rows, and goes on.
 
-Step 4 deletes by name, and a driver may stall before it for as long as it likes, while others do
+No marker is touched here, as the row of a folder is the truth about it (``finalize``): one that was
+put after the copy of the catalog goes, and what it said of files is told anew.
+
+Step 5 deletes by name, and a driver may stall before it for as long as it likes, while others do
 the range again and commit it. So names that step 2 has decided on must never be used again: those
 of later ranges have other ``names`` in them. A driver that lost the partition before step 2 fails
 there, and has deleted nothing. An attempt that was never decided has published nothing; what is at
@@ -42,9 +47,12 @@ from tidelog.catalog.base import ABSENT, Put, Row
 from tidelog.errors import CorruptError, NotFoundError
 from tidelog.log.archives import read_commit_rows, read_partitions
 from tidelog.log.base import Log
+from tidelog.log.replays import generation_pipeline
 from tidelog.model import layout, limits
 from tidelog.model.pipeline import Aside, FileEntry, Manifest, Progress, read_manifest
 from tidelog.model.run import decode_row, encode_row
+from tidelog.pipeline.counting import reopen
+from tidelog.pipeline.folders import DateFolders, Span
 from tidelog.sinks.base import AsideSink
 
 __all__ = [
@@ -72,7 +80,7 @@ class SettingAside(NamedTuple):
     """The steps for an adopted source partition that has no decided range."""
 
     log: Log
-    where: str  # the catalog partition of the head
+    pipeline: str
     partition: str
     sink: AsideSink
 
@@ -93,11 +101,28 @@ class SettingAside(NamedTuple):
         return found
 
     def move(self, found: Found) -> None:
-        """Steps 3 and 4 for a range that is decided."""
+        """Steps 3 to 5 for a range that is decided."""
+        for span in self._spans(found.files):
+            if self.sink.is_marked(span.folder):
+                reopen(self.log, generation_pipeline(self.pipeline), span)
         self.sink.set_aside(found.files, found.name)
 
+    def _spans(self, files: Iterable[FileEntry]) -> list[Span]:
+        """The dated folders of files."""
+        folders = DateFolders(self.sink.layout())
+        return sorted(
+            {
+                span
+                for file in files
+                if file.kind == "data"
+                for span in folders.spans(self.sink.folder(file), file.path_ms)
+            },
+            key=lambda span: span.folder,
+        )
+
     def _rows(self) -> Iterator[Row]:
-        return iter(self.log.catalog.scan(self.where, *_ROWS))
+        where = layout.pipeline_partition(self.pipeline, self.partition)
+        return iter(self.log.catalog.scan(where, *_ROWS))
 
     def _record(self, name: str, manifest: Manifest, files: Sequence[FileEntry]) -> Aside:
         return Aside(

@@ -31,6 +31,7 @@ import msgspec
 import pyarrow as pa
 
 from tidelog.codec.events import EVENT_SCHEMA
+from tidelog.codec.parsers import LayoutSettings
 from tidelog.errors import NotFoundError, UnavailableError
 from tidelog.home import Home
 from tidelog.log.archives import read_partitions, read_progress
@@ -226,6 +227,15 @@ class ReplaySink:
 
     def set_aside(self, files: Sequence[FileEntry], name: str) -> None:
         self._files.set_aside(files, name)
+
+    def layout(self) -> LayoutSettings:
+        return self._files.layout()
+
+    def folder(self, file: FileEntry) -> str:
+        return self._files.folder(file)
+
+    def is_marked(self, folder: str) -> bool:
+        return self._files.is_marked(folder)
 
 
 _source: type[Source] = DeadSource

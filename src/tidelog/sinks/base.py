@@ -8,6 +8,7 @@ from typing import Protocol, runtime_checkable
 
 import pyarrow as pa
 
+from tidelog.codec.parsers import LayoutSettings
 from tidelog.model.pipeline import FileEntry, Manifest
 
 __all__ = ["AsideSink", "RangeWriter", "Sink", "TargetSink", "Written"]
@@ -72,10 +73,19 @@ class AsideSink(Protocol):
         ...
 
     def set_aside(self, files: Sequence[FileEntry], name: str) -> None:
-        """Move files there, with what says that their folders are complete.
+        """Move files there. Idempotent, also where another one has moved them since."""
+        ...
 
-        Idempotent, also where another one has moved them since.
-        """
+    def layout(self) -> LayoutSettings:
+        """How the folders of its files are named."""
+        ...
+
+    def folder(self, file: FileEntry) -> str:
+        """The folder of a file, below that of its generation."""
+        ...
+
+    def is_marked(self, folder: str) -> bool:
+        """Whether a folder has a marker that says it is complete."""
         ...
 
 

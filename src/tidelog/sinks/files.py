@@ -124,8 +124,25 @@ class FilesSink:
             # Another driver has copied it before, or has deleted it since.
             with contextlib.suppress(AlreadyExistsError, NotFoundError):
                 store.copy(file.target, self.aside(file, name))
-        markers = {success(file.target.rpartition("/")[0]) for file in files if file.kind == "data"}
-        store.delete([*sorted(markers), *(file.target for file in files)])
+        store.delete([file.target for file in files])
+
+    def layout(self) -> LayoutSettings:
+        return self._settings.layout
+
+    def folder(self, file: FileEntry) -> str:
+        return file.target.removeprefix(f"{self._root}/").rpartition("/")[0]
+
+    def is_marked(self, folder: str) -> bool:
+        try:
+            self._store().head(success(f"{self._root}/{folder}"))
+        except NotFoundError:
+            return False
+        return True
+
+    @property
+    def _root(self) -> str:
+        """The folder of its generation."""
+        return f"{self._settings.root}/g{self._settings.generation}"
 
     def _check_owner(self) -> None:
         settings = self._settings
