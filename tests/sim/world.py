@@ -162,7 +162,7 @@ class World(SimWorld):
                     member.release(partition)
                 for partition in sorted(member.held):
                     self._consume_some(log, member, partition)
-            except UnavailableError:
+            except (UnavailableError, UnknownOutcomeError):
                 pass
             except FencedError:
                 continue

@@ -21,13 +21,15 @@ finds no event. A lot of rows that is durable is never written again: where a co
 look its events up again, and where a reply was lost (``journal.marks``). An update replaces the
 value alone. A value too large for a row is put into the store between 2 and 6; no row names it
 when the call dies there, and a sweep removes it. ``log.ledger`` says why steps 3 to 5 keep copies
-of a deleted event away.
+of a deleted event away. From step 2 on a call that cannot go on ends by ``UnknownOutcomeError``,
+never by ``UnavailableError``, which says that nothing was stored (``log.outcome``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -50,6 +52,7 @@ from tidelog.journal.marks import Applied, Mark, Marker
 from tidelog.journal.rows import MovedError
 from tidelog.log.base import Log
 from tidelog.log.ledger import announce_erasure, enter_erased
+from tidelog.log.outcome import Sent
 from tidelog.log.topics import read_head
 from tidelog.model.event import Event, check_event, check_event_bytes
 
@@ -87,11 +90,13 @@ class Amender:
         """
         for value in values.values():
             check_event(Event(value), self._log.settings.event_bytes_max)
-        return self._amend("update", values)
+        with self._call("update", "read the events, then decide") as call:
+            return call._amend("update", values)
 
     def delete(self, ids: Iterable[str]) -> Amended:
         """Delete all events that have one of these ids, for good."""
-        return self._amend("delete", dict.fromkeys(ids))
+        with self._call("delete", "delete again") as call:
+            return call._amend("delete", dict.fromkeys(ids))
 
     def delete_key(self, key: bytes, progress: Callable[[int], None]) -> Amended:
         """Delete all events that have this key, up to the ends of now, with or without ids.
@@ -99,6 +104,17 @@ class Amender:
         Where it finds some, it then looks at what was appended meanwhile: so it finds copies that
         got in before the ledger had the key.
         """
+        with self._call("delete", "delete again") as call:
+            return call._delete_key(key, progress)
+
+    @contextmanager
+    def _call(self, op: str, advice: str) -> Iterator[Amender]:
+        """One call, by a log that notes what is sent: it decides which error the call ends by."""
+        sent = Sent()
+        with sent.told(f"{op} in `{self._topic.name}`", advice):
+            yield Amender(sent.noting(self._log), self._lookup, self._why, self._pool)
+
+    def _delete_key(self, key: bytes, progress: Callable[[int], None]) -> Amended:
         amended = 0
         starts = [0] * self._topic.partitions
         for _ in range(2):

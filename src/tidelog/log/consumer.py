@@ -40,6 +40,7 @@ from tidelog.log.handling import Handling, dead_letter_of, run
 from tidelog.log.intake import Intake
 from tidelog.log.lag import Lag, consumer_lag
 from tidelog.log.lease import Membership
+from tidelog.log.outcome import Sent
 from tidelog.log.pace import LAST_S
 from tidelog.log.read import Reader, Stretch, find_offset
 from tidelog.log.start import Start, check_start
@@ -113,16 +114,19 @@ class Consumer:
     def commit(self) -> None:
         """Store how far everything was delivered. ``FencedError`` for leases that were lost.
 
-        Cursors move back only where :meth:`seek` asked for it.
+        Cursors move back only where :meth:`seek` asked for it. ``UnavailableError`` when none has
+        moved, ``UnknownOutcomeError`` when some have or may have.
         """
         lost: FencedError | None = None
-        for partition, intake in list(self._intakes.items()):
-            try:
-                with self._lock:
-                    self._commit(partition, intake)
-            except FencedError as exc:
-                self._intakes.pop(partition, None)
-                lost = exc
+        sent = Sent()
+        with sent.told(f"commit of consumer `{self.name}`", "commit again"):
+            for partition, intake in list(self._intakes.items()):
+                try:
+                    with self._lock:
+                        sent.something |= self._commit(partition, intake)
+                except FencedError as exc:
+                    self._intakes.pop(partition, None)
+                    lost = exc
         if lost is not None:
             raise lost
 
@@ -231,16 +235,27 @@ class Consumer:
             return {"events_read": 0, "done": False, "busy": True}
         intake = self._intake_of(partition)
         read = 0
+        sent = Sent()  # the handler's own errors stay what they are
+        told = functools.partial(
+            sent.told, f"read of `{self._topic.name}/{partition}`", "read again"
+        )
         try:
-            while read < max_events and (stretch := intake.take(max_events - read)) is not None:
+            while read < max_events:
+                with told():
+                    stretch = intake.take(max_events - read)
+                if stretch is None:
+                    break
                 for event in stretch.events():
                     if handler is not None:
                         handler(event)
-                    self._membership.commit(partition, (event.offset or 0) + 1, intake.epoch)
+                    with told():
+                        self._membership.commit(partition, (event.offset or 0) + 1, intake.epoch)
+                    sent.something = True
                     read += 1
             held = self._membership.held.get(partition)
             if held and held.lease.cursor != intake.position:
-                self._membership.commit(partition, intake.position, intake.epoch)  # over erased
+                with told():  # over erased ones
+                    self._membership.commit(partition, intake.position, intake.epoch)
         finally:
             self._intakes.pop(partition, None)
             held = self._membership.held.get(partition)
@@ -430,18 +445,22 @@ class Consumer:
             return False
         return intake.moved or intake.delivered > held.lease.cursor
 
-    def _commit(self, partition: int, intake: Intake) -> None:
-        """Move one cursor to what was delivered. ``FencedError`` when the lease is another one."""
+    def _commit(self, partition: int, intake: Intake) -> bool:
+        """Move one cursor to what was delivered; whether it had to move.
+
+        ``FencedError`` when the lease is another one.
+        """
         held = self._membership.held.get(partition)
         if held is not None and held.lease.epoch == intake.epoch:
             cursor = held.lease.cursor
             if intake.position < cursor and not intake.moved:
-                return  # events before the cursor are delivered again: it stays
+                return False  # events before the cursor are delivered again: it stays
             if intake.position == cursor:
                 intake.committed()
-                return
+                return False
         self._membership.commit(partition, intake.position, intake.epoch, back=intake.moved)
         intake.committed()
+        return True
 
     def _take_once(self, partition: int, wait_s: float) -> bool:
         """Take a partition for a one-shot read, watching its owner for up to ``wait_s``."""

@@ -15,6 +15,7 @@ from tidelog.errors import (
     UnknownOutcomeError,
 )
 from tidelog.log.base import Log
+from tidelog.log.outcome import Sent
 
 __all__ = ["Silence", "beating", "put_held", "write_held", "write_repeatedly"]
 
@@ -31,24 +32,27 @@ def put_held(
 def write_held(log: Log, where: str, what: str, held: Put, *others: Change) -> str | None:
     """Write a row by the version that we know; its new version, or None: somebody else was first.
 
-    Only this write carries its id, so a row that has it is ours. ``UnavailableError`` when nobody
-    can be asked.
+    Only this write carries its id, so a row that has it is ours. ``UnavailableError`` when nothing
+    was written, ``UnknownOutcomeError`` when a reply was lost and nothing tells what became of it.
     """
     write_id = log.ids.new()
-    for attempt in range(_ATTEMPTS):
-        try:
-            log.catalog.write(where, held, *others, write_id=write_id)
-        except ConflictError:
-            return None
-        except UnknownOutcomeError:
-            found = log.catalog.get(where, held.row)
-            if found is None or found.version not in (held.expect, write_id):
+    sent = Sent()
+    log = sent.noting(log)
+    with sent.told(what, "try again"):
+        for attempt in range(_ATTEMPTS):
+            try:
+                log.catalog.write(where, held, *others, write_id=write_id)
+            except ConflictError:
                 return None
-            if found.version != write_id:
-                log.clock.sleep(0.01 * attempt)
-                continue
-        return write_id
-    raise UnavailableError(f"{what}: replies keep getting lost: try again")
+            except UnknownOutcomeError:
+                found = log.catalog.get(where, held.row)
+                if found is None or found.version not in (held.expect, write_id):
+                    return None
+                if found.version != write_id:
+                    log.clock.sleep(0.01 * attempt)
+                    continue
+            return write_id
+        raise UnavailableError("replies keep getting lost")
 
 
 def write_repeatedly(log: Log, where: str, *changes: Change) -> str:
@@ -56,19 +60,22 @@ def write_repeatedly(log: Log, where: str, *changes: Change) -> str:
 
     It may also land later than this returns, once more. So give expectations that then fail, or
     changes that do no harm at any later time. ``UnknownOutcomeError`` when replies keep getting
-    lost.
+    lost, or one was and then nothing can be reached.
     """
     write_id = log.ids.new()
     delays = log.backoff.delays_s(log.random)
-    while True:
-        try:
-            log.catalog.write(where, *changes, write_id=write_id)
-            return write_id
-        except UnknownOutcomeError:
-            delay_s = next(delays, None)
-            if delay_s is None:
-                raise
-            log.clock.sleep(delay_s)
+    sent = Sent()
+    log = sent.noting(log)
+    with sent.told(f"write to `{where}`", "try again"):
+        while True:
+            try:
+                log.catalog.write(where, *changes, write_id=write_id)
+                return write_id
+            except UnknownOutcomeError:
+                delay_s = next(delays, None)
+                if delay_s is None:
+                    raise
+                log.clock.sleep(delay_s)
 
 
 class Silence:

@@ -181,6 +181,8 @@ class Membership:
     ) -> None:
         """Step 3: move the cursor. ``FencedError`` when the lease is no longer ours.
 
+        ``UnavailableError`` when it has not moved, ``UnknownOutcomeError`` when it may have.
+
         With ``epoch``, also when it is ours again under another one: what was read under the old
         one no longer counts. ``InvalidError`` for a cursor that would move back without ``back``.
         """
@@ -271,7 +273,7 @@ class Membership:
             self._leases.pop(partition, None)
             self._register()
             cursor = resolve_start(self._log, self._topic, partition, self._start)
-            return self._put(partition, msgspec.structs.replace(wanted, cursor=cursor), None)
+            return self._took(partition, msgspec.structs.replace(wanted, cursor=cursor), None)
         lease, version = found
         # A lease in our own name that we do not hold is one whose release or taking got lost.
         if lease.owner not in ("", self.id):
@@ -281,7 +283,14 @@ class Membership:
             if not over(partition, lease, version, began_s):
                 return False
         mine = msgspec.structs.replace(wanted, epoch=lease.epoch + 1, cursor=lease.cursor)
-        return self._put(partition, mine, version)
+        return self._took(partition, mine, version)
+
+    def _took(self, partition: int, lease: Lease, version: str | None) -> bool:
+        """Whether a lease is known to be ours: where that is unknown, the next look takes it."""
+        try:
+            return self._put(partition, lease, version)
+        except UnknownOutcomeError:
+            return False
 
     def _once_is_over(self, partition: int, lease: Lease, version: str, began_s: float) -> bool:
         """Whether a one-shot owner has ended, or its lease was the same for 1.5 times to live."""

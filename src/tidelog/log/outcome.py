@@ -1,13 +1,93 @@
-"""What to raise when an append did not store all its events: the one place that words it."""
+"""What to raise when a call was not done as a whole: the one place that words it.
+
+``UnavailableError`` says that nothing of a call was stored. So a call of several writes, or of one
+that may be sent again, notes what it sends (``Sent``): once a write of it has landed, or has an
+outcome that is not known, the call never ends by that error, whatever fails after it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
 
-from tidelog.errors import PartialAppendError, TidelogError
+from tidelog.catalog.base import Catalog, Change, Row
+from tidelog.errors import (
+    PartialAppendError,
+    TidelogError,
+    UnavailableError,
+    UnknownOutcomeError,
+)
+from tidelog.log.base import Log
 from tidelog.log.positions import Positions
 
-__all__ = ["append_error"]
+__all__ = ["Sent", "append_error"]
+
+
+class Sent:
+    """Whether a call has sent a write that landed, or that may have landed or may land yet.
+
+    Safe to share between threads: it only ever becomes true.
+    """
+
+    def __init__(self) -> None:
+        self.something = False
+
+    def noting(self, log: Log) -> Log:
+        """The same log; what is written by it is noted here."""
+        return dataclasses.replace(log, catalog=_Noting(log.catalog, self))
+
+    @contextlib.contextmanager
+    def told(self, what: str, advice: str) -> Iterator[None]:
+        """Turn ``UnavailableError`` into ``UnknownOutcomeError`` where something was sent."""
+        try:
+            yield
+        except UnavailableError as exc:
+            if not self.something:
+                raise
+            raise self.error(what, advice, exc) from exc
+
+    def error(self, what: str, advice: str, why: TidelogError) -> UnknownOutcomeError:
+        """The error of a call that has sent something and then met another error."""
+        return UnknownOutcomeError(
+            f"{what}: it is done, or a part of it is, or nothing ({why}): {advice}", **why.context
+        )
+
+
+class _Noting(Catalog):
+    """A catalog whose writes are noted."""
+
+    def __init__(self, inner: Catalog, sent: Sent) -> None:
+        self.inner = inner
+        self._sent = sent
+
+    @property
+    def url(self) -> str:
+        return self.inner.url
+
+    def get(self, partition: str, row: str) -> Row | None:
+        return self.inner.get(partition, row)
+
+    def scan(
+        self,
+        partition: str,
+        start: str = "",
+        end: str | None = None,
+        limit: int | None = None,
+        reverse: bool = False,
+    ) -> Iterator[Row]:
+        return self.inner.scan(partition, start, end, limit, reverse)
+
+    def write(self, partition: str, *changes: Change, write_id: str) -> None:
+        try:
+            self.inner.write(partition, *changes, write_id=write_id)
+        except UnknownOutcomeError:
+            self._sent.something = True
+            raise
+        self._sent.something = True
+
+    def close(self) -> None:
+        self.inner.close()
 
 
 def append_error(

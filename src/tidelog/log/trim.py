@@ -35,6 +35,7 @@ from tidelog.errors import InternalError, InvalidError, UnavailableError
 from tidelog.log.base import Log
 from tidelog.log.heads import RACE, raise_head
 from tidelog.log.leftovers import decode_run, remove_trimmed
+from tidelog.log.outcome import Sent
 from tidelog.log.topics import read_head
 from tidelog.model import layout
 from tidelog.model.run import Head, Run
@@ -91,12 +92,17 @@ def trim_topic(
 
     ``InvalidError`` for a partition that is not there and an offset behind the end, before
     anything is written. ``NotFoundError`` when the topic was deleted. ``check`` gets the planned
-    starts and refuses them by an error, such as ``readers.check_readers``.
+    starts and refuses them by an error, such as ``readers.check_readers``. ``UnavailableError``
+    when nothing was trimmed, ``UnknownOutcomeError`` when something was or may have been: the same
+    trim again goes on.
     """
     starts = _plan(log, topic, to)
     if check is not None:
         check(starts)
-    return [_trim(log, topic, partition, start) for partition, start in sorted(starts.items())]
+    sent = Sent()
+    log = sent.noting(log)
+    with sent.told(f"trim of `{topic.name}`", "trim again"):
+        return [_trim(log, topic, partition, start) for partition, start in sorted(starts.items())]
 
 
 def _plan(log: Log, topic: Topic, to: TrimTo) -> dict[int, int]:

@@ -24,6 +24,7 @@ and step 4 follows once no range is under way that may hold one of the events.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import msgspec
@@ -31,6 +32,7 @@ import pyarrow as pa
 
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.home import Home
+from tidelog.journal.amend import Amended
 from tidelog.journal.audit import (
     RECORD_BYTES_MAX,
     Audited,
@@ -45,6 +47,7 @@ from tidelog.journal.audit import (
 from tidelog.journal.lookup import check_id
 from tidelog.log.archives import read_partitions
 from tidelog.log.ledger import announce_erasure, enter_erased
+from tidelog.log.outcome import Sent
 from tidelog.log.replays import counting_files
 from tidelog.log.topics import list_topics, read_head
 from tidelog.model.address import parse_address
@@ -71,6 +74,7 @@ __all__ = [
 ]
 
 _PLACE_BYTES = 24  # of an event in a record, beside its id
+_AGAIN = "delete again, which completes it"
 
 Place = tuple[str, int]
 """A source partition and an offset."""
@@ -81,7 +85,8 @@ class Erased:
     """What was found in archives, and is erased from there."""
 
     events: int = 0
-    ids: frozenset[str] = frozenset()  # of these events
+    ids: frozenset[str] = frozenset()  # of all that was found
+    found: int = 0  # also what was deleted already, which another call may just have decided
     unseen: tuple[str, ...] = ()  # files that have no ids or keys to be searched for
     archives: tuple[ArchiveErasure, ...] = ()  # files that were written again already
 
@@ -106,10 +111,14 @@ def delete_events(home: Home, topic: str, ids: Collection[str], why: Why) -> Del
     """Delete all events that have one of these ids, for good, also what archives alone hold."""
     wanted = list(ids)
     amended = home.delete(topic, wanted, why=why.why, who=why.who)
-    trimmed = erase_trimmed(home, home.topic(topic), why, ids)
     events = amended.events
-    if trimmed.ids:  # a restore may have copied them into the topic before the ledger had them
-        events += home.delete(topic, wanted, why=why.why, who=why.who).events
+    with _after(topic, amended) as sent:
+        trimmed = erase_trimmed(home, home.topic(topic), why, ids)
+        sent.something |= bool(trimmed.events)
+        if (
+            trimmed.found
+        ):  # a restore may have copied them into the topic before the ledger had them
+            events += home.delete(topic, wanted, why=why.why, who=why.who).events
     missing = tuple(each for each in amended.missing if each not in trimmed.ids)
     return Deleted(events, trimmed.events, missing, trimmed.unseen)
 
@@ -123,11 +132,23 @@ def delete_key(
 ) -> Deleted:
     """Delete all events that have this key, for good, also what archives alone hold."""
     amended = home.delete_key(topic, key, why=why.why, who=why.who, progress=progress)
-    trimmed = erase_trimmed(home, home.topic(topic), why, key=key)
     events = amended.events
-    if trimmed.events:  # as above
-        events += home.delete_key(topic, key, why=why.why, who=why.who, progress=progress).events
+    with _after(topic, amended) as sent:
+        trimmed = erase_trimmed(home, home.topic(topic), why, key=key)
+        sent.something |= bool(trimmed.events)
+        if trimmed.found:  # as above
+            again = home.delete_key(topic, key, why=why.why, who=why.who, progress=progress)
+            events += again.events
     return Deleted(events, trimmed.events, unseen=trimmed.unseen)
+
+
+@contextmanager
+def _after(topic: str, amended: Amended) -> Iterator[Sent]:
+    """What follows a delete in the topic: its errors do not say that nothing was stored."""
+    sent = Sent()
+    sent.something = bool(amended.events)
+    with sent.told(f"delete in `{topic}`", _AGAIN):
+        yield sent
 
 
 def erase_trimmed(
@@ -153,12 +174,14 @@ def erase_trimmed(
         if place[1] not in known.get(numbers[place[0]], ())
     }
     mark = "" if key is None else key_mark(key)
-    for events, until_ms in _lots(new, numbers):
-        record = _record(home, why, events, until_ms, mark)
-        version = put_record(home.log, topic, record)  # step 2
-        _enter(home, topic, record, version)
+    sent = Sent()
+    with sent.told(f"delete in `{topic.name}`", _AGAIN):
+        for events, until_ms in _lots(new, numbers):
+            record = _record(home, why, events, until_ms, mark)
+            version = put_record(sent.noting(home.log), topic, record)  # step 2
+            _enter(home, topic, record, version)
     found_ids = frozenset(each.id for each in found.values() if each.id is not None)
-    return Erased(len(new), found_ids, tuple(unseen))
+    return Erased(len(new), found_ids, len(found), tuple(unseen))
 
 
 def settled_offsets(home: Home, topic: Topic) -> Places:
@@ -222,12 +245,15 @@ def erase_archived(
     sources = sorted({name for name, _ in found})
     numbers = {name: number for number, name in enumerate(sources)}
     mark = "" if key is None else key_mark(key)
-    for events, until_ms in _lots(found, numbers):
-        record = _record(home, why, events, until_ms, mark)
-        put_record(home.log, archive, msgspec.structs.replace(record, sources=tuple(sources)))
-    done = finish_archive(home, archive)
+    sent = Sent()
+    log = sent.noting(home.log)
+    with sent.told(f"erase from archive `{archive.name}`", "erase again"):
+        for events, until_ms in _lots(found, numbers):
+            record = _record(home, why, events, until_ms, mark)
+            put_record(log, archive, msgspec.structs.replace(record, sources=tuple(sources)))
+        done = finish_archive(home, archive)
     found_ids = frozenset(each.id for each in found.values() if each.id is not None)
-    return Erased(len(found), found_ids, tuple(unseen), tuple(done))
+    return Erased(len(found), found_ids, len(found), tuple(unseen), tuple(done))
 
 
 def finish_archive(home: Home, archive: Archive) -> list[ArchiveErasure]:

@@ -38,7 +38,7 @@ from collections.abc import Callable
 import msgspec
 
 from tidelog.catalog.base import Change, Delete, Put
-from tidelog.errors import FencedError, InvalidError, UnavailableError
+from tidelog.errors import FencedError, InvalidError, UnavailableError, UnknownOutcomeError
 from tidelog.forks import ProcessGuard, RefusingLock
 from tidelog.log.base import Log
 from tidelog.log.hold import Silence, beating, write_held
@@ -119,7 +119,7 @@ class NamedPlayback:
         """
         if self._process.is_foreign:
             return
-        with self._lock, contextlib.suppress(FencedError, UnavailableError):
+        with self._lock, contextlib.suppress(FencedError, UnavailableError, UnknownOutcomeError):
             if lot_is_out:
                 self._change(self._moved(), owner="", mark="", reached=reached)
             else:
