@@ -49,6 +49,10 @@ _ARCHIVE = "run `tidelog delete {topic} ID --prove` again, which writes the file
 _DELETE = (
     "no sweep removes it: look at it; register tables of the archive again, delete other files"
 )
+_ASIDE = (
+    "it was set aside after a restore, and no erasure changes it: copy what you still need of its "
+    "other events, then delete this file"
+)
 _UNREADABLE = (CorruptError, InvalidError, pa.ArrowException, OSError)
 _UNSEEN = "make the archive's files again with `tidelog archive backfill`, which keeps ids and keys"
 _AGAIN = "prove again when it is committed"
@@ -312,7 +316,9 @@ class _Search:
 
 def _remedy(key: str) -> str:
     """Returns what removes a loose object; a sweep deletes only what topics and staging hold."""
-    return _SWEEP if key.startswith(("staging/", "topics/")) else _DELETE
+    if key.startswith(("staging/", "topics/")):
+        return _SWEEP
+    return _ASIDE if "/_aside/" in key else _DELETE
 
 
 def _stagings_of_others(home: Home, topic: Topic) -> list[str]:
