@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from typing import Any
 
+from tidelog import Home
 from tidelog.catalog import open_catalog
 from tidelog.catalog.base import Catalog
 from tidelog.catalog.settle import Repeat
@@ -12,6 +14,7 @@ from tidelog.clock import RandomIds, SystemClock, system_random
 from tidelog.model.backoff import Backoff
 from tidelog.store import open_store
 from tidelog.store.base import Store
+from tidelog.store.local import LocalStore
 
 
 def a_catalog(
@@ -33,3 +36,11 @@ def a_store(url: str, environ: Mapping[str, str] | None = None) -> Store:
         random=system_random(),
         environ=os.environ if environ is None else environ,
     )
+
+
+def local_store(home: Home) -> LocalStore:
+    """Returns the folder behind a home's cache and repeats."""
+    store: Any = home.store
+    while not isinstance(store, LocalStore):
+        store = getattr(store, "inner", None) or store._inner
+    return store

@@ -79,7 +79,7 @@ def test_only_the_value_must_be_there_and_times_may_be_numbers() -> None:
         (b'{"value": {"base64": "!"}}', "base64"),
         (b'{"value": {"base46": ""}}', "base46"),
         (b'{"value": "\xff"}', "utf-8"),
-        (b'{"value": "\\ud800 and more"}', "malformed"),
+        (b'{"value": "\\ud800 and more"}', "not valid Unicode"),
         (b'{"value": "x", "timestamp": "yesterday"}', "ISO 8601"),
         (b'{"value": "x", "headers": [["a"]]}', "$.headers[0]"),
         (b'{"value": "x"', "truncated"),

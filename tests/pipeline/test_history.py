@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.opening import local_store
 from tidelog import Event, Home
 from tidelog.home import World, create_home
 from tidelog.log.archives import read_commits, read_partitions, read_progress
@@ -21,7 +21,6 @@ from tidelog.pipeline.registry import find_pipeline
 from tidelog.pipeline.sweep import sweep_archives
 from tidelog.pipeline.workers import LocalWorkers
 from tidelog.settings import Settings
-from tidelog.store.local import LocalStore
 from tidelog.testing.clock import FakeClock
 
 DAY_MS = 24 * 3600 * 1000
@@ -49,10 +48,7 @@ def advance(home: Home, by_ms: int) -> None:
     """Move this machine's time and the store's, of which a sweep takes the earlier."""
     clock = FakeClock(home.log.clock.now_ms() + by_ms)
     home.log = replace(home.log, clock=clock)
-    store: Any = home.store
-    while not isinstance(store, LocalStore):
-        store = getattr(store, "inner", None) or store._inner
-    store._clock = clock
+    local_store(home)._clock = clock
 
 
 def commits(home: Home, named: NamedPipeline) -> int:

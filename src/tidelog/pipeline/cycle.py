@@ -398,12 +398,12 @@ class Cycle:
     def _publish(self, track: _Track, manifest: Manifest) -> int:
         """Step 6; how many events were left out, as they were erased from the target.
 
-        Staged files that are gone are no damage where another driver has the partition: it has
-        published the range, or left it out, and removed them. Then ours is told of that alone.
+        Where another driver has the partition, it has published the range, or left it out, gone on
+        and removed what was staged: a sink that misses files or is ahead then shows no damage.
         """
         try:
             return self._pipeline.sink.publish(manifest) or 0
-        except CorruptError as exc:
+        except (CorruptError, InvalidError) as exc:
             row = self._log.catalog.get(track.where, "head")
             if row is None or row.version != track.head_version:
                 raise self._fenced(track.partition, -1) from exc
