@@ -179,22 +179,24 @@ class FencedOnce(Appender):
             raise FencedError("a newer process has the name")
 
 
-# In the clients' world.
-
-
-def landed_by_sequence(self: Appender, partition: int, plan: _Plan) -> bool | None:
+class LandedBySequence(Appender):
     """Takes the same first sequence at the same offset for the producer's own write."""
-    self._forget(partition)
-    head, head_version = self._head(partition)
-    state, state_version = self._state(partition)
-    if state.offset_of(plan.batch.first) == plan.batch.base:
-        return True
-    self._check_fence(partition)
-    if head_version != plan.head_version or head.closed:
-        if state_version is not None and state_version == plan.state_version:
-            return False
-        return self._is_ours(partition, plan.run, head)
-    return None
+
+    def _landed(self, partition: int, plan: _Plan) -> bool | None:
+        self._forget(partition)
+        head, head_version = self._head(partition)
+        state, state_version = self._state(partition)
+        if state.offset_of(plan.batch.first) == plan.batch.base:
+            return True
+        self._check_fence(partition)
+        if head_version != plan.head_version or head.closed:
+            if state_version is not None and state_version == plan.state_version:
+                return False
+            return self._is_ours(partition, plan.run, head)
+        return None
+
+
+# In the clients' world.
 
 
 def settled_by_reads(self: Appender, partition: int, plan: _Plan) -> bool | None:
@@ -388,7 +390,7 @@ BUGS: dict[str, Bug] = {
     "a version that recurs": _protocols("P1, P2", catalog=RecurringCatalog),
     "own attempt taken for a conflict": _protocols("P1", faulty=OwnAttemptIsConflict),
     "fenced appender writes again": _protocols("P1", appender=FencedOnce),
-    "fenced producer acknowledged": _clients("P1", (Appender, "_landed", landed_by_sequence)),
+    "fenced producer acknowledged": _protocols("P1", appender=LandedBySequence),
     "unavailable though stored": _clients("P1, P7", (Appender, "_settled", settled_by_reads)),
     "lost reply taken for nothing stored": _clients(
         "P1", (Appender, "_settled", conflict_means_not_stored)
