@@ -171,7 +171,7 @@ def _claim(store: Store, catalog: Catalog, ids: Ids, location: Location) -> tupl
             write_id=write_id,
         )
     except ConflictError:
-        return _claim(store, catalog, ids, location)  # somebody else was first: go on with theirs
+        return _claim(store, catalog, ids, location)  # another process was first
     return mine, write_id
 
 

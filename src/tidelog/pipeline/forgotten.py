@@ -20,7 +20,7 @@ partition. Once that is adopted and has no decided range:
    ``reopening``, for the next finalize (``counting.reopen``)   → dead: the same
 4. copy each file below ``_aside`` of the archive's folder,
    create-only                                                 → dead: files that are there twice,
-                                                                 once where nobody lists
+                                                                 once where no reader lists
 5. delete them                                                 → done
 
 No range begins before all files that ``aside`` rows name are gone from where readers list them: who

@@ -146,7 +146,7 @@ class Clients:
         self.for_size(0)  # an address or a certificate that is wrong is reported at once
 
     def for_size(self, size: int, reads: bool = False) -> ObjectStore:
-        """The client for a request that moves so many bytes, in a reply if it ``reads``."""
+        """The client for a request that moves this many bytes, in a reply if it ``reads``."""
         timeout_s = REQUEST_TIMEOUT_S
         while timeout_s < REQUEST_TIMEOUT_S + size / _BYTES_PER_S:
             timeout_s *= 2
