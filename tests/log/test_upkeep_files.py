@@ -32,11 +32,12 @@ def test_a_topic_with_many_amendments_is_compiled_trimmed_and_swept(tmp_path: Pa
     assert press.events(topic) == expected
     trim_topic(press.log, topic, ToOffsets({0: 150}))
     expected = {n: v for n, v in expected.items() if n >= 150}
-    assert len(press.rows(topic, "amend/")) == len([n for n in changes if n >= 150])
+    kept = len([n for n in changes if n >= 140])  # those of the run at the start stay with it
+    assert len(press.rows(topic, "amend/")) == kept
     press.compile(topic, Policy(min_events=1, min_amendments=1, max_events=60))
     assert press.events(topic) == expected
     report = sweep_home(press.log, 0)
-    assert report.amendments_removed == len([n for n in changes if n >= 150])
+    assert report.amendments_removed == kept
     assert press.head(topic).amended is None
     assert press.events(topic) == expected
     assert trim_topic(press.log, topic, BeforeTime(13_000))[0].new_start > 150

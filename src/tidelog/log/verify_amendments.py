@@ -49,12 +49,16 @@ class AmendmentCheck:
         met = _Met(offset, row.row, row.version, amendment.sequence, amendment.object)
         self._met.append(met)
 
-    def finish(self, head: Head) -> None:
-        """All rows have been met; the head was read after them."""
+    def finish(self, head: Head, first: int | None) -> None:
+        """All rows have been met; the head was read after them.
+
+        ``first`` is the lowest offset that a living run or journal has. Amendments from there to
+        the start stay until that object is written again without what they delete.
+        """
         trimmed = 0
         for each in self._met:
             if each.offset < head.start:
-                trimmed += 1
+                trimmed += first is None or each.offset < first
                 continue
             self._tally.amendments += 1
             problem = self._problem_of(each, head)

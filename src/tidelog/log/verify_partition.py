@@ -40,6 +40,7 @@ class PartitionCheck:
         self._pool = pool
         self._head: Head | None = None
         self._last: Run | None = None  # of those that tile so far
+        self._first: int | None = None  # the lowest offset that a living run or journal has
         self._gaps: list[tuple[int, int]] = []
         self._trimmed = 0  # runs and journals below the start
         self._shadowed = 0  # runs that journals have replaced
@@ -61,7 +62,7 @@ class PartitionCheck:
         while self._reading:
             self._finish_reading()
         if now is not None:
-            self._amendments.finish(now)
+            self._amendments.finish(now, self._first)
         self._slots.finish(self._gaps)
 
     def holds_now(self, run: Run) -> bool:
@@ -136,6 +137,7 @@ class PartitionCheck:
 
     def _begin(self, run: Run) -> None:
         """Count a run that can be read, and read it."""
+        self._first = run.base if self._first is None else min(self._first, run.base)
         self._tally.runs += 1
         self._tally.events += run.events
         self._tally.bytes += run.byte_end - run.byte_start
