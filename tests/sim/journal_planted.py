@@ -76,16 +76,6 @@ def seeds_until_caught(bug: Bug, seeds: int) -> int | None:
 # Amendments.
 
 
-def _seen_moves_for_all_lots(patch: Patch) -> None:
-    """After a conflict, only the rows of the lot at hand are looked at for deletes."""
-
-    def wrote(self: Marker, marks: Sequence[Mark], head: Head) -> None:
-        self._looked = head.amendments
-        self._done(marks)
-
-    patch.setattr(Marker, "_wrote", wrote)
-
-
 def _lots_are_written_again(patch: Patch) -> None:
     """An update that meets a compile writes all its lots again."""
     put_here = Amender._put_here
@@ -299,7 +289,6 @@ def _playback_passes_over_swaps(patch: Patch) -> None:
 
 
 BUGS: Mapping[str, Bug] = {
-    "the seen mark moves for all lots": Bug(AmendWorld, _seen_moves_for_all_lots),
     "lots are written again": Bug(AmendWorld, _lots_are_written_again),
     "deletes are not looked for": Bug(AmendWorld, _deletes_are_not_looked_for),
     "the amended range is not widened": Bug(AmendWorld, _amended_is_not_widened),
@@ -312,7 +301,7 @@ BUGS: Mapping[str, Bug] = {
     "amendments are removed before compile": Bug(AmendWorld, _amendments_go_too_early),
     "values of updates are swept": Bug(AmendWorld, _values_are_forgotten),
     "a journal claims too much": Bug(AmendWorld, _journal_claims_too_much),
-    "a swap does not expect the head": Bug(AmendWorld, _swap_expects_no_head),
+    "a swap does not expect the head": Bug(CopyWorld, _swap_expects_no_head),
     "a trim removes the run at the start": Bug(AbsentWorld, _trim_takes_the_run_at_the_start),
     "a sweep dated ahead stops the scribe": Bug(JournalWorld, _sweep_dated_ahead_counts),
     "a lookup goes by an old head": Bug(AmendWorld, _lookup_goes_by_an_old_head),

@@ -234,10 +234,11 @@ def two_turns(self: KeylessTurns, events: int) -> int:
     return _next_turn(self, events)
 
 
-def commit_polled_ahead(self: Consumer, partition: int, intake: Intake) -> None:
+def commit_polled_ahead(self: Consumer, partition: int, intake: Intake) -> bool:
     """Commits under the present lease what was read under an earlier one."""
     self._membership.commit(partition, intake.position, None, back=True)
     intake.committed()
+    return True
 
 
 def take_until(self: Membership, partition: int) -> bool:
@@ -324,13 +325,14 @@ def back_to_positions(self: Consumer) -> Iterator[None]:
         raise
 
 
-def commit_position(self: Consumer, partition: int, intake: Intake) -> None:
+def commit_position(self: Consumer, partition: int, intake: Intake) -> bool:
     """Moves the cursor to wherever reading is, forward or back."""
     held = self._membership.held.get(partition)
     is_same = held is not None and held.lease.epoch == intake.epoch
     if not is_same or held is None or held.lease.cursor != intake.position:
         self._membership.commit(partition, intake.position, intake.epoch, back=True)
     intake.committed()
+    return True
 
 
 def release_without_version(self: Membership, partition: int) -> None:
