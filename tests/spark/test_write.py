@@ -149,9 +149,9 @@ def orders(home: Home) -> Topic:
 @pytest.mark.usefixtures("orders")
 def test_rows_without_a_key_take_turns(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = pa.record_batch({"value": pa.array([b"x"] * 10)})
-    assert stage_rows(home, rows) == [(1, 10)]
+    assert stage_rows(home, rows) == [(0, 10)]
     monkeypatch.setattr("tidelog.log.staged.SEGMENT_EVENTS_MAX", 4)
-    assert stage_rows(home, rows) == [(1, 4), (2, 4), (0, 2)]
+    assert stage_rows(home, rows) == [(0, 4), (1, 4), (2, 2)]
 
 
 @pytest.mark.usefixtures("orders")
