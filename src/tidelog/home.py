@@ -42,7 +42,7 @@ from tidelog.log.positions import Positions
 from tidelog.log.process import check_process
 from tidelog.log.producer import Producer
 from tidelog.log.read import Reader
-from tidelog.log.readers import check_readers
+from tidelog.log.readers import check_all_read, check_readers
 from tidelog.log.start import Start
 from tidelog.log.sweep import SweepReport, sweep_home
 from tidelog.log.targets import check_target, open_target
@@ -153,14 +153,19 @@ class Home(JournalCalls):
         self._check_open()
         return list(list_topics(self.log))
 
-    def delete_topic(self, name: str) -> None:
-        """Remove a topic with all its events and consumers. ``NotFoundError``."""
+    def delete_topic(self, name: str, *, past_readers: bool = False) -> None:
+        """Remove a topic with all its events and consumers. ``NotFoundError``.
+
+        ``InvalidError`` where a consumer, an archive, a pump or a playback has not read all of its
+        events, unless ``past_readers`` accepts that they are lost to it.
+        """
         self._check_open()
+        check = None if past_readers else partial(check_all_read, self.log)
         with self._lock:
             producer = self._producers.pop(name, None)
         if producer is not None:
             _close_quietly(producer)
-        delete_topic(self.log, name)
+        delete_topic(self.log, name, check)
 
     def partitions(self, topic: str, *, runs: bool = True) -> list[PartitionState]:
         """What each partition holds; without ``runs`` only where it starts and ends."""

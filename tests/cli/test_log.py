@@ -303,6 +303,10 @@ def test_a_cursor_that_was_trimmed_is_told_and_the_loss_can_be_accepted(tidelog:
     assert "consumer `c` at" in refused.err
     assert "--past-readers" in refused.err
     assert tidelog(*trim, "--past-readers").code == 0
+    refused = tidelog("topic", "delete", "t", "--yes")
+    assert refused.code == 2
+    assert "consumer `c` at" in refused.err
+    assert "--past-readers" in refused.err
     told = tidelog("consume", "t", "--name", "c")
     assert told.code == 1
     assert "was trimmed" in told.err

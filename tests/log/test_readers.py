@@ -1,9 +1,10 @@
-"""A trim does not pass a reader without being told to."""
+"""A trim or a delete of a topic passes a reader only with `past_readers`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
 import tidelog
@@ -109,6 +110,40 @@ def test_trim_does_not_pass_a_playback_that_has_not_finished(home: Home) -> None
     put(home, where, layout.PLAYBACK_STATE, PlaybackState(finished_ms=1))
     home.trim("t", ToOffsets({0: 6}))
     assert start(home) == 6
+
+
+def test_topic_that_a_reader_has_not_read_is_not_deleted(home: Home) -> None:
+    with home.consumer("t", "c") as consumer:
+        assert len(consumer.poll(4)) == 4
+        consumer.commit()
+        with pytest.raises(InvalidError, match=r"consumer `c` at 0:4: .* with --past-readers"):
+            home.delete_topic("t")
+        assert len(consumer.poll(10)) == 6, "nothing was changed"
+        consumer.commit()
+    home.append("t", [Event(b"x")], partition=1)
+    with pytest.raises(InvalidError, match="consumer `c` at 1:0"):
+        home.delete_topic("t")
+    home.delete_topic("t", past_readers=True)
+    assert home.topics() == []
+
+
+def test_topic_that_every_reader_has_read_is_deleted(home: Home) -> None:
+    with home.consumer("t", "c") as consumer:
+        assert len(consumer.poll(100)) == 10
+        consumer.commit()
+    home.delete_topic("t")
+    assert home.topics() == []
+
+
+def test_delete_that_has_begun_is_finished_whatever_was_read(home: Home) -> None:
+    with home.consumer("t", "c") as consumer:
+        consumer.poll(1, timeout_s=0)
+    row = home.catalog.get(layout.REGISTRY, layout.topic_row("t"))
+    assert row is not None
+    deleting = msgspec.structs.replace(home.topic("t"), state="deleting")
+    put(home, layout.REGISTRY, layout.topic_row("t"), deleting)
+    home.delete_topic("t")
+    assert home.topics() == []
 
 
 def test_error_names_each_reader_once_and_counts_the_rest(home: Home) -> None:

@@ -19,6 +19,7 @@ from tests.pipeline.looking import AT, AT_OR_WHEN, a_home, an_archive, drive, fi
 from tests.servers.kafka import Kafka
 from tidelog import Event, Home
 from tidelog.catalog.base import Put
+from tidelog.errors import InvalidError
 from tidelog.home import World, create_home
 from tidelog.journal.scribe_metrics import ScribeMetrics
 from tidelog.log.archives import change_archive
@@ -208,6 +209,32 @@ def test_a_source_that_is_gone_leaves_the_rest_to_be_seen(home: Home) -> None:
     assert 'tidelog_archive_source_up{archive="daily"} 0' in text
     assert 'events_total{archive="daily",partition="t/0"} 20' in text
     assert "lag_events{" not in text
+
+
+def test_events_that_were_not_archived_before_their_topic_was_deleted_are_lost(home: Home) -> None:
+    archive = an_archive(home)
+    home.append("t", recent(10), partition=0)
+    drive(home, archive)
+    home.append("t", recent(7), partition=0)
+    with pytest.raises(InvalidError, match=r"archive `daily` at 0:10: .* with --past-readers"):
+        home.delete_topic("t")
+    assert of(read_status(home, archive)).unread == 0
+    home.delete_topic("t", past_readers=True)
+    for again in (False, True):
+        if again:
+            home.create_topic("t")
+        status = read_status(home, archive)
+        assert of(status).unread == 7
+        assert "up to 7 of its events were not archived: they are lost" in said(status)
+        assert 'source_lost{archive="daily",partition="t/0"} 1' in status_text([status])
+
+
+def test_deleted_topic_that_was_never_archived_is_lost_as_a_whole(home: Home) -> None:
+    archive = an_archive(home)
+    fill(home, range(20))
+    home.delete_topic("t", past_readers=True)
+    status = read_status(home, archive)
+    assert sum(each.unread for each in status.partitions) == 20
 
 
 def test_status_does_not_read_commits(home: Home) -> None:

@@ -232,7 +232,8 @@ def _show(output: Output, found: ArchiveStatus) -> None:
             "files": each.files,
             "bytes": each.bytes,
             "dead": each.dead,
-            "lost": each.totals.lost,
+            "lost": each.totals.lost + bool(each.unread),
+            "unread": each.unread,
             "last_commit": to_iso(each.last_commit_ms) if each.last_commit_ms else None,
             "under_way_s": None
             if each.intent_ms is None
@@ -261,6 +262,12 @@ def _show(output: Output, found: ArchiveStatus) -> None:
             f"{to_iso(one.at_ms)}, since a restored catalog did not know it: "
             f"{counted(one.events, 'event')} in {', '.join(one.files)}"
         )
+    for each in found.partitions:
+        if each.unread:
+            output.say(
+                f"{found.archive.name}: {each.partition}: its topic was deleted, and up to "
+                f"{counted(each.unread, 'event')} of it were not archived: they are lost"
+            )
     if found.source_error:
         output.say(f"{found.archive.name}: its source cannot be asked: {found.source_error}")
 

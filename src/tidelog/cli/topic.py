@@ -126,18 +126,26 @@ def show(home_text: str | None, output: Output, name: str) -> None:
 
 @topic.command()
 @click.argument("name")
+@click.option(
+    "--past-readers",
+    is_flag=True,
+    help="Delete events that a consumer, an archive, a pump or a playback has not read yet.",
+)
 @yes_option
 @json_option
 @click.pass_obj
-def delete(home_text: str | None, output: Output, name: str, yes: bool) -> None:
+def delete(home_text: str | None, output: Output, name: str, past_readers: bool, yes: bool) -> None:
     """Delete a topic with all its events and consumers, for good.
 
     Asks first on a terminal, and needs --yes elsewhere.
 
+    Refuses while a consumer, an archive, a pump or an unfinished playback has not read all events,
+    and names it with its position, unless you give --past-readers.
+
     \b
     Examples:
       tidelog topic delete orders
-      tidelog topic delete orders --yes
+      tidelog topic delete orders --yes --past-readers
     """
     with open_home(home_text) as home:
         found = {each.name: each for each in home.topics()}
@@ -145,7 +153,7 @@ def delete(home_text: str | None, output: Output, name: str, yes: bool) -> None:
             like = nearest(name, found)
             raise NotFoundError(f"topic `{name}`: not found{like}: nothing to delete", topic=name)
         ask_first(f"topic `{name}`", _question(home, found[name]), yes)
-        home.delete_topic(name)
+        home.delete_topic(name, past_readers=past_readers)
         output.say(f"Deleted topic `{name}`.")
         if output.as_json:
             output.record({"name": name, "deleted": True})

@@ -1,4 +1,4 @@
-"""Who still needs the oldest events of a topic: what a trim would take from its readers.
+"""Who still needs events of a topic: what a trim or a delete would take from its readers.
 
 Readers are those that the catalog knows: consumers by their cursors, archives and pumps by their
 committed positions, and named playbacks that have not finished. A consumer, an archive or a pump
@@ -23,17 +23,17 @@ from tidelog.model.address import parse_address
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import NamedPipeline
 from tidelog.model.playback import Pinned, PlaybackState
-from tidelog.model.run import decode_row
+from tidelog.model.run import Head, decode_row
 from tidelog.model.topic import Topic
 
-__all__ = ["Behind", "check_readers", "readers_behind"]
+__all__ = ["Behind", "DeletedTopic", "check_all_read", "check_readers", "readers_behind"]
 
 _NAMED = 5  # readers that an error names; the others are counted
 
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """A reader that has not read all that a trim would delete."""
+    """A reader that has not read all that a trim or a delete of the topic would delete."""
 
     reader: str  # such as: consumer `billing`
     partition: int
@@ -43,7 +43,50 @@ class Behind:
 
 def check_readers(log: Log, topic: Topic, starts: Mapping[int, int]) -> None:
     """Refuse a trim that passes a reader. ``InvalidError`` that names readers and positions."""
-    behind = readers_behind(log, topic, starts)
+    _refuse(f"trim of `{topic.name}`", readers_behind(log, topic, starts), "trim")
+
+
+def check_all_read(log: Log, topic: Topic) -> None:
+    """Refuse to delete a topic that a reader has not read to its end. ``InvalidError``."""
+    ends = {each: read_head(log, topic, each)[0].next for each in range(topic.partitions)}
+    _refuse(f"delete of topic `{topic.name}`", readers_behind(log, topic, ends), "delete it")
+
+
+@dataclass(frozen=True, slots=True)
+class DeletedTopic:
+    """A topic that was deleted: its closed heads stay, and say where its partitions ended."""
+
+    incarnation: str
+    ends: tuple[int, ...]  # by partition
+
+    @classmethod
+    def read(cls, log: Log, incarnation: str) -> DeletedTopic | None:
+        """What is left of an incarnation; None while its topic is not deleted."""
+        ends: list[int] = []
+        while True:
+            where = layout.topic_partition(incarnation, len(ends))
+            row = log.catalog.get(where, "head")
+            head = None if row is None else decode_row(row.value, Head, f"head of `{where}`")
+            if head is None or not head.closed:
+                return cls(incarnation, tuple(ends)) if ends else None
+            ends.append(head.next)
+
+    @classmethod
+    def named(cls, log: Log, name: str) -> DeletedTopic | None:
+        """The only deleted topic of a name; None where there are none or several."""
+        rows = log.catalog.scan(layout.REGISTRY, layout.deleted_row(""), "deleted0")
+        found = [row.row for row in rows if row.value == name.encode()]
+        if len(found) != 1:
+            return None
+        return cls.read(log, found[0].removeprefix(layout.deleted_row("")))
+
+    def unread(self, partition: int, position: str) -> int:
+        """How many offsets of a partition come after what a reader has read."""
+        end = self.ends[partition] if partition < len(self.ends) else 0
+        return max(0, end - (int(position) if position.isdecimal() else 0))
+
+
+def _refuse(what: str, behind: list[Behind], again: str) -> None:
     if not behind:
         return
     parts = []
@@ -55,8 +98,8 @@ def check_readers(log: Log, topic: Topic, starts: Mapping[int, int]) -> None:
     if len(parts) > _NAMED:
         named += f"; and {len(parts) - _NAMED} more"
     raise InvalidError(
-        f"trim of `{topic.name}`: would delete events that have not been read, by partition and "
-        f"offset: {named}: let them read on, or trim with --past-readers",
+        f"{what}: would delete events that have not been read, by partition and "
+        f"offset: {named}: let them read on, or {again} with --past-readers",
         readers=[
             {"reader": each.reader, "partition": each.partition, "position": each.position}
             for each in behind

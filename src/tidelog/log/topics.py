@@ -6,6 +6,10 @@ Creating, in three steps; whoever comes next finishes what a crash left:
 2. a ``head`` for each partition, so that commits always expect a version → the same
 3. registry row as ``ready``                                              → a topic
 
+A delete of a topic that has events which a reader has not read (a consumer, an archive, a pump, a
+playback) is refused before step 1 unless the caller accepts that (``readers``). Events that a
+producer appends while the topic is deleted are not looked at: stop producers first.
+
 Deleting, in four:
 
 1. registry row as ``deleting``         → not usable; the name is taken until step 4
@@ -127,8 +131,12 @@ def list_topics(log: Log) -> Iterator[Topic]:
         yield _decode(row)
 
 
-def delete_topic(log: Log, name: str) -> None:
-    """Remove a topic with all its events, consumers and audit records. ``NotFoundError``."""
+def delete_topic(log: Log, name: str, check: Callable[[Topic], None] | None = None) -> None:
+    """Remove a topic with all its events, consumers and audit records. ``NotFoundError``.
+
+    ``check`` gets the topic before anything is written, and refuses the delete by an error, such
+    as ``readers.check_all_read``. A delete that has begun is finished without it.
+    """
     check_topic_name(name)
     while True:
         row = log.catalog.get(layout.REGISTRY, layout.topic_row(name))
@@ -137,6 +145,8 @@ def delete_topic(log: Log, name: str) -> None:
         topic = _decode(row)
         if topic.state == "deleting":
             break
+        if check is not None and topic.state == "ready":
+            check(topic)
         with contextlib.suppress(ConflictError):
             _put_topic(log, msgspec.structs.replace(topic, state="deleting"), row.version)
     _each_partition(topic, lambda partition: _close_head(log, topic, partition))

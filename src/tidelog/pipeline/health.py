@@ -67,6 +67,11 @@ def _of_partition(each: PartitionStatus, status: ArchiveStatus, limits: Limits) 
             f"the source holds nothing before {each.lost_to}, archived is up to {each.position}: "
             f"run `tidelog archive run {archive.name} --accept-loss` to record that and go on"
         )
+    if each.unread:
+        yield (
+            f"its topic was deleted, and up to {each.unread} of its events were not archived: they "
+            "are lost, unless a copy of the home has them"
+        )
     if limits.max_lag is not None and (each.lag or 0) > limits.max_lag:
         yield f"{each.lag} events wait, at most {limits.max_lag} may: add workers or shards"
     given_ms = limits.max_lag_ms

@@ -83,7 +83,7 @@ _PARTITIONS = (
     ),
     _OfPartition(
         _Metric("source_lost", "gauge", "1 when the source has lost events not yet archived"),
-        lambda each, _: int(bool(each.lost_to)),
+        lambda each, _: int(bool(each.lost_to or each.unread)),
     ),
     _OfPartition(
         _Metric("dead_letters", "gauge", "Dead letters that no replay has placed"),

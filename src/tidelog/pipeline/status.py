@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 
 from tidelog.errors import TidelogError
 from tidelog.home import Home
-from tidelog.log.archives import read_partitions
+from tidelog.log.archives import read_partitions, read_progress
+from tidelog.log.readers import DeletedTopic
 from tidelog.log.replays import replay_effect, replay_pipeline
 from tidelog.model import layout
 from tidelog.model.archive import Archive
@@ -27,6 +28,7 @@ from tidelog.model.run import HeldRow, decode_row
 from tidelog.pipeline.forgotten import read_aside
 from tidelog.pipeline.places import source_at
 from tidelog.sources.base import Bounds, Range, Source, SourcePartition, waits
+from tidelog.sources.topic import TopicSource
 
 __all__ = ["ArchiveStatus", "PartitionStatus", "Waiting", "read_status"]
 
@@ -51,6 +53,7 @@ class PartitionStatus:
     totals: Totals  # of commits, without replays
     intent_ms: int | None  # since when a range is under way
     lost_to: str  # the source holds nothing before this, and we had not come so far
+    unread: int = 0  # events of a topic that was deleted before they were archived
 
     @property
     def waits(self) -> bool:
@@ -125,7 +128,9 @@ def read_status(
     source = source_at(home, url or archive.source)
     bounds, error = _ends(source)
     names = {partition.text for partition in bounds} | set(read_partitions(home.log, pipeline))
-    look = _Look(home, pipeline, source, waiting or Waiting(), now_ms)
+    deleted = _deleted(home, pipeline, source, names, bounds)
+    names |= {f"{name}/{each}" for name, gone in deleted.items() for each in range(len(gone.ends))}
+    look = _Look(home, pipeline, source, waiting or Waiting(), now_ms, deleted)
     drivers, silent = _drivers(home, pipeline, now_ms)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         each = pool.map(lambda name: look.at(SourcePartition.named(name), bounds), sorted(names))
@@ -144,6 +149,7 @@ class _Look:
     source: Source
     waiting: Waiting
     now_ms: int
+    deleted: dict[str, DeletedTopic]  # the source's topic, by name, if it was deleted
 
     def at(
         self, partition: SourcePartition, bounds: dict[SourcePartition, Bounds]
@@ -173,7 +179,14 @@ class _Look:
             totals=head.totals,
             intent_ms=intent_ms,
             lost_to=held.first if held and lost else "",
+            unread=self._unread(partition, head),
         )
+
+    def _unread(self, partition: SourcePartition, head: Progress) -> int:
+        gone, number = self.deleted.get(partition.topic), partition.number_in(partition.topic)
+        if gone is None or number is None or head.incarnation not in ("", gone.incarnation):
+            return 0
+        return gone.unread(number, head.position)
 
     def _lag_s(self, partition: SourcePartition, head: Progress, held: Bounds) -> float | None:
         if not self._waits(Range(partition, head.position, held.end)):
@@ -200,6 +213,28 @@ def _ends(source: Source) -> tuple[dict[SourcePartition, Bounds], str]:
         return source.bounds(source.partitions()), ""
     except TidelogError as exc:
         return {}, str(exc)
+
+
+def _deleted(
+    home: Home,
+    pipeline: str,
+    source: Source,
+    names: set[str],
+    bounds: dict[SourcePartition, Bounds],
+) -> dict[str, DeletedTopic]:
+    """The topic that an archive has read from, by name, where that one was deleted."""
+    if not isinstance(source, TopicSource):
+        return {}
+    now = {each.incarnation for each in bounds.values()}
+    heads = (read_progress(home.log, pipeline, name) for name in sorted(names))
+    begun = next((head.incarnation for head in heads if head and head.incarnation), "")
+    if begun in now or (bounds and not begun):
+        return {}
+    if begun:
+        found = DeletedTopic.read(home.log, begun)
+    else:
+        found = DeletedTopic.named(home.log, source.topic)
+    return {source.topic: found} if found else {}
 
 
 def _first_time_ms(source: Source, range: Range) -> int | None:

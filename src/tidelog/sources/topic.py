@@ -53,6 +53,11 @@ class TopicSource:
         self._topic = topic
 
     @property
+    def topic(self) -> str:
+        """The topic's name."""
+        return self._topic
+
+    @property
     def url(self) -> str:
         return f"topic:{self._topic}"
 
