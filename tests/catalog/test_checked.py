@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tidelog.catalog.base import ABSENT, Delete, Put, Row
@@ -86,3 +88,12 @@ def test_every_flipped_bit_of_a_manifest_is_noticed() -> None:
     for damaged in [*flips(data), *(data[:size] for size in range(len(data)))]:
         with pytest.raises(CorruptError, match="manifest `key`"):
             read_manifest(damaged, "key")
+
+
+@pytest.mark.parametrize(
+    ("row", "value", "version"),
+    [("r", 7, "v"), ("r", "text", "v"), ("r", b"x" * 9, 5), (3, b"", "v")],
+)
+def test_row_whose_stored_types_are_damaged_is_corrupt(row: Any, value: Any, version: Any) -> None:
+    with pytest.raises(CorruptError, match="its checksum does not match"):
+        open_row("p", Row(row, value, version))

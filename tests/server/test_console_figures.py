@@ -105,7 +105,7 @@ def test_samples_tell_of_topics_consumers_and_runs(home: Home, sampler: Sampler)
     sampler._sampled_s = float("-inf")
     sample = sampler.look().topics["t"]
     assert (sample.events, sample.runs) == (10, 1)
-    home.delete_topic("t")
+    home.delete_topic("t", past_readers=True)
     sampler._sampled_s = float("-inf")
     assert sampler.look().topics == {}
 

@@ -96,8 +96,12 @@ class CheckedCatalog:
 
 def open_row(partition: str, stored: Row) -> Row:
     """The row without its checksum. ``CorruptError`` where that does not fit."""
-    value, found = stored.value[:-_BYTES], stored.value[-_BYTES:]
-    if found != _checksum(partition, stored.row, stored.version, value):
+    # SQLite stores a type with each value, so damage may make a number or a text of one.
+    value, found = b"", b""
+    names = isinstance(stored.row, str) and isinstance(stored.version, str)
+    if names and isinstance(stored.value, bytes):
+        value, found = stored.value[:-_BYTES], stored.value[-_BYTES:]
+    if not found or found != _checksum(partition, stored.row, stored.version, value):
         raise CorruptError(
             f"row `{stored.row}` of `{partition}`: its checksum does not match: keep the "
             "catalog, and restore it from a copy",
