@@ -56,21 +56,22 @@ class Bug:
 
 
 def seeds_until_caught(bug: Bug, seeds: int) -> int | None:
-    """How many seeds it takes until a world notices; None: more than these.
+    """How many seeds it takes until a world notices; None: more than these."""
+    return next((seed + 1 for seed in range(seeds) if notices(bug, seed)), None)
 
-    The same seed must find nothing without the bug.
-    """
-    for seed in range(seeds):
-        with Patch.context() as patch:
-            bug.plant(patch)
-            try:
-                bug.world(seed).run()
-                continue
-            except (AssertionError, TidelogError):
-                pass
-        bug.world(seed).run()
-        return seed + 1
-    return None
+
+def notices(bug: Bug, seed: int) -> bool:
+    """Whether the bug's world notices it with this seed, which must find nothing without it."""
+    with Patch.context() as patch:
+        bug.plant(patch)
+        try:
+            bug.world(seed).run()
+        except (AssertionError, TidelogError):
+            pass
+        else:
+            return False
+    bug.world(seed).run()
+    return True
 
 
 # Amendments.

@@ -46,7 +46,7 @@ from tidelog.model.topic import Topic
 from tidelog.store.base import exists_already
 from tidelog.testing.faults import Fault, Faults, FaultyCatalog, FaultyStore
 
-__all__ = ["BUGS", "Bug", "OwnAttemptIsConflict", "seeds_needed"]
+__all__ = ["BUGS", "Bug", "OwnAttemptIsConflict", "notices", "seeds_needed"]
 
 SEEDS_MAX = 200  # within which each is caught
 
@@ -70,12 +70,14 @@ class Bug:
 
 def seeds_needed(bug: Bug, seeds_max: int = SEEDS_MAX) -> int | None:
     """How many seeds it takes until a world notices; None where none of them does."""
-    for seed in range(seeds_max):
-        with bug.planted():
-            noticed = fails(bug.make(seed))
-        if noticed and not fails(bug.healthy(seed)):
-            return seed + 1
-    return None
+    return next((seed + 1 for seed in range(seeds_max) if notices(bug, seed)), None)
+
+
+def notices(bug: Bug, seed: int) -> bool:
+    """Whether the bug's world notices it with this seed, and finds nothing without the bug."""
+    with bug.planted():
+        noticed = fails(bug.make(seed))
+    return noticed and not fails(bug.healthy(seed))
 
 
 def fails(world: SimWorld) -> bool:
