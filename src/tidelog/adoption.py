@@ -117,7 +117,7 @@ def _detached(log: Log) -> Iterator[str]:
             yield f"archive `{archive.name}`: read-only, in `{archive.store}/{archive.root}`"
         for table in archive.tables:
             if table != "delta":
-                yield f"archive `{archive.name}`: no longer keeps table `{table}`"
+                yield f"archive `{archive.name}`: no longer changes table `{table}`"
     for row in log.catalog.scan(layout.REGISTRY, layout.pipeline_row(""), "pipeline0"):
         named = decode_row(row.value, NamedPipeline, f"registry row `{row.row}`")
         if parse_address(named.sink).scheme != "topic":

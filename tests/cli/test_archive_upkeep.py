@@ -170,7 +170,12 @@ def test_register_and_keep(tidelog: Run, tmp_path: Path) -> None:
     run(tidelog)
     rows = tidelog("archive", "register", "daily", "--json").rows()
     assert sum(row["events"] for row in rows) in (0, 1)  # 0 where the run has registered it
-    assert tidelog("archive", "register", "daily", "--as", "delta", "--forget").code == 0
+    delta = ("archive", "register", "daily", "--as", "delta")
+    assert b"Erasures and promotes still do" in tidelog(*delta, "--no-keep").out
+    assert len(tidelog("archive", "register", "daily", "--json").rows()) == 1
+    assert tidelog(*delta, "--forget", "--keep").code == 2
+    assert b"Drop the table" in tidelog(*delta, "--forget").out
+    assert "has no table `delta`" in tidelog(*delta, "--forget").err
     assert "say which with --as" in tidelog("archive", "register", "daily").err
     with serving() as server:
         where = ("--catalog", server.url, "--table", "lake.daily")

@@ -38,6 +38,7 @@ class IcebergRest(ThreadingHTTPServer):
         self.tables: dict[tuple[str, str], TableMetadata] = {}
         self.commits = 0
         self.lost_replies = 0  # of the commits to come
+        self.refusing = False  # every request, as a server does that is being repaired
         self.lock = threading.Lock()
         super().__init__(("127.0.0.1", 0), _Handler)
 
@@ -66,6 +67,8 @@ class _Handler(BaseHTTPRequestHandler):
         parts = self.path.partition("?")[0].strip("/").split("/")[1:]
         with self.server.lock:
             status, body = work(parts)
+        if self.server.refusing:
+            status, body = 500, _error("InternalServerError", 500)
         data = json.dumps(body).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")

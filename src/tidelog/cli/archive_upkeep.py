@@ -22,7 +22,12 @@ from tidelog.pipeline.finalize import finalize as finalize_archive
 from tidelog.pipeline.health import Limits, troubles
 from tidelog.pipeline.metrics import metrics_text
 from tidelog.pipeline.status import ArchiveStatus, read_status
-from tidelog.pipeline.tables import change_tables, register_table
+from tidelog.pipeline.tables import (
+    change_tables,
+    forget_table,
+    register_table,
+    repair_tables,
+)
 
 __all__ = ["finalize", "register", "status"]
 
@@ -141,21 +146,28 @@ def finalize(home_text: str | None, output: Output, /, name: str, **given: Any) 
 @click.option(
     "--catalog",
     metavar="URI",
-    help="Of Iceberg: sqlite:///FILE, https://host, or a name that pyiceberg's settings know.",
+    help="Of Iceberg: sqlite:///FILE, https://host, or a name that pyiceberg's settings know. "
+    "In an SQL catalog the table belongs to the catalog named `tidelog`.",
 )
 @click.option("--table", metavar="NAMESPACE.NAME", help="Of Iceberg: the table in that catalog.")
 @click.option(
-    "--keep/--forget",
+    "--keep/--no-keep",
     default=None,
     help="Let `archive run` register after each cycle, or no longer.",
+)
+@click.option(
+    "--forget",
+    is_flag=True,
+    help="Take a dropped table off the record. Erasures and promotes do not reach it any more.",
 )
 @json_option
 @click.pass_obj
 def register(home_text: str | None, output: Output, /, name: str, **given: Any) -> None:
     """Make a Delta or Iceberg table of an archive's Parquet files, or bring it up to date.
 
-    Files are registered where they are, each once. Without --as, all tables that the archive keeps
-    are brought up to date.
+    Files are registered where they are, each once. Without --as, all tables of the archive are
+    brought up to date. Erasures and promotes correct every table that was ever registered, until
+    you --forget it.
 
     \b
     Examples:
@@ -163,17 +175,29 @@ def register(home_text: str | None, output: Output, /, name: str, **given: Any) 
       tidelog archive register daily --as iceberg --catalog sqlite:///lake.db --table lake.daily
       tidelog archive register daily --as delta --keep
       tidelog archive register daily
+      tidelog archive register daily --as delta --forget
     """
     with open_home(home_text) as home:
         archive = find_archive(home, name)
         tables = _tables(archive, given)
+        if given["forget"]:
+            forget_table(home, archive, tables[0])
+            output.say(
+                f"`{tables[0]}` is forgotten: later erasures and promotes leave it with entries "
+                "of files that have changed or are gone. Drop the table."
+            )
+            return
         if given["keep"] is False:
             change_tables(home, archive, tables[0], keep=False)
-            output.say(f"`{tables[0]}` is no longer brought up to date; it stays as it is.")
+            output.say(
+                f"Drivers no longer bring `{tables[0]}` up to date. Erasures and promotes still do."
+            )
             return
         done = [register_table(home, archive, table) for table in tables]
         if given["keep"]:
             change_tables(home, archive, tables[0], keep=True)
+        for error in repair_tables(home, find_archive(home, name)):
+            raise error
     rows = [
         {
             "archive": name,
@@ -292,10 +316,12 @@ def _tables(archive: Archive, given: dict[str, Any]) -> list[str]:
     kind, catalog, table = given["kind"], given["catalog"], given["table"]
     if (kind == "iceberg") != bool(catalog and table) or bool(catalog) != bool(table):
         raise InvalidError("register: --catalog and --table: give both with --as iceberg, and only")
+    if given["forget"] and given["keep"] is not None:
+        raise InvalidError("register: --forget and --keep: give one of them")
     if kind is not None:
         return ["delta" if kind == "delta" else f"iceberg:{catalog}#{table}"]
-    if not archive.tables or given["keep"] is not None:
+    if not archive.tables or given["keep"] is not None or given["forget"]:
         raise InvalidError(
-            f"archive `{archive.name}`: keeps {len(archive.tables)} tables: say which with --as"
+            f"archive `{archive.name}`: has {len(archive.tables)} tables: say which with --as"
         )
     return list(archive.tables)

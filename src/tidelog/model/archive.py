@@ -45,7 +45,8 @@ class Archive(Persisted, frozen=True):
     generation: int = 1  # that readers are promoted to
     newest: int = 1  # the highest that was ever begun: numbers are not used again
     watermark_ms: int | None = None  # all events before this are in; only finalize moves it
-    tables: tuple[str, ...] = ()  # what its files are registered as: delta, iceberg:URI#NAME
+    tables: tuple[str, ...] = ()  # every table of its files: delta, iceberg:URI#NAME
+    kept: tuple[str, ...] = ()  # those of them that drivers bring up to date
     state: Literal["creating", "ready"] = "creating"
     home: str = ""  # id of the home that an outside folder belongs to; empty: it is in the home
 

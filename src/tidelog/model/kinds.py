@@ -98,7 +98,10 @@ ROWS = (
     Kind("registry · topic/<name>", "incarnation, settings, segment generation, state"),
     Kind("registry · deleted/<t>", "that a topic was deleted, so that late uploads are garbage"),
     Kind("registry · consumer/<t>/<name>", "that this consumer exists"),
-    Kind("registry · archive/<name>", "incarnation, source, folder, settings, generation, state"),
+    Kind(
+        "registry · archive/<name>",
+        "incarnation, source, folder, settings, generation, tables, state",
+    ),
     Kind("registry · token/<id>", "a token of the server: hash of its secret, scopes, label"),
     Kind("registry · pipeline/<name>", "incarnation, source, sink and its incarnation, state"),
     Kind("registry · playback/<name>", "that a playback of this name may be there; for listing"),

@@ -271,6 +271,8 @@ def finish_archive(home: Home, archive: Archive) -> list[ArchiveErasure]:
             for generation in each.makings
         ]
         reports += done
+        for error in (error for each in done for error in each.errors):
+            raise error
         if not any(each.waiting for each in done):
             put_record(home.log, archive, msgspec.structs.replace(record, state="done"), version)
     return reports

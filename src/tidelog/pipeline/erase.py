@@ -8,14 +8,18 @@ some of them goes through these steps; the row is the range's ``commit``:
 2. decide: stage every file without those events, then put
    that manifest, create-only: contents are decided         → dead: the next one goes on at 3
 3. replace each file by its etag with its staged copy       → dead: the next one replaces the rest
-4. commit: the row names the new manifest                   → dead: tables are not told yet
-5. tell the tables that hold the files                      → dead: the next one tells them again
-6. done: nothing goes on in the row; staging goes
+4. commit: the row names the new manifest                   → dead: tables list the old files
+5. delete what was staged                                   → the same
+6. correct the entries of every table that lists the files,
+   be it kept up to date or not                             → dead: the next one corrects them
+7. done: nothing goes on in the row
 
 A file keeps its name, so whoever lists the folder sees each event once at every moment; one that
 loses all its events stays, empty, so that no late copy of a driver can bring it back. Between steps
 3 and 4 the bytes of a file are not those that its manifest tells: a reader who goes by the manifest
-is told so, and reads again. Should somebody have deleted a staged copy before a file was replaced,
+is told so, and reads again. A table that cannot be reached does not stop the erasure: the row
+stays at step 6, a later erasure from the same range begins at step 1 all the same, and the error is
+raised at the end. Should somebody have deleted a staged copy before a file was replaced,
 the range begins anew at step 1, with another key.
 """
 
@@ -23,7 +27,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import crc32c
 import msgspec
@@ -53,7 +57,7 @@ from tidelog.model.topic import Topic
 from tidelog.pipeline.descent import archives_of, partitions_of
 from tidelog.pipeline.erase_file import Lessened, Lessener
 from tidelog.pipeline.places import files_at
-from tidelog.pipeline.tables.registration import retell
+from tidelog.pipeline.tables.registration import correct_entries
 from tidelog.sinks.publish import discard_files
 from tidelog.sinks.uploads import Uploads
 from tidelog.store.base import Store
@@ -75,6 +79,7 @@ class ArchiveErasure:
     events: int = 0
     ranges: int = 0
     waiting: int = 0  # ranges under way that were planned, perhaps, before the deletes
+    errors: list[TidelogError] = field(default_factory=list)  # of tables that list old files
 
     def add(self, later: ArchiveErasure) -> None:
         """Count what another look at the same generation has found."""
@@ -102,7 +107,9 @@ def erase_from_archives(
         try:
             own = partitions_of(home.log, archive.pipeline(generation), topic)
             offsets = {name: sorted(deleted.get(number, ())) for name, number in own.items()}
-            reports.append(erase_from_archive(home, archive, generation, offsets))
+            report = erase_from_archive(home, archive, generation, offsets)
+            reports.append(report)
+            errors += report.errors
         except TidelogError as exc:
             errors.append(exc)
     for error in errors:
@@ -115,7 +122,10 @@ def erase_from_archives(
 def erase_from_archive(
     home: Home, archive: Archive, generation: int, offsets: Mapping[str, Sequence[int]]
 ) -> ArchiveErasure:
-    """Take events out of one generation, by source partition and offset; dead letters too."""
+    """Take events out of one generation, by source partition and offset; dead letters too.
+
+    Tables that could not be corrected are in ``errors`` of what it returns.
+    """
     report = ArchiveErasure(archive.name, generation)
     store = files_at(home, archive)
     own = archive.pipeline(generation)
@@ -182,8 +192,10 @@ class _Lane:
                     self._intend(row, committed)
                 elif committed.rewrite != committed.manifest:
                     self._carry_out(row, committed, wanted, report)
-                else:
-                    self._tell(row, committed)
+                elif not self._correct_tables(row, committed, report):
+                    if not self._holds_some(committed, wanted):
+                        return
+                    self._intend(row, committed)
             except (ConflictError, UnknownOutcomeError):
                 self._log.clock.sleep(self._log.random.random() * 0.05)
             except (CorruptError, NotFoundError):
@@ -342,13 +354,17 @@ class _Lane:
                 self._store.replace(after.target, self._store.get(after.staged), info.etag)
         raise UnavailableError(f"archive file `{after.target}`: others keep changing it")
 
-    def _tell(self, row: Row, committed: Committed) -> None:
-        """Steps 5 and 6."""
-        manifest = self._manifest(committed.manifest)
-        if self._generation == self._archive.generation:
-            retell(self._home, self._archive, _files(manifest))
+    def _correct_tables(self, row: Row, committed: Committed, report: ArchiveErasure) -> bool:
+        """Steps 5 to 7; whether every table could be corrected."""
+        files = _files(self._manifest(committed.manifest))
+        discard_files(self._store, files)
+        errors = correct_entries(self._home, self._archive, self._generation, files)
+        if errors:
+            known = {str(each) for each in report.errors}
+            report.errors += [each for each in errors if str(each) not in known]
+            return False
         self._write(row, msgspec.structs.replace(committed, rewrite=""))
-        discard_files(self._store, _files(manifest))
+        return True
 
     def _files_with(self, manifest: Manifest, offsets: Offsets) -> list[FileEntry]:
         """The files between whose ends some of the offsets lie."""

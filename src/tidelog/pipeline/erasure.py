@@ -19,8 +19,10 @@ from tidelog.model import layout
 from tidelog.model.topic import Topic
 from tidelog.pipeline.archive import list_archives
 from tidelog.pipeline.archived import finish_archive, settled_offsets
+from tidelog.pipeline.descent import archives_of
 from tidelog.pipeline.erase import ArchiveErasure, erase_from_archives
 from tidelog.pipeline.sweep import PipelineSweep, sweep_archives
+from tidelog.pipeline.tables import repair_tables
 
 __all__ = ["ArchiveEraser", "Erasure", "carry_out"]
 
@@ -51,6 +53,8 @@ def carry_out(home: Home, topic: Topic, grace_ms: int, wait_ms: int = _WAIT_MS) 
     errors: list[TidelogError] = []
     compiled = compile_topic(home.log, topic, Policy.everything())
     archives = _erase_until_settled(home, topic, wait_ms, errors.append)
+    for archive in {each.name: each for each, _ in archives_of(home, topic)}.values():
+        errors += repair_tables(home, archive)
     swept = sweep_home(home.log, grace_ms)
     done = Erasure(compiled, archives, swept, sweep_archives(home, grace_ms))
     for error in errors:

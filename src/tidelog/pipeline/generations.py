@@ -8,6 +8,7 @@ Beginning one is one conditional write of the registry row. Promoting, in four s
 
 1. the new generation must have come as far as the old one, in every source partition
 2. registry row: readers and drivers are told of the new one → dead: drivers switch; old files stay
+   then every table of the archive lists the new files        → dead: promote again, or a sweep
 3. the old heads are closed, so no driver commits there       → dead: promote again goes on here
 4. old files, dead letters, manifests, staged files and
    commit rows go, then the old generation in the registry    → dead: promote again goes on here
@@ -29,7 +30,7 @@ from tidelog.model.archive import Archive, Making
 from tidelog.pipeline.archive import find_archive, open_sink
 from tidelog.pipeline.places import files_at, source_at
 from tidelog.pipeline.removal import close_heads, delete_below, remove_work
-from tidelog.pipeline.tables import register
+from tidelog.pipeline.tables import check_tables, replace_files
 
 __all__ = ["begin_backfill", "drop_generation", "promote", "remove_retired", "remove_strays"]
 
@@ -74,12 +75,13 @@ def promote(home: Home, name: str, *, force: bool = False, keep: bool = False) -
                 f"`tidelog archive backfill {name}`"
             )
     else:
+        check_tables(archive, building)
         if not force:
             _check_as_far(home, archive, building)
         archive = change_archive(
             home.log, name, lambda found: msgspec.structs.replace(found, generation=building)
         )
-    register(home, archive)  # tables go over to the new files before the old ones go
+    replace_files(home, archive)  # tables list the new files before the old ones are deleted
     return archive if keep else remove_retired(home, archive)
 
 
@@ -95,7 +97,10 @@ def drop_generation(home: Home, name: str, generation: int) -> Archive:
 
 def remove_retired(home: Home, archive: Archive) -> Archive:
     """Steps 3 and 4 for every generation before the promoted one."""
-    for generation in _retired(archive):
+    retired = _retired(archive)
+    if retired:
+        replace_files(home, archive)  # a promote may have died before it did
+    for generation in retired:
         archive = _remove(home, archive, generation)
     return archive
 

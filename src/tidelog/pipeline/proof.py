@@ -5,8 +5,9 @@ what Spark writers and pipelines have staged; and of every archive that was made
 files, sidecars, dead letters and metadata. An event is known by its id or its key, and in archives
 by its offset too. An archive's range that is under way counts as well: who does it may have read
 the event before it was deleted. A file of an archive that has no ids or keys cannot be searched for
-them, and counts too; one that is not ours is searched in all its columns. What is found is told
-with what to do about it.
+them, and counts too; one that is not ours is searched in all its columns. Every table that the
+archive's row names must list rewritten files as they are now. What is found is told with what to do
+about it.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from tidelog.pipeline.descent import archives_of, partitions_of
 from tidelog.pipeline.erase import is_under_way
 from tidelog.pipeline.places import store_at
 from tidelog.pipeline.sought import Sought, is_event_lines, own_column, rows_of
+from tidelog.pipeline.tables.registration import stale_entries
 from tidelog.store.base import ObjectInfo, Store
 from tidelog.store.cache import CachedStore
 
@@ -55,6 +57,10 @@ _ASIDE = (
 )
 _UNREADABLE = (CorruptError, InvalidError, pa.ArrowException, OSError)
 _UNSEEN = "make the archive's files again with `tidelog archive backfill`, which keeps ids and keys"
+_TABLE = (
+    "run `tidelog archive register {archive}`; if you have dropped the table, forget it: "
+    "`tidelog archive register {archive} --forget`"
+)
 _AGAIN = "prove again when it is committed"
 _UNREAD = "prove again when its pipeline has published it, or run `tidelog sweep`"
 
@@ -230,6 +236,8 @@ class _Search:
                     self._count(key, file.size)
                     for batch in reader.batches(manifest, file):
                         self._archived(file.target, batch, own[partition], gone[partition])
+        for table, what in stale_entries(self._home, archive, generation):
+            self._add(f"table {table}", what, _TABLE.replace("{archive}", archive.name))
         self._owner(store, archive)
         prefixes = (f"{archive.folder(generation)}/", f"{archive.dead}/", f"{archive.root}/_")
         for prefix in (*prefixes, layout.staging_of(pipeline)):

@@ -73,9 +73,14 @@ class Table(Protocol):
     def through(self, lanes: list[str]) -> Mapping[str, int] | None:
         """Up to which ordinal each of these lanes is in it, read now.
 
-        None when it has an earlier generation, or nothing: then one commit must bring everything,
+        None when it has another generation, or nothing: then one commit must bring everything,
         and replaces what is there. ``InvalidError`` for a table that is not ours.
         """
+        ...
+
+    @property
+    def holds_another(self) -> bool:
+        """Whether ``through`` has found files of another generation, which ``add`` replaces."""
         ...
 
     def add(self, lot: Lot) -> None:
@@ -86,9 +91,13 @@ class Table(Protocol):
         ...
 
     def change(self, files: list[TableFile]) -> bool:
-        """Tell it of files that it has, and whose bytes are others now; it passes over the rest.
+        """Correct the entries of files whose bytes have changed; skip files that it does not list.
 
-        Whether there were any of another size or count. May be said again. ``ConflictError`` as for
-        ``add``.
+        Returns whether there were any of another size or count. Idempotent. ``ConflictError`` as
+        for ``add``.
         """
+        ...
+
+    def stale(self, files: list[TableFile]) -> list[str]:
+        """Return the paths of files that it lists with another size or count than they have."""
         ...

@@ -41,6 +41,11 @@ class DeltaLog:
         self._options = delta_options(store, environ)
         self._table: DeltaTable | None = None
 
+    @property
+    def holds_another(self) -> bool:
+        """Always False: each generation's folder has a log of its own."""
+        return False
+
     def through(self, lanes: list[str]) -> Mapping[str, int]:
         with self._translated():
             self._table = self._read()
@@ -66,26 +71,17 @@ class DeltaLog:
         """An ``add`` of a path that is there takes the place of the one before."""
         with self._translated():
             table = self._read() if files else None
-            if table is None:
-                return False
-            added = table.get_add_actions()
-            told = zip(
-                map(unquote, added.column("path").to_pylist()),
-                added.column("size_bytes").to_pylist(),
-                added.column("num_records").to_pylist(),
-                strict=True,
-            )
-            known = {path: (size, events) for path, size, events in told}
-            columns = table.metadata().partition_columns
-            stale = [
-                file
-                for file in files
-                if known.get(file.path) not in (None, (file.entry.size, file.entry.events))
-            ]
-            if stale:
+            stale = [] if table is None else _stale(table, files)
+            if table is not None and stale:
+                columns = table.metadata().partition_columns
                 actions = [self._action(file, columns) for file in stale]
                 table.create_write_transaction([*actions], "append", table.schema(), columns)
             return bool(stale)
+
+    def stale(self, files: list[TableFile]) -> list[str]:
+        with self._translated():
+            table = self._read() if files else None
+            return [] if table is None else [file.path for file in _stale(table, files)]
 
     def _read(self) -> DeltaTable | None:
         try:
@@ -146,6 +142,23 @@ class DeltaLog:
             raise UnavailableError(
                 f"delta table `{self.where}`: {_gist(exc)}: try again, and check its store"
             ) from exc
+
+
+def _stale(table: DeltaTable, files: list[TableFile]) -> list[TableFile]:
+    """The files that a table lists with another size or count than they have."""
+    added = table.get_add_actions()
+    told = zip(
+        map(unquote, added.column("path").to_pylist()),
+        added.column("size_bytes").to_pylist(),
+        added.column("num_records").to_pylist(),
+        strict=True,
+    )
+    known = {path: (size, events) for path, size, events in told}
+    return [
+        file
+        for file in files
+        if known.get(file.path) not in (None, (file.entry.size, file.entry.events))
+    ]
 
 
 def _in_microseconds(field: pa.Field) -> pa.Field:

@@ -86,11 +86,16 @@ class IcebergTable:
         self._table: Snapshot | None = None
         self._through: Through | None = None
 
+    @property
+    def holds_another(self) -> bool:
+        known = self._through
+        return known is not None and known.generation != self._plan.archive.generation
+
     def through(self, lanes: list[str]) -> Mapping[str, int] | None:
         with self._translated():
             self._table = self._read()
         self._through = self._state(self._table)
-        if self._through is None or self._through.generation != self._plan.archive.generation:
+        if self._through is None or self.holds_another:
             return None
         return self._through.lanes
 
@@ -99,44 +104,52 @@ class IcebergTable:
             table = self._table or self._create(lot.files)
             files = self._data_files(table, lot.files)
             archive, known = self._plan.archive, self._through
-            same = known is not None and known.generation == archive.generation
+            same = not self.holds_another
             lanes = {**(known.lanes if known and same else {}), **lot.through}
             after = Through(archive.incarnation, archive.generation, lanes, self._plan.home)
             said = msgspec.json.encode(after).decode()
             mapping = table.schema().name_mapping.model_dump_json()
             with _once(table).transaction() as change:
-                if known is not None and not same:
+                if not same:
                     change.delete(AlwaysTrue())
                 change.set_properties({_STATE: said, TableProperties.DEFAULT_NAME_MAPPING: mapping})
-                with change.update_snapshot({_STATE: said}).fast_append() as append:
-                    for file in files:
-                        append.append_data_file(file)
+                if files:
+                    with change.update_snapshot({_STATE: said}).fast_append() as append:
+                        for file in files:
+                            append.append_data_file(file)
 
     def change(self, files: list[TableFile]) -> bool:
         """The entries of those files go, and new ones come, in one snapshot."""
         with self._translated():
             table = self._read() if files else None
-            if table is None or table.current_snapshot() is None:
+            stale = [] if table is None else self._stale(table, files)
+            if table is None or not stale:
                 return False
-            wanted = {_url(f"{self._root}/{file.path}"): file for file in files}
-            tasks = table.scan().plan_files()
-            there = {task.file.file_path: task.file for task in tasks}
-            stale = [
-                each
-                for each in there.values()
-                if (file := wanted.get(each.file_path)) is not None
-                and (each.file_size_in_bytes, each.record_count)
-                != (file.entry.size, file.entry.events)
-            ]
-            if not stale:
-                return False
-            fresh = self._data_files(table, [wanted[each.file_path] for each in stale])
+            fresh = self._data_files(table, [file for _, file in stale])
             with _once(table).transaction() as change, change.update_snapshot().overwrite() as swap:
-                for old in stale:
+                for old, _ in stale:
                     swap.delete_data_file(old)
                 for new in fresh:
                     swap.append_data_file(new)
             return True
+
+    def stale(self, files: list[TableFile]) -> list[str]:
+        with self._translated():
+            table = self._read() if files else None
+            return [] if table is None else [file.path for _, file in self._stale(table, files)]
+
+    def _stale(self, table: Snapshot, files: list[TableFile]) -> list[tuple[DataFile, TableFile]]:
+        """Entries with another size or count than their file has."""
+        if table.current_snapshot() is None:
+            return []
+        wanted = {_url(f"{self._root}/{file.path}"): file for file in files}
+        there = {task.file.file_path: task.file for task in table.scan().plan_files()}
+        return [
+            (each, file)
+            for each in there.values()
+            if (file := wanted.get(each.file_path)) is not None
+            and (each.file_size_in_bytes, each.record_count) != (file.entry.size, file.entry.events)
+        ]
 
     def _state(self, table: Snapshot | None) -> Through | None:
         if table is None:
@@ -157,10 +170,10 @@ class IcebergTable:
                 f"iceberg table `{self._name}`: belongs to archive `{archive.name}` of home "
                 f"`{found.home}`, of which this home was a copy: give the name of another one"
             )
-        if found.archive != archive.incarnation or found.generation > archive.generation:
+        if found.archive != archive.incarnation:
             raise InvalidError(
                 f"iceberg table `{self._name}`: belongs to another archive than "
-                f"`{archive.name}`, or to a newer generation: give the name of another one"
+                f"`{archive.name}`: give the name of another one"
             )
         return found
 

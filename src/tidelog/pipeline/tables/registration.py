@@ -4,18 +4,32 @@ A table is named by a text: ``delta`` for one whose log stands in the folder of 
 ``iceberg:CATALOG#NAMESPACE.TABLE``. The table itself says how far it has come in every lane (a
 source partition of the archive, or of the replays of its dead letters):
 
+0. record the table in the archive's row: every erasure and
+   every promote after that reaches it                     → dead: a name without a table
 1. read how far the table is, and where its last lot began → dead: nothing has changed
-2. look at the manifests of that lot again, and tell the
-   table of files that an erasure has changed meanwhile    → dead: the next one looks again
+2. look at the manifests of that lot again, and correct
+   entries of files that an erasure has changed meanwhile  → dead: the next one looks again
 3. collect the files of the ranges after that              → the same
 4. add them and the new ends in one commit, which fails
    if another has moved an end since step 1, and go to 1   → dead: whole ranges are in the table
 
 So the next register goes on wherever one died, and of two at once one fails at step 4 and looks
-again. An erasure tells a table of the files that it has changed, and a table passes over files that
-it does not have; step 2 is for those that are collected before that, and added after it. Dead
-letters and sidecars are no part of a table. Names of folders such as ``dt=2026-11-15`` become
-columns that it is partitioned by.
+again. Dead letters and sidecars are no part of a table. Names of folders such as ``dt=2026-11-15``
+become columns that it is partitioned by.
+
+Every table that the row names follows every change of files, whether or not drivers keep it up to
+date:
+
+- An erasure corrects the entries of files that it has rewritten (``correct_entries``), in whatever
+  generation. It reads the row after its own commit, so it sees every table whose files were
+  collected before that. A table skips files that it does not list; step 2 is for files that were
+  collected before the erasure's commit and added after it.
+- A promote replaces all files, and brings every table over (``replace_files``) before the old ones
+  are deleted, also to a generation without files. Step 1 reads the table, then the archive's row,
+  so a register that slept through a promote cannot bring the old files back.
+- A register that dies after step 4, beside an erasure, may leave an entry that is out of date.
+  ``repair_tables`` compares all of them; ``archive register`` and ``delete --prove`` do that, and
+  a proof is not clean before (``stale_entries``).
 """
 
 from __future__ import annotations
@@ -27,10 +41,17 @@ import msgspec
 
 from tidelog.codec.formats import open_format, settings_of
 from tidelog.codec.formats.parquet import ParquetFormat
-from tidelog.errors import ConflictError, CorruptError, InvalidError, UnavailableError
+from tidelog.errors import (
+    ConflictError,
+    CorruptError,
+    InvalidError,
+    TidelogError,
+    UnavailableError,
+)
 from tidelog.home import Home
 from tidelog.log.archives import (
     change_archive,
+    read_archive,
     read_manifests,
     read_partitions,
     read_progress,
@@ -45,10 +66,15 @@ from tidelog.pipeline.tables.base import Lot, Plan, Registered, Table, TableFile
 __all__ = [
     "change_tables",
     "check_table",
+    "check_tables",
+    "correct_entries",
+    "forget_table",
     "open_table",
     "register",
     "register_table",
-    "retell",
+    "repair_tables",
+    "replace_files",
+    "stale_entries",
 ]
 
 _FILES_AT_ONCE = 1_000  # in one commit of a table
@@ -69,20 +95,56 @@ def check_table(archive: Archive, name: str) -> None:
         )
 
 
+def check_tables(archive: Archive, generation: int) -> None:
+    """Raise ``InvalidError`` if a generation's files cannot replace those of the tables."""
+    for name in archive.tables:
+        try:
+            check_table(_as_of(archive, generation), name)
+        except InvalidError as exc:
+            raise InvalidError(
+                f"{exc}; or drop table `{name}`, then forget it: `tidelog archive register "
+                f"{archive.name} --forget`"
+            ) from exc
+
+
 def change_tables(home: Home, archive: Archive, name: str, *, keep: bool) -> Archive:
-    """Let ``register`` see to a table from now on, or no longer."""
+    """Record a table; let drivers bring it up to date from now on, or no longer."""
     check_table(archive, name)
 
     def edit(found: Archive) -> Archive:
-        others = tuple(each for each in found.tables if each != name)
-        return msgspec.structs.replace(found, tables=(*others, name) if keep else others)
+        kept = tuple(each for each in found.kept if each != name)
+        return msgspec.structs.replace(_recorded(found, name), kept=(*kept, name) if keep else kept)
+
+    return change_archive(home.log, archive.name, edit)
+
+
+def forget_table(home: Home, archive: Archive, name: str) -> Archive:
+    """Take a table off the record: nothing reaches it any more. ``InvalidError`` if unknown."""
+
+    def edit(found: Archive) -> Archive:
+        if name not in found.tables:
+            known = ", ".join(f"`{each}`" for each in found.tables) or "none"
+            raise InvalidError(
+                f"archive `{archive.name}`: has no table `{name}`: its tables are {known}"
+            )
+        return msgspec.structs.replace(
+            found,
+            tables=tuple(each for each in found.tables if each != name),
+            kept=tuple(each for each in found.kept if each != name),
+        )
 
     return change_archive(home.log, archive.name, edit)
 
 
 def register(home: Home, archive: Archive) -> list[Registered]:
-    """Bring all tables that an archive has up to its commits; for who has just made some."""
-    return [register_table(home, archive, name) for name in archive.tables]
+    """Bring the tables that drivers keep up to date to the archive's commits."""
+    return [register_table(home, archive, name) for name in archive.kept]
+
+
+def replace_files(home: Home, archive: Archive) -> None:
+    """Bring every recorded table to the promoted generation, before older files are deleted."""
+    for name in archive.tables:
+        register_table(home, archive, name)
 
 
 def register_table(home: Home, archive: Archive, name: str) -> Registered:
@@ -92,10 +154,17 @@ def register_table(home: Home, archive: Archive, name: str) -> Registered:
     of Parquet, and for a table that holds something else.
     """
     table = open_table(home, archive, name)
+    if name not in archive.tables:
+        table.through([])  # a table that is not ours, or cannot be reached, is not recorded
+        change_archive(home.log, archive.name, lambda found: _recorded(found, name))
     files = events = conflicts = refused = 0
     while conflicts < _ATTEMPTS:
         lot = _next_lot(home, archive, table)
-        if not lot.files:
+        present = read_archive(home.log, archive.name)  # after the table, on purpose
+        if present.generation != archive.generation:
+            archive, table = present, open_table(home, present, name)
+            continue
+        if not lot.files and not table.holds_another:
             return Registered(name, table.where, files, events)
         try:
             table.add(lot)
@@ -116,11 +185,74 @@ def register_table(home: Home, archive: Archive, name: str) -> Registered:
     raise UnavailableError(f"table `{name}`: others keep changing it: try again")
 
 
-def retell(home: Home, archive: Archive, files: Sequence[FileEntry]) -> None:
-    """Tell an archive's tables of files whose bytes are others now. Idempotent."""
-    changed = [_table_file(archive, file) for file in files if file.kind == "data" and file.erased]
-    for name in archive.tables if changed else ():
-        _tell(home, open_table(home, archive, name), lambda: changed)
+def correct_entries(
+    home: Home, archive: Archive, generation: int, files: Sequence[FileEntry]
+) -> list[TidelogError]:
+    """Correct the entries of rewritten files of a generation in every recorded table. Idempotent.
+
+    Returns the errors of tables that could not be reached; one does not stop the others.
+    """
+    changed = _rewritten(archive, generation, files)
+    errors: list[TidelogError] = []
+    for name in read_archive(home.log, archive.name).tables if changed else ():
+        try:
+            _tell(home, open_table(home, _as_of(archive, generation), name), lambda: changed)
+        except TidelogError as exc:
+            errors.append(exc)
+    return errors
+
+
+def repair_tables(home: Home, archive: Archive) -> list[TidelogError]:
+    """Compare the entries of all rewritten files with every recorded table, and correct them."""
+    errors: list[TidelogError] = []
+    for generation in archive.makings if archive.tables else ():
+        files = _erased_files(home.log, archive, generation)
+        errors += correct_entries(home, archive, generation, files)
+    return errors
+
+
+def stale_entries(home: Home, archive: Archive, generation: int) -> Iterator[tuple[str, str]]:
+    """Yield each table with what is wrong in it: an entry that is out of date, or an error."""
+    names = read_archive(home.log, archive.name).tables
+    files = _erased_files(home.log, archive, generation) if names else []
+    changed = _rewritten(archive, generation, files)
+    for name in names if changed else ():
+        try:
+            stale = open_table(home, _as_of(archive, generation), name).stale(changed)
+        except TidelogError as exc:
+            yield name, f"cannot be read: {exc}"
+            continue
+        for path in stale:
+            yield name, f"lists `{path}` as it was before the erasure"
+
+
+def _rewritten(archive: Archive, generation: int, files: Sequence[FileEntry]) -> list[TableFile]:
+    """Those of a generation's files that erasures have rewritten, as a table lists them."""
+    if archive.making(generation).format != "parquet":
+        return []
+    view = _as_of(archive, generation)
+    return [_table_file(view, file) for file in files if file.kind == "data" and file.erased]
+
+
+def _erased_files(log: Log, archive: Archive, generation: int) -> list[FileEntry]:
+    """The data files of a generation that erasures have taken events out of."""
+    return [
+        file
+        for pipeline, partition in dict(_lanes(log, _as_of(archive, generation))).values()
+        for manifest in read_manifests(log, pipeline, partition)
+        for file in manifest.files
+        if file.kind == "data" and file.erased
+    ]
+
+
+def _as_of(archive: Archive, generation: int) -> Archive:
+    """The archive as it is when that generation is the promoted one."""
+    return msgspec.structs.replace(archive, generation=generation)
+
+
+def _recorded(archive: Archive, name: str) -> Archive:
+    others = tuple(each for each in archive.tables if each != name)
+    return msgspec.structs.replace(archive, tables=(*others, name))
 
 
 def open_table(home: Home, archive: Archive, name: str) -> Table:

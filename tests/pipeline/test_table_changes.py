@@ -1,0 +1,344 @@
+"""Registered tables follow every file that is rewritten or replaced, kept up to date or not."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from pyiceberg.catalog import load_catalog
+from pyiceberg.table import Table as IcebergRead
+
+from tests.pipeline.iceberg_rest import serving
+from tests.pipeline.looking import FIRST_S, a_home, an_archive, drive
+from tidelog import Event, Home
+from tidelog.errors import InvalidError, UnavailableError
+from tidelog.model.archive import Archive, Making
+from tidelog.pipeline import erase
+from tidelog.pipeline.archive import find_archive, open_pipeline
+from tidelog.pipeline.driver import Driver, Driving
+from tidelog.pipeline.erase import erase_from_archives
+from tidelog.pipeline.erasure import ArchiveEraser, carry_out
+from tidelog.pipeline.generations import begin_backfill, promote
+from tidelog.pipeline.proof import prove_erased
+from tidelog.pipeline.sweep import sweep_archives
+from tidelog.pipeline.tables import (
+    change_tables,
+    forget_table,
+    register_table,
+    repair_tables,
+)
+from tidelog.pipeline.tables.delta import DeltaLog
+from tidelog.pipeline.tables.iceberg import IcebergTable
+from tidelog.pipeline.workers import LocalWorkers
+from tidelog.testing.scheduler import Crash
+
+EVENTS = 60
+GONE = [3, 10, 11]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    with a_home(tmp_path) as made:
+        made.create_topic("t", 1)
+        add(made, range(EVENTS))
+        yield made
+
+
+@pytest.fixture(params=["delta", "iceberg"])
+def table(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "delta":
+        return "delta"
+    return f"iceberg:sqlite:///{tmp_path}/ice.db?warehouse=file://{tmp_path}/w#ns.t"
+
+
+def add(home: Home, numbers: range) -> None:
+    events = [
+        Event(
+            json.dumps({"at": FIRST_S + number % 3 * 86_400, "n": number}).encode(),
+            id=f"id-{number}",
+        )
+        for number in numbers
+    ]
+    home.append("t", events, partition=0)
+
+
+def iceberg_of(table: str) -> IcebergRead:
+    """By the name that the documents give for an SQL catalog."""
+    uri, _, name = table.removeprefix("iceberg:").rpartition("#")
+    return load_catalog("tidelog", uri=uri.partition("?")[0]).load_table(name)
+
+
+def delta_of(archive: Archive) -> DeltaTable:
+    return DeltaTable(f"{archive.store.removeprefix('file://')}/{archive.folder()}")
+
+
+def numbers(archive: Archive, table: str) -> Counter[int]:
+    """What a table's own library reads; and what its metadata and DuckDB count is the same."""
+    if table == "delta":
+        delta = delta_of(archive)
+        rows = delta.to_pyarrow_table()
+        told = sum(pa.table(delta.get_add_actions()).column("num_records").to_pylist())
+        dataset = delta.to_pyarrow_dataset()  # noqa: F841 - DuckDB finds it by its name
+        ((counted,),) = duckdb.sql("SELECT count(*) FROM dataset").fetchall()
+    else:
+        iceberg = iceberg_of(table)
+        rows, told = iceberg.scan().to_arrow(), iceberg.scan().count()
+        found = iceberg.scan().to_duckdb(table_name="t").sql("SELECT count(*) FROM t").fetchall()
+        ((counted,),) = found
+    assert told == counted == rows.num_rows
+    return Counter(json.loads(each)["n"] for each in rows.column("value").to_pylist())
+
+
+def left(gone: list[int] = GONE, count: int = EVENTS) -> Counter[int]:
+    return Counter(number for number in range(count) if number not in gone)
+
+
+def erase_gone(home: Home, gone: list[int] = GONE) -> None:
+    erase_from_archives(home, home.topic("t"), {0: gone})
+
+
+def build(home: Home, making: Making) -> None:
+    built, generation = begin_backfill(home, "daily", making)
+    pipeline = open_pipeline(home, built, LocalWorkers(2), generation)
+    Driver(home.log, pipeline, Driving()).run()
+
+
+def is_kept(home: Home, archive: Archive, table: str, keep: bool) -> Archive:
+    register_table(home, archive, table)
+    return change_tables(home, archive, table, keep=keep)
+
+
+def test_table_registered_once_follows_every_erasure(home: Home, table: str) -> None:
+    archive = an_archive(home, parser="json:at")
+    drive(home, archive)
+    register_table(home, archive, table)
+    add(home, range(EVENTS, EVENTS + 10))
+    drive(home, archive)
+    register_table(home, archive, table)
+    assert find_archive(home, "daily").tables == (table,)
+    erase_gone(home)  # from files of the first lot, not the last
+    assert numbers(archive, table) == left(count=EVENTS + 10)
+    erase_gone(home, [*GONE, 65])
+    assert numbers(archive, table) == left([*GONE, 65], EVENTS + 10)
+
+
+def test_delete_with_proof_reaches_a_table_registered_once(home: Home, table: str) -> None:
+    archive = an_archive(home, parser="json:at")
+    drive(home, archive)
+    register_table(home, archive, table)
+    ids = [f"id-{number}" for number in GONE]
+    home.delete("t", ids)
+    carry_out(home, home.topic("t"), grace_ms=0)
+    assert numbers(archive, table) == left()
+    assert prove_erased(home, home.topic("t"), ids).traces == []
+
+
+def test_proof_names_stale_tables_and_registering_again_repairs_them(
+    home: Home, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = an_archive(home, parser="json:at")
+    drive(home, archive)
+    register_table(home, archive, table)
+    add(home, range(EVENTS, EVENTS + 10))
+    drive(home, archive)
+    register_table(home, archive, table)  # so that the changed files are not those of the last lot
+    home.delete("t", ["id-3"])
+    with monkeypatch.context() as patch:  # as a register leaves it that dies beside an erasure
+        patch.setattr(erase, "correct_entries", lambda *_: [])
+        erase_gone(home, [3])
+        sweep_archives(home, grace_ms=-1)
+    found = prove_erased(home, home.topic("t"), ["id-3"]).traces
+    (trace,) = [each for each in found if each.object == f"table {table}"]
+    assert "as it was before the erasure" in trace.what
+    assert "tidelog archive register daily" in trace.do
+    assert repair_tables(home, find_archive(home, "daily")) == []
+    assert numbers(archive, table) == left([3], EVENTS + 10)
+    again = prove_erased(home, home.topic("t"), ["id-3"]).traces
+    assert [each for each in again if each.object.startswith("table")] == []
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_promote_to_an_empty_generation_empties_the_table(
+    home: Home, table: str, keep: bool
+) -> None:
+    archive = an_archive(home, parser="json:at")
+    drive(home, archive)
+    is_kept(home, archive, table, keep)
+    begin_backfill(home, "daily", Making(parser="json:at", layout={"granularity": "hour"}))
+    promoted = promote(home, "daily", force=True)
+    assert list(home.store.list("archives/daily/g1/")) == []
+    if table == "delta":
+        assert list(home.store.list("archives/daily/g2/")) == []  # no file, and no table of none
+    else:
+        assert numbers(promoted, table) == Counter()
+    drive(home, promoted)
+    register_table(home, promoted, table)
+    assert numbers(promoted, table) == left([])
+
+
+def test_promote_brings_over_a_table_registered_once(home: Home, table: str) -> None:
+    archive = an_archive(home, parser="json:at")
+    drive(home, archive)
+    register_table(home, archive, table)
+    build(home, Making(parser="json:at"))
+    promoted = promote(home, "daily")
+    assert list(home.store.list("archives/daily/g1/")) == []
+    assert numbers(promoted, table) == left([])
+
+
+def test_sweep_brings_tables_over_before_it_deletes_old_files(
+    home: Home, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tidelog.pipeline import generations
+
+    archive = an_archive(home, parser="json:at")
+    drive(home, archive)
+    register_table(home, archive, table)
+    build(home, Making(parser="json:at"))
+
+    def dying(*_: object) -> None:
+        raise Crash
+
+    with monkeypatch.context() as patch:
+        patch.setattr(generations, "replace_files", dying)
+        with pytest.raises(Crash):
+            promote(home, "daily")
+    sweep_archives(home, grace_ms=-1)
+    promoted = find_archive(home, "daily")
+    assert (promoted.generation, list(promoted.makings)) == (2, [2])
+    assert numbers(promoted, table) == left([])
+
+
+def test_tables_of_an_older_generation_that_is_kept_follow_erasures(home: Home) -> None:
+    archive = an_archive(home, parser="json:at")
+    drive(home, archive)
+    register_table(home, archive, "delta")
+    build(home, Making(parser="json:at"))
+    promoted = promote(home, "daily", keep=True)
+    erase_gone(home)
+    assert numbers(archive, "delta") == numbers(promoted, "delta") == left()
+
+
+def test_generation_that_no_table_can_list_is_not_promoted(home: Home, table: str) -> None:
+    archive = an_archive(home, parser="json:at")
+    drive(home, archive)
+    register_table(home, archive, table)
+    build(home, Making(parser="json:at", format="avro"))
+    with pytest.raises(InvalidError, match=r"tables are made of parquet.*register daily --forget"):
+        promote(home, "daily")
+    assert find_archive(home, "daily").generation == 1
+    assert numbers(archive, table) == left([])
+    forget_table(home, archive, table)
+    assert promote(home, "daily").generation == 2
+
+
+def test_register_that_slept_through_a_promote_does_not_bring_old_files_back(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = f"iceberg:sqlite:///{tmp_path}/ice.db?warehouse=file://{tmp_path}/w#ns.t"
+    archive = an_archive(home, parser="json:at")
+    drive(home, archive)
+    register_table(home, archive, table)
+    build(home, Making(parser="json:at"))
+    real: Callable[..., Any] = IcebergTable.through
+    slept = []
+
+    def after_a_promote(self: IcebergTable, lanes: list[str]) -> object:
+        if not slept:
+            slept.append(True)
+            promote(home, "daily")
+        return real(self, lanes)
+
+    monkeypatch.setattr(IcebergTable, "through", after_a_promote)
+    register_table(home, archive, table)
+    assert numbers(find_archive(home, "daily"), table) == left([])
+
+
+def test_unreachable_table_does_not_stop_the_erasure_and_is_corrected_later(home: Home) -> None:
+    with serving() as server:
+        table = f"iceberg:{server.url}#lake.t"
+        archive = an_archive(home, parser="json:at")
+        drive(home, archive)
+        register_table(home, archive, table)
+        register_table(home, archive, "delta")
+        home.delete("t", ["id-3"])
+        server.refusing = True
+        eraser = ArchiveEraser(home)
+        with pytest.raises(UnavailableError, match=r"lake\.t"):
+            erase_gone(home, [3])
+        assert numbers(archive, "delta") == left([3])
+        found = prove_erased(home, home.topic("t"), ["id-3"]).traces
+        assert f"table {table}" in {each.object for each in found}
+        home.delete("t", ["id-10"])  # of a file that the same range has
+        eraser.turn()
+        assert any("lake.t" in str(each) for each in eraser.troubles)
+        assert numbers(archive, "delta") == left([3, 10])
+        server.refusing = False
+        eraser.turn()
+        assert eraser.troubles == []
+        reader = load_catalog("reader", uri=server.url).load_table("lake.t")
+        assert reader.scan().count() == reader.scan().to_arrow().num_rows == EVENTS - 2
+        assert list(home.store.list("staging/")) == []
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_erasure_that_dies_at_a_table_is_finished_by_the_next(
+    home: Home, table: str, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = an_archive(home, parser="json:at")
+    drive(home, archive)
+    register_table(home, archive, table)
+    kind: Any = DeltaLog if table == "delta" else IcebergTable
+    real = kind.change
+
+    def dying(self: Any, files: list[Any]) -> bool:
+        if when == "after":
+            real(self, files)
+        raise Crash
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kind, "change", dying)
+        with pytest.raises(Crash):
+            erase_gone(home)
+    sweep_archives(home, grace_ms=-1)
+    erase_gone(home)
+    assert numbers(archive, table) == left()
+
+
+def test_table_is_recorded_before_it_lists_a_file(
+    home: Home, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a register that dies in between leaves a table that no erasure knows."""
+    archive = an_archive(home, parser="json:at")
+    drive(home, archive)
+    kind: Any = DeltaLog if table == "delta" else IcebergTable
+    real = kind.add
+
+    def dying(self: Any, lot: Any) -> None:
+        real(self, lot)
+        raise Crash
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kind, "add", dying)
+        with pytest.raises(Crash):
+            register_table(home, archive, table)
+    assert find_archive(home, "daily").tables == (table,)
+    erase_gone(home)
+    assert numbers(archive, table) == left()
+
+
+def test_table_that_cannot_be_reached_or_is_not_ours_is_not_recorded(home: Home) -> None:
+    archive = an_archive(home, parser="json:at")
+    drive(home, archive)
+    with pytest.raises(UnavailableError):
+        register_table(home, archive, "iceberg:http://127.0.0.1:9#a.b")
+    assert find_archive(home, "daily").tables == ()
+    with pytest.raises(InvalidError, match="has no table `delta`: its tables are none"):
+        forget_table(home, archive, "delta")
