@@ -16,7 +16,7 @@ import pytest
 from tidelog import Event, Home
 from tidelog.home import create_home, open_home
 from tidelog.model.archive import Archive, Making
-from tidelog.model.pipeline import Manifest
+from tidelog.model.pipeline import Begin, Manifest
 from tidelog.pipeline.archive import create_archive, files_settings, find_archive, open_pipeline
 from tidelog.pipeline.cycle import Cycle, CycleReport
 from tidelog.pipeline.driver import Driver, Driving
@@ -248,12 +248,12 @@ def test_setting_aside_that_dies_after_any_call_is_finished_by_the_next(
             cycle = Cycle(log, replace(pipeline, sink=sink), 99)
             with contextlib.suppress(Crash):
                 for partition in pipeline.source.partitions():
-                    cycle.adopt(partition, lambda: "0")
+                    cycle.adopt(partition, Begin("0", "earliest"))
                 bounds = pipeline.source.bounds(pipeline.source.partitions())
                 cycle.run({each: held.end for each, held in bounds.items()}, bounds)
         next_one = Cycle(home.log, pipeline, 100)
         for partition in pipeline.source.partitions():
-            next_one.adopt(partition, lambda: "0")
+            next_one.adopt(partition, Begin("0", "earliest"))
         for _ in range(3):
             bounds = pipeline.source.bounds(pipeline.source.partitions())
             report = next_one.run({each: held.end for each, held in bounds.items()}, bounds)

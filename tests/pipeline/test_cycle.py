@@ -16,7 +16,7 @@ from tidelog.log.archives import read_partitions, read_progress
 from tidelog.log.base import Log
 from tidelog.model import layout
 from tidelog.model.backoff import Backoff
-from tidelog.model.pipeline import Intent, Progress
+from tidelog.model.pipeline import Begin, Intent, Progress
 from tidelog.model.run import decode_row
 from tidelog.pipeline.base import Pipeline
 from tidelog.pipeline.cycle import Cycle, CycleReport, LostError
@@ -67,7 +67,7 @@ class Archive:
             bounds = self.source.bounds(partitions)
             for partition in partitions:
                 if not cycle.adopted(partition):
-                    cycle.adopt(partition, lambda: "0", bounds[partition].incarnation)
+                    cycle.adopt(partition, Begin("0", "earliest"), bounds[partition].incarnation)
             limits = {
                 p: str(
                     min(
@@ -154,12 +154,12 @@ def test_an_old_driver_is_fenced() -> None:
     log = archive.log()
     partition = SourcePartition("t", "0")
     old, new = archive.cycle(log), archive.cycle(log)
-    old.adopt(partition, lambda: "0")
-    new.adopt(partition, lambda: "0")
+    old.adopt(partition, Begin("0", "earliest"))
+    new.adopt(partition, Begin("0", "earliest"))
     bounds = archive.source.bounds([partition])
     assert isinstance(old.run({partition: "10"}, bounds).errors[partition], FencedError)
     with pytest.raises(FencedError, match="another driver has it"):
-        old.adopt(partition, lambda: "0")
+        old.adopt(partition, Begin("0", "earliest"))
     assert new.run({partition: "10"}, bounds).events > 0
 
 
@@ -262,7 +262,7 @@ def test_a_partition_is_listed_once_and_under_its_whole_name() -> None:
     log = archive.log()
     long = SourcePartition("t" * 2_000, "0")
     for _ in range(2):
-        archive.cycle(log).adopt(long, lambda: "0")
+        archive.cycle(log).adopt(long, Begin("0", "earliest"))
     assert read_partitions(log, "inc") == [long.text]
     assert SourcePartition.named(long.text) == long
 

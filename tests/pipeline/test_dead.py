@@ -35,7 +35,7 @@ from tidelog.log.base import Log
 from tidelog.log.replays import counting_files, dead_files, replay_effect, replay_pipeline
 from tidelog.model.archive import Archive, Making
 from tidelog.model.backoff import Backoff
-from tidelog.model.pipeline import FileEntry
+from tidelog.model.pipeline import Begin, FileEntry
 from tidelog.pipeline import replay as replaying
 from tidelog.pipeline.archive import committed_files, find_archive, open_pipeline, open_sink
 from tidelog.pipeline.base import Pipeline
@@ -167,7 +167,7 @@ class Ground:
             bounds = pipeline.source.bounds(pipeline.source.partitions())
             for partition, held in bounds.items():
                 if not cycle.adopted(partition):
-                    cycle.adopt(partition, functools.partial(str, held.first))
+                    cycle.adopt(partition, Begin(held.first, "earliest"))
             limits = {p: b.end for p, b in bounds.items() if cycle.position(p) != b.end}
             if step is not None:
                 limits = {

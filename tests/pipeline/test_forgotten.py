@@ -18,7 +18,7 @@ from tidelog.errors import FencedError
 from tidelog.log.archives import read_partitions
 from tidelog.model import layout
 from tidelog.model.archive import Archive
-from tidelog.model.pipeline import Progress
+from tidelog.model.pipeline import Begin, Progress
 from tidelog.model.run import decode_row
 from tidelog.pipeline.archive import files_settings, open_pipeline
 from tidelog.pipeline.archived import delete_events
@@ -79,7 +79,7 @@ def cycle(home: Home, archive: Archive, epoch: int, faults: Faults | None = None
         bounds = pipeline.source.bounds(pipeline.source.partitions())
         for partition in bounds:
             if not mine.adopted(partition):
-                mine.adopt(partition, lambda: "0")
+                mine.adopt(partition, Begin("0", "earliest"))
         done = mine.run({each: held.end for each, held in bounds.items()}, bounds)
         total.aside += done.aside
         total.errors |= done.errors
@@ -254,7 +254,7 @@ def test_marker_of_a_folder_with_files_set_aside_is_put_again_by_finalize(home: 
     end = {OLD: decode_row(head.value, Progress, "head").position}
     pipeline = open_pipeline(home, archive, LocalWorkers(1))
     third = Cycle(home.log, pipeline, 3)
-    third.adopt(OLD, lambda: "0")
+    third.adopt(OLD, Begin("0", "earliest"))
     report = third.run(end, pipeline.source.bounds([OLD]))  # it begins no range of its own
     assert [each.events for each in report.aside] == [1]
     told = finalize(home, archive, how).notices
@@ -275,7 +275,7 @@ def test_marker_put_after_the_copy_of_the_catalog_goes_until_the_folder_has_file
     forget(home, archive)
     pipeline = open_pipeline(home, archive, LocalWorkers(1))
     second = Cycle(home.log, pipeline, 2)
-    second.adopt(OLD, lambda: "0")
+    second.adopt(OLD, Begin("0", "earliest"))
     second.run({OLD: "0"}, pipeline.source.bounds([OLD]))
     finalize(home, archive, how)
     assert markers(home) == []

@@ -27,7 +27,7 @@ from tidelog.log.trim import ToOffsets
 from tidelog.model import layout
 from tidelog.model.archive import Archive
 from tidelog.model.folder import Folder, encode_success
-from tidelog.model.pipeline import Committed, FileEntry, Intent, Manifest, read_manifest
+from tidelog.model.pipeline import Begin, Committed, FileEntry, Intent, Manifest, read_manifest
 from tidelog.model.run import decode_row, encode_row
 from tidelog.model.sealed import seal_json
 from tidelog.pipeline.archive import committed_files, open_pipeline
@@ -514,7 +514,7 @@ def test_what_is_published_and_not_committed_yet_is_no_stray(home: Home) -> None
     dying = dataclasses.replace(pipeline, sink=DyingSink(pipeline.sink))
     cycle, partition = Cycle(home.log, dying, 1), SourcePartition("t", "0")
     bounds = dying.source.bounds([partition])
-    cycle.adopt(partition, lambda: "0")
+    cycle.adopt(partition, Begin("0", "earliest"))
     assert cycle.run({partition: "50"}, bounds).errors
     assert list(home.store.list(f"{archive.folder()}/"))
     found = verified(home, archive)

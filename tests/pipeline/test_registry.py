@@ -15,6 +15,7 @@ from tidelog import Event, Home
 from tidelog.errors import AlreadyExistsError, FencedError, InvalidError, NotFoundError
 from tidelog.home import World, create_home
 from tidelog.model import layout
+from tidelog.model.pipeline import Begin
 from tidelog.pipeline.base import Pipeline
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.driver import Driver, Driving
@@ -145,14 +146,14 @@ def test_a_driver_that_slept_through_the_removal_writes_nothing(home: Home) -> N
     partitions = pipeline.source.partitions()
     bounds = pipeline.source.bounds(partitions)
     for partition in partitions:
-        cycle.adopt(partition, lambda: "0")
+        cycle.adopt(partition, Begin("0", "earliest"))
     cycle.run(dict.fromkeys(partitions, "3"), bounds)
     assert copied(home) == 6
     delete_pipeline(home, "copy")
     report = cycle.run(dict.fromkeys(partitions, "5"), bounds)
     assert all(isinstance(error, FencedError) for error in report.errors.values())
     with pytest.raises(FencedError):
-        Cycle(home.log, pipeline, 99).adopt(partitions[0], lambda: "0")
+        Cycle(home.log, pipeline, 99).adopt(partitions[0], Begin("0", "earliest"))
     assert copied(home) == 6
     assert made.incarnation == pipeline.id
 

@@ -29,6 +29,7 @@ from tidelog.log.verify import verify_topic
 from tidelog.model import layout
 from tidelog.model.backoff import Backoff
 from tidelog.model.event import Event
+from tidelog.model.pipeline import Begin
 from tidelog.model.topic import Topic
 from tidelog.pipeline.base import Pipeline
 from tidelog.pipeline.cycle import Cycle
@@ -121,7 +122,7 @@ class World:
         for _ in range(60):
             for partition in partitions:
                 if not cycle.adopted(partition):
-                    cycle.adopt(partition, lambda: "0")
+                    cycle.adopt(partition, Begin("0", "earliest"))
             limits = {
                 p: str(min(int(bounds[p].end), int(cycle.position(p)) + STEP)) for p in partitions
             }

@@ -121,7 +121,9 @@ def test_a_trimmed_start_is_told(home: Home, source: TopicSource) -> None:
     fill(home, 20, 20)
     home.trim("orders", ToOffsets({0: 20}))
     made = home.topic("orders").incarnation
-    assert source.bounds([ORDERS]) == {ORDERS: Bounds("20", "40", made, is_dense=True)}
+    assert source.bounds([ORDERS]) == {
+        ORDERS: Bounds("20", "40", made, is_dense=True, begins="retention")
+    }
     for call in (source.reader, lambda wanted: list(source.read(wanted))):
         with pytest.raises(NotFoundError, match="go on from 20") as caught:
             call(Range(ORDERS, "5", "40"))

@@ -114,7 +114,7 @@ def create(home_text: str | None, output: Output, /, name: str, **given: Any) ->
     type=click.Choice(["earliest", "latest"]),
     default="earliest",
     show_default=True,
-    help="Where source partitions begin that are new to the archive.",
+    help="Where to begin: at the first event, or at the ends seen when the archive was created.",
 )
 @click.option(
     "--metrics-file",

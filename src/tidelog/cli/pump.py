@@ -46,7 +46,7 @@ __all__ = ["pump"]
     type=click.Choice(["earliest", "latest"]),
     default="earliest",
     show_default=True,
-    help="Where source partitions begin that are new to the pump.",
+    help="Where to begin: at the first event, or at the ends seen when the pump was created.",
 )
 @click.option("--shard", metavar="M/N", default="0/1", help="Drive one of N shares of partitions.")
 @worker_options

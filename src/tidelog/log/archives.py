@@ -1,7 +1,8 @@
 """What the catalog knows of archives: their settings, source partitions, commits and manifests.
 
-An archive's *generation* is a pipeline of its own. Its source partitions are those that it has a
-head for, also when their source no longer has them.
+An archive's *generation* is a pipeline of its own. It lists its source partitions, also those that
+their source no longer has. Its creation lists those that it sees, with their ends; one that is
+listed without an end appeared later.
 
 Old commits are merged (``pipeline.compact``): one row and one manifest stand for many ranges.
 ``read_commits`` and ``Manifests`` return range after range all the same. A scan is consistent page
@@ -13,13 +14,13 @@ that, and goes on in the merged row.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import dropwhile, groupby
 from typing import NamedTuple
 
 import msgspec
 
-from tidelog.catalog.base import Put, Row
+from tidelog.catalog.base import ABSENT, Put, Row
 from tidelog.errors import (
     ConflictError,
     CorruptError,
@@ -28,9 +29,16 @@ from tidelog.errors import (
     UnknownOutcomeError,
 )
 from tidelog.log.base import Log
-from tidelog.model import layout
+from tidelog.model import layout, limits
 from tidelog.model.archive import Archive, check_archive_name
-from tidelog.model.pipeline import Committed, Manifest, Progress, read_manifest
+from tidelog.model.pipeline import (
+    Committed,
+    ErasedEvents,
+    Listed,
+    Manifest,
+    Progress,
+    read_manifest,
+)
 from tidelog.model.run import decode_row, encode_row
 from tidelog.store.base import Store
 from tidelog.store.mark import check_mark
@@ -43,10 +51,14 @@ __all__ = [
     "decode_archive",
     "encode_archive",
     "is_outside",
+    "list_partitions",
     "manifest_of_range",
     "read_archive",
     "read_commit_rows",
     "read_commits",
+    "read_erased",
+    "read_erased_row",
+    "read_listed",
     "read_manifests",
     "read_partitions",
     "read_progress",
@@ -108,15 +120,42 @@ def check_outside(log: Log, archive: Archive, store: Store) -> None:
 
 
 def read_partitions(log: Log, pipeline: str) -> list[str]:
-    """The source partitions that a pipeline has heads for, in order."""
+    """Returns the source partitions that a pipeline knows, in order; not all have heads yet."""
+    return sorted(read_listed(log, pipeline))
+
+
+def read_listed(log: Log, pipeline: str) -> dict[str, Listed]:
+    """Returns the source partitions that a pipeline knows, with the ends that its creation saw."""
     where = layout.pipeline_shards(pipeline)
-    return sorted(row.value.decode() for row in log.catalog.scan(where, "partition/", "partition0"))
+    rows = log.catalog.scan(where, "partition/", "partition0")
+    listed = [decode_row(row.value, Listed, f"row `{row.row}`") for row in rows]
+    return {each.partition: each for each in listed}
+
+
+def list_partitions(log: Log, pipeline: str, listed: Iterable[Listed]) -> None:
+    """Put source partitions into a pipeline's list; one that is there keeps what it says."""
+    puts = [Put(layout.partition_row(each.partition), encode_row(each), ABSENT) for each in listed]
+    for first in range(0, len(puts), limits.CHANGES_MAX):
+        _put_absent(log, layout.pipeline_shards(pipeline), puts[first : first + limits.CHANGES_MAX])
 
 
 def read_progress(log: Log, pipeline: str, partition: str) -> Progress | None:
     """How far a pipeline has come in a source partition."""
     row = log.catalog.get(layout.pipeline_partition(pipeline, partition), "head")
     return decode_row(row.value, Progress, f"head of `{partition}`") if row else None
+
+
+def read_erased(log: Log, pipeline: str, partition: str) -> ErasedEvents:
+    """Returns how many events erasures took out of the files of a source partition."""
+    where = layout.pipeline_partition(pipeline, partition)
+    return read_erased_row(log.catalog.get(where, layout.ERASED))
+
+
+def read_erased_row(row: Row | None) -> ErasedEvents:
+    """Returns what the row of erased events says; none where there is no row."""
+    if row is None:
+        return ErasedEvents()
+    return decode_row(row.value, ErasedEvents, f"row `{row.row}`")
 
 
 class CommitRow(NamedTuple):
@@ -228,6 +267,15 @@ def manifest_of_range(found: Manifest, committed: Committed) -> Manifest:
         "and restore it from a copy",
         manifest=committed.manifest,
     )
+
+
+def _put_absent(log: Log, where: str, puts: Sequence[Put]) -> None:
+    """Put rows that are not there; in one write, or one by one where some are."""
+    try:
+        log.catalog.write(where, *puts, write_id=log.ids.new())
+    except ConflictError:
+        for each in puts if len(puts) > 1 else ():
+            _put_absent(log, where, [each])
 
 
 def _read(log: Log, name: str) -> tuple[Archive, str]:

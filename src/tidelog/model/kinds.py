@@ -146,15 +146,22 @@ ROWS = (
     ),
     Kind("pipeline/<name> · folder/<end>/<folder>", "a date folder: files, events, final or not"),
     Kind("pipeline/<name> · unsettled/<end>/<folder>", "that its marker is being put or removed"),
-    Kind("pipeline/<name> · partition/<source partition>", "that the pipeline has a head for it"),
+    Kind(
+        "pipeline/<name> · partition/<source partition>",
+        "that the pipeline knows it, and the end that it had when the pipeline was created",
+    ),
     Kind(
         "pipeline/<name>/<source partition> · head",
-        "position, ordinal, epoch of its driver, incarnation of the source",
+        "position, ordinal, epoch of its driver, incarnation of the source; begin, gaps, totals",
     ),
     Kind("pipeline/<name>/<source partition> · intent", "a range under way; then its manifest"),
     Kind(
         "pipeline/<name>/<source partition> · commit/<ordinal>/<start>",
         "a range that is done, or merged ones",
+    ),
+    Kind(
+        "pipeline/<name>/<source partition> · erased",
+        "how many events erasures took out of its files",
     ),
     Kind(
         "pipeline/<name>/<source partition> · aside/<manifest>",

@@ -10,6 +10,7 @@ from tidelog.model.limits import KEY_SEGMENT_BYTES_MAX, ROW_BYTES_MAX
 __all__ = [
     "ACCEPTED_ROW",
     "COMPILE_ROW",
+    "ERASED",
     "FLUSH_ROW",
     "FORMAT",
     "HOME_OBJECT",
@@ -315,7 +316,7 @@ def shard_row(number: int) -> str:
 
 
 def partition_row(source_partition: str) -> str:
-    """In the catalog partition of the pipeline's shards; its value is the whole name."""
+    """In the catalog partition of the pipeline's shards; its value has the whole name."""
     return f"partition/{_short(source_partition)}"
 
 
@@ -332,6 +333,10 @@ def folder_row(end_ms: int, folder: str) -> str:
 def folder_rows(first_ms: int, last_ms: int) -> tuple[str, str]:
     """The rows of the folders that end in ``[first, last]``, as bounds of a scan."""
     return f"folder/{max(0, first_ms):015}/", f"folder/{max(0, last_ms):015}0"
+
+
+ERASED = "erased"
+"""How many events erasures took out of a source partition's files; beside its head."""
 
 
 def aside_row(manifest_id: str) -> str:

@@ -15,16 +15,23 @@ from tidelog.model.sealed import open_json
 
 __all__ = [
     "Aside",
+    "Begin",
+    "BeginReason",
     "Committed",
+    "ErasedEvents",
     "FileEntry",
     "Gap",
+    "GapReason",
     "Intent",
+    "Listed",
     "Manifest",
     "MergedRange",
     "NamedPipeline",
     "Progress",
     "Totals",
     "check_pipeline_name",
+    "joined_gaps",
+    "offsets_between",
     "read_manifest",
 ]
 
@@ -47,6 +54,61 @@ class NamedPipeline(Persisted, frozen=True):
     home: str = ""  # id of the home that runs it, where its sink is outside; empty: a topic of ours
 
 
+BeginReason = Literal["earliest", "latest", "retention", "explicit"]
+"""Why an archive begins where it does in a source partition.
+
+``earliest``: at the first event that there ever was. ``retention``: at the first one that the
+source still held. ``latest``: at the end that was seen when the archive was created. ``explicit``:
+where the source's address says.
+"""
+
+GapReason = Literal["retention", "remade", "parent", "upstream", "transform"]
+"""Why a source partition's events are missing from an archive.
+
+``retention``: the source had deleted them before they were read, and a person accepted that.
+``remade``: their topic was deleted and created again, and a person accepted that.
+``parent``: a shard that was split or merged was gone before it was read to its end.
+``upstream``: the archive that is the source has a gap there. ``transform``: they were taken from
+files of a generation or archive whose transform had dropped them.
+"""
+
+
+class Begin(Persisted, frozen=True):
+    """Where the archive of a source partition begins, and why."""
+
+    position: str
+    reason: BeginReason
+    at_ms: int = 0  # when that was decided
+
+
+class Gap(Persisted, frozen=True):
+    """Offsets of the source that were skipped by a decision, which is recorded.
+
+    All offsets between the positions, except for the reason ``transform``: those are some of them.
+    """
+
+    start: str
+    end: str
+    reason: GapReason
+    offsets: int = 0  # how many they are; 0 where positions are not offsets, so nobody can count
+
+
+class Listed(Persisted, frozen=True):
+    """A source partition in a pipeline's list, which it is in before it has a head."""
+
+    partition: str
+    end: str = ""  # that was seen when the pipeline was created; empty: it appeared later
+    incarnation: str = ""  # of what had that end
+    seen_ms: int = 0
+
+
+class ErasedEvents(Persisted, frozen=True):
+    """How many events erasures took out of the files of a source partition."""
+
+    data: int = 0
+    dead: int = 0
+
+
 class Totals(Persisted, frozen=True):
     """What a source partition's commits come to, so that nobody has to read them all."""
 
@@ -54,8 +116,12 @@ class Totals(Persisted, frozen=True):
     files: int = 0
     bytes: int = 0
     dead: int = 0
-    lost: int = 0  # gaps that the source had
+    lost: int = 0  # gaps
     left_out: int = 0  # events that were erased from the target before they came there
+    dropped: int = 0  # events that the transform dropped
+    deleted: int = 0  # offsets whose events were deleted from the source before they were read
+    absent: int = 0  # offsets that never held an event for readers
+    skipped: int = 0  # offsets in gaps
     committed_ms: int = 0  # when the last commit was made
     dead_ms: int = 0  # when the last one with dead letters was
     lost_ms: int = 0  # when the last one with a gap was
@@ -72,6 +138,10 @@ class Totals(Persisted, frozen=True):
             dead=self.dead + manifest.dead,
             lost=self.lost + len(manifest.lost),
             left_out=self.left_out + manifest.left_out,
+            dropped=self.dropped + manifest.dropped,
+            deleted=self.deleted + manifest.deleted,
+            absent=self.absent + manifest.absent,
+            skipped=self.skipped + sum(gap.offsets for gap in manifest.lost),
             committed_ms=now_ms,
             dead_ms=now_ms if manifest.dead else self.dead_ms,
             lost_ms=now_ms if manifest.lost else self.lost_ms,
@@ -93,13 +163,9 @@ class Progress(Persisted, frozen=True):
     totals: Totals = Totals()
     looked: int = 0  # epoch of the last driver that looked for forgotten ranges, then committed
     names: str = ""  # a further part of its files' names, since ranges were set aside
-
-
-class Gap(Persisted, frozen=True):
-    """Events that the source had lost before they were read."""
-
-    start: str
-    end: str
+    begin: Begin | None = None  # where it began, and why
+    gaps: tuple[Gap, ...] = ()  # every one since then, in order
+    ended: Literal["", "remade"] = ""  # why no range is read any more, as a person decided
 
 
 class Intent(Persisted, frozen=True):
@@ -110,6 +176,7 @@ class Intent(Persisted, frozen=True):
     lost: tuple[Gap, ...] = ()  # at its beginning, accepted by a person
     manifest: str = ""  # key of the manifest, once it is recorded
     began_ms: int = 0  # when it was put
+    incarnation: str = ""  # of the source partition that it was planned for; read no other
 
 
 class FileEntry(Persisted, frozen=True):
@@ -148,6 +215,8 @@ class Manifest(Persisted, frozen=True):
     erased: tuple[int, ...] = ()  # offsets whose events were taken out of the files
     left_out: int = 0  # events that were not written, since they were erased from the target
     ranges: tuple[Manifest, ...] = ()  # of a merged one: those of its ranges, which have all files
+    deleted: int = 0  # offsets whose events were deleted from the source before they were read
+    absent: int = 0  # offsets that never held an event for readers: compaction, transaction markers
 
     @property
     def parts(self) -> tuple[Manifest, ...]:
@@ -213,6 +282,26 @@ class Aside(Persisted, frozen=True):
     events: int
     files: tuple[str, ...]  # where they are now
     at_ms: int
+
+
+def offsets_between(start: str, end: str) -> int | None:
+    """Returns how many offsets lie between two positions; None where positions are not offsets."""
+    if not all(text.isascii() and text.isdecimal() for text in (start, end)):
+        return None
+    return int(end) - int(start)
+
+
+def joined_gaps(gaps: tuple[Gap, ...], more: tuple[Gap, ...]) -> tuple[Gap, ...]:
+    """Returns gaps in order, with neighbours of one reason as one."""
+    joined = list(gaps)
+    for gap in more:
+        last = joined[-1] if joined else None
+        if last is not None and (last.end, last.reason) == (gap.start, gap.reason):
+            offsets = last.offsets + gap.offsets
+            joined[-1] = Gap(last.start, gap.end, gap.reason, offsets)
+        else:
+            joined.append(gap)
+    return tuple(joined)
 
 
 def read_manifest(data: bytes, key: str) -> Manifest:

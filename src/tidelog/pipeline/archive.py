@@ -4,7 +4,10 @@ Making one, in three steps; the next create with the same settings finishes what
 
 1. registry row ``archive/<name>`` as ``creating``, with an incarnation → a name, not usable yet
 2. put ``_owner`` into its folder, which must hold nothing else         → a folder that is taken
-3. registry row as ``ready``                                            → an archive
+3. list the source partitions that are there now, with their ends       → names without heads
+4. registry row as ``ready``                                            → an archive
+
+A source partition that is not in this list appeared later, and begins at its own first event.
 
 A folder that another archive has marked, or that holds anything, is refused, and never taken again.
 Where it turns out so in step 2, or may not be written to, the row of step 1 is taken back.
@@ -35,6 +38,7 @@ from tidelog.model.address import parse_address
 from tidelog.model.archive import Archive, check_archive_name
 from tidelog.model.pipeline import FileEntry, Manifest
 from tidelog.pipeline.base import Pipeline, Workers
+from tidelog.pipeline.listing import list_seen
 from tidelog.pipeline.places import files_at, source_at, store_at
 from tidelog.pipeline.policy import Policy
 from tidelog.sinks.files import FilesSettings, FilesSink
@@ -58,7 +62,7 @@ def create_archive(home: Home, wanted: Archive) -> Archive:
     wanted = msgspec.structs.replace(wanted, source=source.url)  # where `newest` is a time
     wanted = _placed(home, wanted)
     _refuse_own_files(home, wanted)
-    source.partitions()  # is it there
+    bounds = source.bounds(source.partitions())  # is it there, and how far does it go
     log, name = home.log, layout.archive_row(wanted.name)
     row = log.catalog.get(layout.REGISTRY, name)
     if row is None:
@@ -80,6 +84,7 @@ def create_archive(home: Home, wanted: Archive) -> Archive:
             begun = archive.incarnation
             remove_name(log, name, lambda each: decode_archive(log, each).incarnation == begun)
         raise
+    list_seen(log, archive.pipeline(), bounds)
     ready = msgspec.structs.replace(archive, state="ready")
     try:
         change = Put(name, encode_archive(log, ready), row.version)

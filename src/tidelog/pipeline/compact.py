@@ -179,6 +179,8 @@ def _merged_manifest(parts: Sequence[Manifest]) -> Manifest:
         dropped=sum(each.dropped for each in parts),
         dead=sum(each.dead for each in parts),
         left_out=sum(each.left_out for each in parts),
+        deleted=sum(each.deleted for each in parts),
+        absent=sum(each.absent for each in parts),
         ranges=tuple(parts),
     )
 

@@ -3,7 +3,8 @@
 Each source partition goes through these steps; every write expects its ``head``:
 
 0. list: put a partition that is new into the pipeline's
-   list, before it has a ``head``                         → dead: a name without rows
+   list, before it has a ``head``; those that the
+   pipeline's creation saw are there, with their ends     → dead: a name without rows
 1. adopt: put this driver's epoch into the ``head``      → dead: the next driver adopts it anew
 2. finish an ``intent`` that is there: with a manifest go to step 6, without one to step 4
    before a range begins, files of ranges that a restored
@@ -28,7 +29,7 @@ reply sends the partition back to its rows, which tell at which step it is.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -38,21 +39,28 @@ from tidelog.errors import (
     ConflictError,
     CorruptError,
     FencedError,
+    InternalError,
     InvalidError,
     NotFoundError,
     TidelogError,
     UnavailableError,
     UnknownOutcomeError,
 )
+from tidelog.log.archives import list_partitions
 from tidelog.log.base import Log
-from tidelog.model import layout
+from tidelog.model import layout, limits
+from tidelog.model.backoff import Backoff
 from tidelog.model.pipeline import (
     Aside,
+    Begin,
     Committed,
     Gap,
     Intent,
+    Listed,
     Manifest,
     Progress,
+    joined_gaps,
+    offsets_between,
     read_manifest,
 )
 from tidelog.model.run import decode_row, encode_row
@@ -65,10 +73,12 @@ from tidelog.pipeline.forgotten import (
     late_manifests,
 )
 from tidelog.sinks.base import AsideSink
-from tidelog.sources.base import Bounds, Range, SourcePartition
+from tidelog.sources.base import Bounds, Missing, Range, SourcePartition, missing_in
 from tidelog.store.fresh import put_same
 
-__all__ = ["Cycle", "CycleReport", "LostError"]
+__all__ = ["ADOPTION", "Cycle", "CycleReport", "LostError"]
+
+ADOPTION = Backoff(attempts=16, base_ms=5, max_ms=1_000)  # 5 to 10 s in all, of a source partition
 
 _NAMES_CHARS = 16  # of an id: as many as no two of them ever share
 
@@ -118,20 +128,21 @@ class Cycle:
         self._looked: set[SourcePartition] = set()  # for ranges that the catalog has forgotten
         self._listed: dict[int, dict[str, list[str]]] = {}  # manifests, by epoch and partition
 
-    def adopt(
-        self, partition: SourcePartition, start: Callable[[], str], incarnation: str = ""
-    ) -> bool:
-        """Steps 0 and 1; whether it was new. ``start`` gives the position of one that is.
+    def adopt(self, partition: SourcePartition, begin: Begin, incarnation: str = "") -> bool:
+        """Steps 0 and 1; returns whether it was new. ``begin`` is where one that is new begins.
 
         ``incarnation`` is the source partition's, which is kept unless one is known already: what
         was made anew is another sequence of events, and no range of it is read.
-        ``FencedError`` when a driver with a later epoch has it.
+        ``FencedError`` when a driver with a later epoch has it; ``UnavailableError`` when replies
+        stay lost, or others keep changing it.
         """
         where = layout.pipeline_partition(self._pipeline.id, partition.text)
-        while True:
+        for delay_s in ADOPTION.delays_s(self._log.random):
             row = self._log.catalog.get(where, "head")
             if row is None:
-                head = Progress(start(), 0, self._epoch, incarnation=incarnation)
+                head = Progress(
+                    begin.position, 0, self._epoch, incarnation=incarnation, begin=begin
+                )
                 change = Put("head", encode_row(head), expect=ABSENT)
                 before = 0
             else:
@@ -153,6 +164,12 @@ class Cycle:
                 self._tracks[partition] = track
                 self._stale.discard(partition)
                 return row is None
+            self._log.clock.sleep(delay_s)
+        raise UnavailableError(
+            f"source partition `{partition.text}` of pipeline `{self._pipeline.name}`: could not "
+            "be adopted, replies stay lost or others keep changing its head: try again",
+            partition=partition.text,
+        )
 
     def adopted(self, partition: SourcePartition) -> bool:
         """Whether this driver has it, and knows its rows."""
@@ -231,10 +248,8 @@ class Cycle:
 
     def _list(self, partition: SourcePartition) -> None:
         """Step 0, so that the partition is known also when its source no longer has it."""
-        listed = Put(layout.partition_row(partition.text), partition.text.encode(), expect=ABSENT)
-        where = layout.pipeline_shards(self._pipeline.id)
-        with contextlib.suppress(ConflictError):  # listed already
-            self._log.catalog.write(where, listed, write_id=self._log.ids.new())
+        listed = Listed(partition.text, seen_ms=self._log.clock.now_ms())
+        list_partitions(self._log, self._pipeline.id, [listed])
 
     def _check_same(self, track: _Track, bounds: Bounds | None) -> None:
         """Refuse to read on in a source partition that is not the one which was begun."""
@@ -268,10 +283,18 @@ class Cycle:
                     start=start,
                     first=bounds.first,
                 )
-            lost = (Gap(start, bounds.first),)
+            skipped = offsets_between(start, bounds.first) or 0
+            lost = (Gap(start, bounds.first, "retention", skipped),)
+            self._check_gaps(track, lost)
         if not source.before(start, limit):
             return
-        intent = Intent(start, limit, lost, began_ms=self._log.clock.now_ms())
+        intent = Intent(
+            start,
+            limit,
+            lost,
+            began_ms=self._log.clock.now_ms(),
+            incarnation=bounds.incarnation or track.head.incarnation,
+        )
         self._write(
             track,
             Put("intent", encode_row(intent), expect=ABSENT),
@@ -284,7 +307,7 @@ class Cycle:
         start = intent.lost[-1].end if intent.lost else intent.start
         staging = layout.staging(self._pipeline.id, self._epoch, self._log.ids.new())
         head = track.head
-        wanted = Range(track.partition, start, intent.limit, head.ordinal, head.incarnation)
+        wanted = Range(track.partition, start, intent.limit, head.ordinal, intent.incarnation)
         try:
             reader = self._pipeline.source.reader(wanted)
         except NotFoundError:
@@ -328,6 +351,7 @@ class Cycle:
         intent = track.intent
         if intent is None:
             raise self._fenced(track.partition, -1)
+        missing = self._missing(track, intent, produced)
         manifest = Manifest(
             pipeline=self._pipeline.id,
             partition=track.partition.text,
@@ -343,8 +367,10 @@ class Cycle:
             dead=produced.staged.dead,
             left_out=produced.staged.left_out,
             files=produced.staged.files,
-            lost=intent.lost,
+            lost=(*intent.lost, *missing.gaps),
             note=produced.note,
+            deleted=missing.deleted,
+            absent=missing.absent,
         )
         key = layout.manifest(
             self._pipeline.id, self._epoch, track.partition.text, self._log.ids.new()
@@ -358,6 +384,28 @@ class Cycle:
         )
         self._read_intent(track)
         return manifest
+
+    def _missing(self, track: _Track, intent: Intent, produced: Produced) -> Missing:
+        """In step 5: why the range has fewer events than offsets."""
+        start = intent.lost[-1].end if intent.lost else intent.start
+        reached = Range(track.partition, start, produced.end, incarnation=intent.incarnation)
+        missing = missing_in(self._pipeline.source, reached, produced.read)
+        if min(missing.absent, missing.deleted) < 0:
+            raise InternalError(
+                f"source partition `{track.partition.text}`: {produced.read} events came from "
+                f"[{start}, {produced.end}), which are more than it has offsets"
+            )
+        self._check_gaps(track, missing.gaps)
+        return missing
+
+    def _check_gaps(self, track: _Track, more: tuple[Gap, ...]) -> None:
+        """Refuse gaps that the head has no room for."""
+        if len(joined_gaps(track.head.gaps, more)) > limits.GAPS_MAX:
+            raise LostError(
+                f"source partition `{track.partition.text}`: has {limits.GAPS_MAX} gaps already: "
+                "make its files again with `tidelog archive backfill`, or create a new archive",
+                partition=track.partition.text,
+            )
 
     def _finish(self, track: _Track, manifest: Manifest, report: CycleReport) -> None:
         """Steps 6 and 7."""
@@ -383,6 +431,7 @@ class Cycle:
             position=manifest.end,
             ordinal=manifest.ordinal + manifest.read,
             totals=track.head.totals.plus(manifest, done.committed_ms),
+            gaps=joined_gaps(track.head.gaps, manifest.lost),
         )
         write_id = self._write(
             track,

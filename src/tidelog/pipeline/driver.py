@@ -14,13 +14,16 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from tidelog.errors import FencedError, InvalidError, UnavailableError
+from tidelog.errors import FencedError, InvalidError, TidelogError, UnavailableError
+from tidelog.log.archives import read_listed
 from tidelog.log.base import Log
 from tidelog.log.hold import beating
+from tidelog.model.pipeline import Begin, Listed
 from tidelog.pipeline.base import Pipeline
 from tidelog.pipeline.cycle import Cycle, CycleReport, LostError
 from tidelog.pipeline.flush import flush_version
 from tidelog.pipeline.lineage import Lineage
+from tidelog.pipeline.listing import look_at_source
 from tidelog.pipeline.policy import Due, Policy
 from tidelog.pipeline.shard import Shard
 from tidelog.sources.base import Bounds, SourcePartition
@@ -40,7 +43,7 @@ class Driving:
     accept_loss: bool = False
     shard: int = 0
     shards: int = 1
-    start: str = "earliest"  # of source partitions that are new: or latest
+    start: str = "earliest"  # or latest: the ends that the pipeline's creation saw
     take_over: bool = False  # from the driver that has the shard, without waiting for it
     flush_on_stop: bool = False  # lay down what waits before ending
     stop: threading.Event = field(default_factory=threading.Event)
@@ -65,6 +68,7 @@ class Driver:
         self._failures: dict[SourcePartition, int] = {}
         self._full: set[SourcePartition] = set()  # more may wait there, and nobody can count it
         self._flushed = flush_version(log, pipeline.id)  # requests up to here are not for us
+        self._listed: dict[str, Listed] | None = None  # partitions, once it is known
 
     def run(self) -> int:
         """Until the source is drained, or until told to stop; the number of events archived.
@@ -144,9 +148,9 @@ class Driver:
 
     def _adopt(
         self, cycle: Cycle, bounds: Mapping[SourcePartition, Bounds]
-    ) -> dict[SourcePartition, LostError | None]:
+    ) -> dict[SourcePartition, TidelogError | None]:
         """Adopt all that may be begun; those that may not, with the error if there is one."""
-        held_back: dict[SourcePartition, LostError | None] = {}
+        held_back: dict[SourcePartition, TidelogError | None] = {}
         new = [partition for partition in bounds if not cycle.adopted(partition)]
         lineage = Lineage(self._log, self._pipeline, cycle, new)
         for partition in new:
@@ -158,12 +162,35 @@ class Driver:
                 held_back[partition] = exc
                 continue
             held = bounds[partition]
-            latest = self._how.start == "latest" and not lineage.goes_on(partition)
-            source = self._pipeline.source
-            begin = source.cut(held.end, held.end, 0) if latest else held.first
-            if cycle.adopt(partition, lambda begin=begin: begin, held.incarnation):  # type: ignore[misc]
-                lineage.note_new(partition)
+            try:
+                cycle.adopt(partition, self._begin(partition, held), held.incarnation)
+            except UnavailableError as exc:
+                held_back[partition] = exc
         return held_back
+
+    def _begin(self, partition: SourcePartition, held: Bounds) -> Begin:
+        """Where a partition begins that has no head.
+
+        At its own first event, unless it was there, as it is, when the pipeline was created: only
+        then does ``latest`` mean the end that it had.
+        """
+        now_ms = self._log.clock.now_ms()
+        seen = self._seen().get(partition.text)
+        was_there = seen is not None and seen.end and seen.incarnation == held.incarnation
+        if self._how.start == "latest" and seen is not None and was_there:
+            position = self._pipeline.source.cut(seen.end, seen.end, 0)
+            return Begin(position, "latest", now_ms)
+        return Begin(held.first, held.begins, now_ms)
+
+    def _seen(self) -> dict[str, Listed]:
+        """The partitions that the pipeline's creation saw; else, those of this first look."""
+        if self._listed is None:
+            found = read_listed(self._log, self._pipeline.id)
+            if not found:
+                look_at_source(self._log, self._pipeline.id, self._pipeline.source)
+                found = read_listed(self._log, self._pipeline.id)
+            self._listed = found
+        return self._listed
 
     def _waiting(self, cycle: Cycle, partition: SourcePartition, bounds: Bounds) -> int:
         """About how many events wait; at least 1 where something does, or an end went back."""

@@ -8,7 +8,8 @@ some of them goes through these steps; the row is the range's ``commit``:
 2. decide: stage every file without those events, then put
    that manifest, create-only: contents are decided         → dead: the next one goes on at 3
 3. replace each file by its etag with its staged copy       → dead: the next one replaces the rest
-4. commit: the row names the new manifest                   → dead: tables list the old files
+4. commit, in one write: the row names the new manifest,
+   and ``erased`` counts the events                         → dead: tables list the old files
 5. delete what was staged                                   → the same
 6. correct the entries of every table that lists the files,
    be it kept up to date or not                             → dead: the next one corrects them
@@ -34,7 +35,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tidelog.catalog.base import Put, Row
+from tidelog.catalog.base import ABSENT, Put, Row
 from tidelog.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -45,12 +46,24 @@ from tidelog.errors import (
     UnknownOutcomeError,
 )
 from tidelog.home import Home
-from tidelog.log.archives import read_commit_rows, read_partitions, read_progress
+from tidelog.log.archives import (
+    read_commit_rows,
+    read_erased_row,
+    read_partitions,
+    read_progress,
+)
 from tidelog.log.base import Log
 from tidelog.log.replays import replay_pipeline
 from tidelog.model import layout
 from tidelog.model.archive import Archive
-from tidelog.model.pipeline import Committed, FileEntry, Intent, Manifest, read_manifest
+from tidelog.model.pipeline import (
+    Committed,
+    ErasedEvents,
+    FileEntry,
+    Intent,
+    Manifest,
+    read_manifest,
+)
 from tidelog.model.run import decode_row, encode_row
 from tidelog.model.sealed import seal_json
 from tidelog.model.topic import Topic
@@ -256,10 +269,23 @@ class _Lane:
         for before, after in changed:
             self._replace(before, after)
         done = msgspec.structs.replace(committed, manifest=committed.rewrite)
-        self._write(row, done)
+        self._write(row, done, *self._counted(changed))
         report.ranges += sum(one != other for one, other in zip(old.parts, new.parts, strict=True))
         report.files += sum(after.kind != "sidecar" for _, after in changed)
         report.events += sum(after.erased - before.erased for before, after in changed)
+
+    def _counted(self, changed: Sequence[tuple[FileEntry, FileEntry]]) -> list[Put]:
+        """In step 4: the row that counts what was erased from this source partition."""
+        more = {"data": 0, "dead": 0}
+        for before, after in changed:
+            if after.kind in more:
+                more[after.kind] += after.erased - before.erased
+        if not any(more.values()):
+            return []
+        row = self._log.catalog.get(self._where, layout.ERASED)
+        known = read_erased_row(row)
+        total = ErasedEvents(known.data + more["data"], known.dead + more["dead"])
+        return [Put(layout.ERASED, encode_row(total), row.version if row else ABSENT)]
 
     def _decided(self, committed: Committed, old: Manifest, wanted: Offsets) -> Manifest:
         with contextlib.suppress(NotFoundError):
@@ -389,9 +415,9 @@ class _Lane:
             return False
         return True
 
-    def _write(self, row: Row, committed: Committed) -> None:
+    def _write(self, row: Row, committed: Committed, *more: Put) -> None:
         change = Put(row.row, encode_row(committed), expect=row.version)
-        self._log.catalog.write(self._where, change, write_id=self._log.ids.new())
+        self._log.catalog.write(self._where, change, *more, write_id=self._log.ids.new())
 
     def _manifest(self, key: str) -> Manifest:
         return read_manifest(self._log.store.get(key), key)

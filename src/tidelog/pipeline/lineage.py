@@ -29,7 +29,6 @@ class Lineage:
         self._pipeline = pipeline
         self._cycle = cycle
         self._parents = parents_of(pipeline.source, partitions)
-        self._new: set[SourcePartition] = set()
 
     def is_ready(self, partition: SourcePartition, accept_loss: bool) -> bool:
         """Whether it may be begun, or is. ``LostError`` where a parent is gone before its end."""
@@ -37,17 +36,6 @@ class Lineage:
         if not parents or self._position(partition) is not None:
             return True
         return all(self._is_done(partition, parent, accept_loss) for parent in parents)
-
-    def note_new(self, partition: SourcePartition) -> None:
-        """It was begun at this look."""
-        self._new.add(partition)
-
-    def goes_on(self, partition: SourcePartition) -> bool:
-        """Whether it follows one that was begun before: then all of its events are wanted."""
-        parents = [parent.partition for parent in self._parents.get(partition, ())]
-        return any(
-            parent not in self._new and self._position(parent) is not None for parent in parents
-        )
 
     def _is_done(self, partition: SourcePartition, parent: Parent, accept_loss: bool) -> bool:
         position = self._position(parent.partition)

@@ -26,9 +26,18 @@ from tidelog.log.base import Log, OpenLog
 from tidelog.log.replays import Replays
 from tidelog.model.address import Address
 from tidelog.model.archive import Archive, check_archive_name
-from tidelog.model.pipeline import Committed, Manifest, Progress, read_manifest
+from tidelog.model.pipeline import BeginReason, Committed, Manifest, Progress, read_manifest
+from tidelog.sources.archive_missing import missing_in_commits
 from tidelog.sources.archive_read import PlannedCommits, is_number, plan_commits
-from tidelog.sources.base import Bounds, Chunk, Range, Source, SourcePartition
+from tidelog.sources.base import (
+    Bounds,
+    Chunk,
+    Explaining,
+    Missing,
+    Range,
+    Source,
+    SourcePartition,
+)
 
 __all__ = ["ArchiveSource", "open_archive"]
 
@@ -56,6 +65,7 @@ class _History:
         self.end = head.position  # of the last, or where the first will begin
         self.first = commits[0].start if commits else self.end
         self.incarnation = head.incarnation
+        self.begins: BeginReason = head.begin.reason if head.begin is not None else "earliest"
         self.borders = {
             border: place for place, border in enumerate([*(c.start for c in commits), self.end])
         }
@@ -91,7 +101,20 @@ class ArchiveSource:
     def bounds(self, partitions: Sequence[SourcePartition]) -> dict[SourcePartition, Bounds]:
         with self._open_log() as log:
             found = self._histories(log, self._archive(log), partitions)
-        return {each: Bounds(h.first, h.end, h.incarnation) for each, h in found.items()}
+        return {
+            each: Bounds(h.first, h.end, h.incarnation, begins=h.begins)
+            for each, h in found.items()
+        }
+
+    def missing(self, range: Range, read: int) -> Missing:
+        """What the archive itself lacks in a range, by what its commits counted.
+
+        Its gaps and what its transform dropped are gaps here too.
+        """
+        with self._open_log() as log:
+            archive = self._archive(log)
+            history = self._histories(log, archive, [range.partition])[range.partition]
+            return missing_in_commits(range, read, _manifests(log, history, range))
 
     def read(self, range: Range) -> Iterator[Chunk]:
         """As the interface says, and whole: the last position is the limit.
@@ -320,4 +343,5 @@ def _torn(partition: SourcePartition, end: str, start: str) -> CorruptError:
     )
 
 
-_: type[Source] = ArchiveSource
+_source: type[Source] = ArchiveSource
+_explaining: type[Explaining] = ArchiveSource

@@ -13,12 +13,16 @@ from typing import Protocol, runtime_checkable
 
 import pyarrow as pa
 
+from tidelog.model.pipeline import BeginReason, Gap, offsets_between
+
 __all__ = [
     "Bounds",
     "Branching",
     "Chunk",
     "Completing",
     "DirectReader",
+    "Explaining",
+    "Missing",
     "Parent",
     "PlannedReader",
     "Range",
@@ -26,6 +30,7 @@ __all__ = [
     "Source",
     "SourcePartition",
     "Telling",
+    "missing_in",
     "parents_of",
     "waits",
 ]
@@ -63,6 +68,7 @@ class Bounds:
     end: str
     incarnation: str = ""  # changes when the partition is made anew, where the source can tell
     is_dense: bool = False  # each position of it had an event whenever it was read
+    begins: BeginReason = "earliest"  # why nothing is held before ``first``
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +186,43 @@ class Completing(Protocol):
     def behind(self) -> tuple[str, ...]:
         """Their names; none, unless it was told to."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """Offsets of a range at which no event was read, by reason."""
+
+    absent: int = 0  # that never held an event for readers
+    deleted: int = 0  # whose events were deleted from the source
+    gaps: tuple[Gap, ...] = ()  # that the source itself had skipped
+
+    @property
+    def offsets(self) -> int:
+        """How many they are in all."""
+        return self.absent + self.deleted + sum(gap.offsets for gap in self.gaps)
+
+
+@runtime_checkable
+class Explaining(Protocol):
+    """What a source also is that knows why an offset has no event."""
+
+    def missing(self, range: Range, read: int) -> Missing:
+        """Returns what a range lacks, up to the end that was reached, of which so much was read.
+
+        What it returns and what was read add up to the range.
+        """
+        ...
+
+
+def missing_in(source: Source, range: Range, read: int) -> Missing:
+    """Returns what a range lacks: offsets that hold no event for readers, unless the source knows.
+
+    Nothing is missing where positions are not offsets, since the pipeline numbers what it reads.
+    """
+    if isinstance(source, Explaining):
+        return source.missing(range, read)
+    offsets = offsets_between(range.start, range.limit)
+    return Missing() if offsets is None else Missing(absent=offsets - read)
 
 
 def parents_of(

@@ -128,7 +128,9 @@ class FilesSource:
                 found[each] = Bounds("0", str(self._rows(store, listing.rows[each])))
             else:
                 first, end = self._offsets(store, self._chains(listing, each))
-                found[each] = Bounds(str(first), str(end))
+                found[each] = Bounds(
+                    str(first), str(end), begins="retention" if first else "earliest"
+                )
         return found
 
     def read(self, range: Range) -> Iterator[Chunk]:

@@ -100,7 +100,13 @@ class KafkaSource:
         first = questions.offsets(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
         end = questions.offsets(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
         return {
-            each: Bounds(str(first[each]), str(end[each]), made[each.topic]) for each in partitions
+            each: Bounds(
+                str(first[each]),
+                str(end[each]),
+                made[each.topic],
+                begins="retention" if first[each] else "earliest",
+            )
+            for each in partitions
         }
 
     def read(self, range: Range) -> Iterator[Chunk]:

@@ -26,6 +26,7 @@ from tidelog.clock import Clock, SystemClock
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.model.address import Address, format_address, parse_address
 from tidelog.model.event import to_iso
+from tidelog.model.pipeline import BeginReason
 from tidelog.model.times import moment_ms
 from tidelog.sources.base import (
     Bounds,
@@ -124,8 +125,14 @@ class KinesisSource:
                     partition=each.text,
                 )
             end = END.text if shards[number].is_closed else now
-            found[each] = Bounds(first, end, info.incarnation)
+            found[each] = Bounds(first, end, info.incarnation, begins=self._begins(time_ms, info))
         return found
+
+    def _begins(self, time_ms: int, info: StreamInfo) -> BeginReason:
+        """Why nothing is read before the first place: records of a young stream are all held."""
+        if self._way.start_ms is not None:
+            return "explicit"
+        return "retention" if time_ms - info.retention_ms > info.created_ms else "earliest"
 
     def parents(self, partitions: Sequence[SourcePartition]) -> dict[SourcePartition, list[Parent]]:
         """Those that were split or merged into each of them."""

@@ -30,6 +30,7 @@ from tidelog.clock import Clock, SystemClock
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.log.base import OpenLog
 from tidelog.model.address import Address, parse_address
+from tidelog.model.pipeline import BeginReason
 from tidelog.sources.base import (
     Bounds,
     Chunk,
@@ -160,8 +161,16 @@ class ScyllaSource:
                 end = min(passed[each].end, end, key=lambda place: place.time_ms)
                 end = max(begin, end, key=lambda place: place.time_ms)
             limit = self._quiet_end(each, end.limit().text)
-            found[each] = Bounds(begin.held(held_ms).text, limit, incarnation)
+            found[each] = Bounds(
+                begin.held(held_ms).text, limit, incarnation, begins=self._begins(held_ms)
+            )
         return found
+
+    def _begins(self, held_ms: int) -> BeginReason:
+        """Why nothing is read before the first place."""
+        if isinstance(self._way.start, int):
+            return "explicit"
+        return "retention" if held_ms > self._times[0] else "earliest"
 
     def waits(self, range: Range) -> bool:
         """Whether a change is there, by looking; so much silence is told, too."""

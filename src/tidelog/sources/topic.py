@@ -25,7 +25,15 @@ from tidelog.log.topics import find_topic, read_head
 from tidelog.model.address import Address
 from tidelog.model.run import Head, Run
 from tidelog.model.topic import Topic, check_topic_name
-from tidelog.sources.base import Bounds, Chunk, Range, Source, SourcePartition
+from tidelog.sources.base import (
+    Bounds,
+    Chunk,
+    Explaining,
+    Missing,
+    Range,
+    Source,
+    SourcePartition,
+)
 from tidelog.sources.merge import gathered
 from tidelog.store.base import Store
 from tidelog.store.here import open_store_here
@@ -71,9 +79,20 @@ class TopicSource:
             topic = find_topic(log, self._topic)
             heads = list(pool.map(lambda each: _head(log, topic, each), partitions))
         return {
-            each: Bounds(str(head.start), str(head.next), topic.incarnation, not head.amendments)
+            each: Bounds(
+                str(head.start),
+                str(head.next),
+                topic.incarnation,
+                not head.amendments,
+                "retention" if head.start else "earliest",
+            )
             for each, head in zip(partitions, heads, strict=True)
         }
+
+    def missing(self, range: Range, read: int) -> Missing:
+        """Every offset of a topic had an event, so one that is missing was deleted."""
+        start, limit = _offsets(range)
+        return Missing(deleted=limit - start - read)
 
     def read(self, range: Range) -> Iterator[Chunk]:
         """As the interface says, and whole: the last position is the limit.
@@ -248,4 +267,5 @@ def _offset(position: str) -> int:
     return int(position)
 
 
-_: type[Source] = TopicSource
+_source: type[Source] = TopicSource
+_explaining: type[Explaining] = TopicSource
