@@ -21,13 +21,10 @@ from tidelog.model.archive import Archive
 from tidelog.model.pipeline import Begin, Progress
 from tidelog.model.run import decode_row
 from tidelog.pipeline.archive import files_settings, open_pipeline
-from tidelog.pipeline.archived import delete_events
 from tidelog.pipeline.contents import Wanted, archived_rows
 from tidelog.pipeline.cycle import Cycle, CycleReport, _Track
-from tidelog.pipeline.erasure import carry_out
 from tidelog.pipeline.finalize import Finalizing, finalize
 from tidelog.pipeline.forgotten import read_aside
-from tidelog.pipeline.proof import prove_erased
 from tidelog.pipeline.verify import Verifying, verify_archive
 from tidelog.pipeline.workers import LocalWorkers
 from tidelog.sinks.files import FilesSink
@@ -283,23 +280,3 @@ def test_marker_put_after_the_copy_of_the_catalog_goes_until_the_folder_has_file
     finalize(home, archive, how)
     assert markers(home) == before
     assert verify_archive(home, archive, Verifying(deep=True)).problem_count == 0
-
-
-def test_proof_names_a_file_set_aside_and_deleting_it_erases_the_event(home: Home) -> None:
-    home.create_topic("old", 1)
-    home.append("old", [Event(b"secret", id="gone")])
-    archive = an_archive(home, "old", "topic:old")
-    cycle(home, archive, 1)
-    forget(home, archive)
-    cycle(home, archive, 2)
-    ((file,),) = [each.files for each in read_aside(home.log, archive.pipeline())]
-    delete_events(home, "old", ["gone"], home.reason("asked", "me"))
-    topic = home.topic("old")
-    for _ in range(2):
-        carry_out(home, topic, 0)
-    (trace,) = prove_erased(home, topic, ["gone"]).traces
-    assert trace.object == file
-    assert trace.do.endswith("then delete this file")
-    home.store.delete([file])
-    proof = prove_erased(home, topic, ["gone"])
-    assert (proof.is_erased, proof.known) == (True, True)

@@ -52,6 +52,7 @@ __all__ = [
     "announce_erasure",
     "enter_erased",
     "read_erased",
+    "read_ledger",
     "was_erased",
 ]
 
@@ -87,6 +88,11 @@ class ErasedIds:
                 told.update(digest + times[digest].to_bytes(8, "big", signed=True))
             told.update(b"/")
         return told.hexdigest()[:16]
+
+    @classmethod
+    def of(cls, ids: Mapping[str, int], keys: Times) -> ErasedIds:
+        """Of ids, and of digests of keys, each with the time up to which it was erased."""
+        return cls({_digest(each.encode()): until for each, until in ids.items()}, keys)
 
     def has(self, event_id: str) -> bool:
         """Whether an id was erased."""
@@ -169,6 +175,11 @@ def read_erased(log: Log, topic: Topic, known: ErasedIds = NOTHING_ERASED) -> Er
     stamp = tuple(_copied(log, topic, each).erasures for each in range(topic.partitions))
     if stamp == known.stamp:
         return known
+    return read_ledger(log, topic, stamp)
+
+
+def read_ledger(log: Log, topic: Topic, stamp: Stamp = ()) -> ErasedIds:
+    """The ledger as it is now, for what copies nothing into the topic."""
     audit = layout.audit_partition(topic.incarnation)
     if next(iter(log.catalog.scan(audit, limit=1)), None) is None:
         return ErasedIds(stamp=stamp)  # every delete begins with a record

@@ -67,6 +67,10 @@ OBJECTS = (
         "a file of a range that a restored catalog had forgotten",
     ),
     Kind(
+        "archives/<name>/_aside/<manifest>/<path>.erasing-<checksum>",
+        "what an erasure makes of such a file and its sidecar",
+    ),
+    Kind(
         "archives/<name>/g<generation>/<topic>/<names>/<generation>_<partition>_<offset>.<ext>",
         "archive file; the offset is that of its own first event",
     ),

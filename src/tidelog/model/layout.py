@@ -339,6 +339,15 @@ ERASED = "erased"
 """How many events erasures took out of a source partition's files; beside its head."""
 
 
+ERASING = ".erasing-"
+"""Between a file that was set aside and the checksum of what an erasure makes of it."""
+
+
+def aside_folder(root: str) -> str:
+    """Where an archive's files are that were set aside."""
+    return f"{root}/_aside/"
+
+
 def aside_row(manifest_id: str) -> str:
     """A range that was set aside, by its manifest; beside the head of its source partition."""
     return f"aside/{manifest_id}"

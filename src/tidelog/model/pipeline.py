@@ -304,6 +304,21 @@ def joined_gaps(gaps: tuple[Gap, ...], more: tuple[Gap, ...]) -> tuple[Gap, ...]
     return tuple(joined)
 
 
+class Replaced(Persisted, frozen=True, array_like=True):
+    """One file that an erasure changes."""
+
+    key: str
+    size: int  # as it was
+    crc: int
+    data: bytes  # as it shall be
+
+
+class AsideErasure(Persisted, frozen=True):
+    """What an erasure makes of a file that was set aside, and of its sidecar."""
+
+    parts: tuple[Replaced, ...]
+
+
 def read_manifest(data: bytes, key: str) -> Manifest:
     """A manifest from its bytes. ``CorruptError``."""
     return open_json(data, Manifest, f"manifest `{key}`")

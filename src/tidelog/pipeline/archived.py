@@ -46,7 +46,7 @@ from tidelog.journal.audit import (
 )
 from tidelog.journal.lookup import check_id
 from tidelog.log.archives import read_partitions
-from tidelog.log.ledger import announce_erasure, enter_erased
+from tidelog.log.ledger import ErasedIds, announce_erasure, enter_erased
 from tidelog.log.outcome import Sent
 from tidelog.log.replays import counting_files
 from tidelog.log.topics import list_topics, read_head
@@ -57,7 +57,8 @@ from tidelog.pipeline.archive import list_archives
 from tidelog.pipeline.contents import ArchiveFiles
 from tidelog.pipeline.deletions import Deletions, Places, deleted_offsets
 from tidelog.pipeline.descent import archives_of, partitions_of
-from tidelog.pipeline.erase import ArchiveErasure, erase_from_archive
+from tidelog.pipeline.erase import ArchiveErasure, erase_aside, erase_from_archive
+from tidelog.pipeline.erase_aside import AsideFiles
 from tidelog.pipeline.places import store_at
 from tidelog.pipeline.sought import Sought, own_column
 
@@ -75,6 +76,7 @@ __all__ = [
 
 _PLACE_BYTES = 24  # of an event in a record, beside its id
 _AGAIN = "delete again, which completes it"
+_ASIDE = ""  # in a place: a file that was set aside after a restore
 
 Place = tuple[str, int]
 """A source partition and an offset."""
@@ -174,6 +176,9 @@ def erase_trimmed(
         if place[1] not in known.get(numbers[place[0]], ())
     }
     mark = "" if key is None else key_mark(key)
+    for archive in {each.name: each for each, _ in archives_of(home, topic)}.values():
+        aside = _search_aside(home, archive, sought, len(found))
+        found, new, numbers = found | aside, new | aside, {**numbers, _ASIDE: 0}
     sent = Sent()
     with sent.told(f"delete in `{topic.name}`", _AGAIN):
         for events, until_ms in _lots(new, numbers):
@@ -242,6 +247,8 @@ def erase_archived(
                 f"archive `{archive.name}`: its topic `{topic}` is there: run `tidelog delete "
                 f"{topic} ID`, which erases from its archives too"
             )
+    for each in _with_copies(home, archive):
+        found |= _search_aside(home, each, sought, len(found))
     sources = sorted({name for name, _ in found})
     numbers = {name: number for number, name in enumerate(sources)}
     mark = "" if key is None else key_mark(key)
@@ -270,6 +277,10 @@ def finish_archive(home: Home, archive: Archive) -> list[ArchiveErasure]:
             for each in _with_copies(home, archive)
             for generation in each.makings
         ]
+        erased = _erased(record)
+        for each in _with_copies(home, archive):
+            done.append(ArchiveErasure(each.name, each.generation))
+            erase_aside(home, each, lambda erased=erased: erased, done[-1])  # type: ignore[misc]
         reports += done
         for error in (error for each in done for error in each.errors):
             raise error
@@ -327,6 +338,24 @@ def _search(
                     if end is None or offset < end:
                         found[partition, offset] = _Found(_id(batch, row), _time_ms(batch, row))
     return found
+
+
+def _search_aside(home: Home, archive: Archive, sought: Sought, number: int) -> dict[Place, _Found]:
+    """The same in files that were set aside; negative offsets, as theirs are of other events."""
+    found: dict[Place, _Found] = {}
+    for batch in AsideFiles(store_at(home, archive.store), archive).batches():
+        for row in sought.rows(batch):
+            place = (_ASIDE, -1 - number - len(found))
+            found[place] = _Found(_id(batch, row), _time_ms(batch, row))
+    return found
+
+
+def _erased(record: AuditRecord) -> ErasedIds:
+    """What a record of an archive says of ids and keys."""
+    if record.key:
+        return ErasedIds.of({}, {key_digest(record.key): record.until_ms})
+    ids = {each.id: record.until_ms for each in record.events if each.id is not None}
+    return ErasedIds.of(ids, {})
 
 
 def _id(batch: pa.RecordBatch, row: int) -> str | None:

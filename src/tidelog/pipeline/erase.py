@@ -53,6 +53,7 @@ from tidelog.log.archives import (
     read_progress,
 )
 from tidelog.log.base import Log
+from tidelog.log.ledger import ErasedIds, read_ledger
 from tidelog.log.replays import replay_pipeline
 from tidelog.model import layout
 from tidelog.model.archive import Archive
@@ -68,6 +69,7 @@ from tidelog.model.run import decode_row, encode_row
 from tidelog.model.sealed import seal_json
 from tidelog.model.topic import Topic
 from tidelog.pipeline.descent import archives_of, partitions_of
+from tidelog.pipeline.erase_aside import AsideFiles
 from tidelog.pipeline.erase_file import Lessened, Lessener
 from tidelog.pipeline.places import files_at
 from tidelog.pipeline.tables.registration import correct_entries
@@ -75,7 +77,13 @@ from tidelog.sinks.publish import discard_files
 from tidelog.sinks.uploads import Uploads
 from tidelog.store.base import Store
 
-__all__ = ["ArchiveErasure", "erase_from_archive", "erase_from_archives", "is_under_way"]
+__all__ = [
+    "ArchiveErasure",
+    "erase_aside",
+    "erase_from_archive",
+    "erase_from_archives",
+    "is_under_way",
+]
 
 _ATTEMPTS = 50  # at one range that others change
 
@@ -121,6 +129,8 @@ def erase_from_archives(
             own = partitions_of(home.log, archive.pipeline(generation), topic)
             offsets = {name: sorted(deleted.get(number, ())) for name, number in own.items()}
             report = erase_from_archive(home, archive, generation, offsets)
+            if archive.name not in [each.archive for each in reports]:  # once for all generations
+                erase_aside(home, archive, lambda: read_ledger(home.log, topic), report)
             reports.append(report)
             errors += report.errors
         except TidelogError as exc:
@@ -152,6 +162,17 @@ def erase_from_archive(
                 for row in lane.rows(wanted):
                     lane.settle(row, wanted, report)
     return report
+
+
+def erase_aside(
+    home: Home, archive: Archive, erased: Callable[[], ErasedIds], report: ArchiveErasure
+) -> None:
+    """Take events out of the files of an archive that were set aside after a restore."""
+    store = files_at(home, archive)
+    if next(iter(store.list(layout.aside_folder(archive.root))), None) is not None:
+        files, events = AsideFiles(store, archive).erase(erased())
+        report.files += files
+        report.events += events
 
 
 def is_under_way(log: Log, pipeline: str, partition: str, wanted: Offsets) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -54,12 +55,21 @@ class Lessener:
 
         ``CorruptError`` unless it is as the manifest says.
         """
+        gone = pa.array(offsets, pa.int64())
+
+        def is_gone(batch: pa.RecordBatch) -> pa.Array:
+            return pc.is_in(self._files.offsets(batch, file).cast(pa.int64()), gone)
+
+        return self.without_rows(manifest, file, is_gone)
+
+    def without_rows(
+        self, manifest: Manifest, file: FileEntry, is_gone: Callable[[pa.RecordBatch], pa.Array]
+    ) -> Lessened | None:
+        """The same, for the rows of each batch that ``is_gone`` says."""
         kept: list[pa.RecordBatch] = []
         erased = 0
-        gone = pa.array(offsets, pa.int64())
         for batch in self._files.batches(manifest, file):
-            mask = pc.invert(pc.is_in(self._files.offsets(batch, file).cast(pa.int64()), gone))
-            part = batch.filter(mask)
+            part = batch.filter(pc.invert(is_gone(batch)))
             erased += batch.num_rows - part.num_rows
             kept.append(part)
         if not erased:

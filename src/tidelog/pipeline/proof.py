@@ -52,8 +52,8 @@ _DELETE = (
     "no sweep removes it: look at it; register tables of the archive again, delete other files"
 )
 _ASIDE = (
-    "it was set aside after a restore, and no erasure changes it: copy what you still need of its "
-    "other events, then delete this file"
+    "run `tidelog delete {topic} ID --prove`, or `tidelog archive erase`; a file of a generation "
+    "that the archive no longer has: copy what you still need of it, then delete it"
 )
 _UNREADABLE = (CorruptError, InvalidError, pa.ArrowException, OSError)
 _UNSEEN = "make the archive's files again with `tidelog archive backfill`, which keeps ids and keys"
@@ -209,7 +209,7 @@ class _Search:
         for prefix in only:
             for info in store.list(prefix):
                 data = self._get(store, info)
-                if data is None or self._loose(info.key, data, "it is staged"):
+                if data is None or self._loose(info.key, data, _why(info.key)):
                     continue
                 # Values whose ids stand elsewhere, or are hidden: nobody can tell whose they are.
                 is_ours = info.key.startswith("staging/") and not info.key.startswith(self._foreign)
@@ -320,6 +320,12 @@ class _Search:
         trace = Trace(key, what, do.replace("{topic}", self._topic.name))
         if trace not in self.proof.traces:
             self.proof.traces.append(trace)
+
+
+def _why(key: str) -> str:
+    if key.startswith("staging/"):
+        return "it is staged"
+    return "it was set aside after a restore" if "/_aside/" in key else "no commit names it"
 
 
 def _remedy(key: str) -> str:

@@ -35,7 +35,7 @@ from tidelog.codec.formats import FormatSettings, open_format
 from tidelog.codec.parsers import LayoutSettings, Parser, open_parser
 from tidelog.codec.parsers.names import escaped
 from tidelog.errors import AlreadyExistsError, InternalError, InvalidError, NotFoundError
-from tidelog.model.layout import success
+from tidelog.model.layout import aside_folder, success
 from tidelog.model.limits import FILE_PARTITION_BYTES_MAX, RANGE_FOLDERS_MAX
 from tidelog.model.pipeline import FileEntry, Manifest
 from tidelog.sinks.base import AsideSink, RangeWriter, Sink, Written
@@ -115,7 +115,7 @@ class FilesSink:
 
     def aside(self, file: FileEntry, name: str) -> str:
         root = self._settings.root
-        return f"{root}/_aside/{name}/{file.target.removeprefix(f'{root}/')}"
+        return f"{aside_folder(root)}{name}/{file.target.removeprefix(f'{root}/')}"
 
     def set_aside(self, files: Sequence[FileEntry], name: str) -> None:
         self._check_owner()

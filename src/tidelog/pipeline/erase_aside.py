@@ -1,0 +1,228 @@
+"""Erasing events from files that were set aside after a restore (``pipeline.forgotten``).
+
+No commit names these files, and their offsets may be those of other events by now. So events are
+known by their ids and keys, and by the times up to which these were erased, as in copies.
+
+A file keeps its name, since a driver that died may copy it there again, create-only. A file by
+itself is replaced by its etag, in one step. One with a sidecar takes four:
+
+1. put ``<file>.erasing-<checksum>`` with both contents        → dead: the next erasure goes on at 2
+2. replace the file by its etag                                → dead: the next one goes on at 3
+3. replace the sidecar by its etag                             → dead: the next one goes on at 4
+4. delete the object of step 1
+
+Of two erasures at once one wins step 2, and the other one's object of step 1, whose checksums no
+longer fit, is deleted without effect.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+import crc32c
+import pyarrow as pa
+
+from tidelog.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    CorruptError,
+    NotFoundError,
+    UnavailableError,
+    UnknownOutcomeError,
+)
+from tidelog.log.ledger import ErasedIds
+from tidelog.model import layout
+from tidelog.model.archive import Archive
+from tidelog.model.pipeline import AsideErasure, FileEntry, Manifest, Replaced
+from tidelog.model.run import decode_row, encode_row
+from tidelog.pipeline.contents import ArchiveFiles
+from tidelog.pipeline.erase_file import Lessener
+from tidelog.pipeline.sought import own_column
+from tidelog.store.base import Store
+
+__all__ = ["AsideFiles"]
+
+T = TypeVar("T")
+
+_ATTEMPTS = 50  # at one file that others change
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    manifest: Manifest  # of the file and its sidecar, as they are now
+    entry: FileEntry
+    generation: int
+
+
+class AsideFiles:
+    """The files of an archive that were set aside, in the store that holds them."""
+
+    def __init__(self, store: Store, archive: Archive) -> None:
+        self._store = store
+        self._archive = archive
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """What is in all of them; not in those of a generation that the archive no longer has."""
+        for key in self._keys():
+            yield from self._settled(key, self._batches) or ()
+
+    def _batches(self, file: _File) -> list[pa.RecordBatch]:
+        making = self._archive.making(file.generation)
+        return list(ArchiveFiles(self._store, making).batches(file.manifest, file.entry))
+
+    def _settled(self, key: str, call: Callable[[_File], T]) -> T | None:
+        """What a call makes of a file; again where an erasure has changed it meanwhile."""
+        for _ in range(_ATTEMPTS):
+            file = self._read(key)
+            if file is None:
+                return None
+            try:
+                return call(file)
+            except CorruptError:
+                if self._finish() == 0 and self._read(key) == file:
+                    raise
+        raise _busy(key)
+
+    def erase(self, erased: ErasedIds) -> tuple[int, int]:
+        """Take out what was erased; how many files changed, and how many events are gone."""
+        self._finish()
+        files = events = 0
+        for key in self._keys():
+            gone = self._erase(key, erased)
+            files, events = files + bool(gone), events + gone
+        return files, events
+
+    def _keys(self) -> list[str]:
+        """The files of events and dead letters: no sidecars."""
+        keys = [info.key for info in self._store.list(layout.aside_folder(self._archive.root))]
+        making = self._archive.making(None)
+        beside = {Lessener(self._store, making).sidecar_name(key) for key in keys}
+        for generation in self._archive.makings:
+            lessener = Lessener(self._store, self._archive.making(generation))
+            beside |= {lessener.sidecar_name(key) for key in keys}
+        return [key for key in keys if key not in beside and layout.ERASING not in key]
+
+    def _generation(self, key: str) -> int | None:
+        """The generation whose settings made a file; None for one that is dropped."""
+        folder = layout.aside_folder(self._archive.root)
+        path = key.removeprefix(folder).partition("/")[2]
+        if path.startswith(f"{self._archive.dead}/"):
+            return self._archive.generation  # dead letters are the same in all of them
+        number = path.partition("/")[0].removeprefix("g")
+        found = int(number) if number.isdecimal() else 0
+        return found if found in self._archive.makings else None
+
+    def _read(self, key: str) -> _File | None:
+        """A file as it is now; None for one that is gone, or that nothing can read."""
+        generation = self._generation(key)
+        if generation is None:
+            return None
+        is_dead = f"/{self._archive.dead}/" in key
+        lessener = Lessener(self._store, self._archive.making(generation))
+        beside = None if is_dead else lessener.sidecar_name(key)
+        entries = []
+        for name, kind in ((key, "dead" if is_dead else "data"), (beside, "sidecar")):
+            if name is not None:
+                try:
+                    entries.append(_entry(name, self._store.get(name), kind))
+                except NotFoundError:
+                    return None
+        manifest = Manifest("", "", "", "", 0, 0, 0, files=tuple(entries))
+        return _File(manifest, entries[0], generation)
+
+    def _erase(self, key: str, erased: ErasedIds) -> int:
+        for _ in range(_ATTEMPTS):
+            found = self._settled(key, lambda file: self._without(file, erased))
+            if found is None:
+                return 0
+            count, wanted = found
+            if self._replace(key, wanted):
+                return count
+        raise _busy(key)
+
+    def _without(self, file: _File, erased: ErasedIds) -> tuple[int, AsideErasure] | None:
+        """How many events of a file were erased, and the file without them."""
+        lessener = Lessener(self._store, self._archive.making(file.generation))
+        lessened = lessener.without_rows(
+            file.manifest, file.entry, lambda batch: _is_erased(batch, erased)
+        )
+        if lessened is None:
+            return None
+        contents = [lessened.data] + ([] if lessened.sidecar is None else [lessened.sidecar])
+        parts = zip(file.manifest.files, contents, strict=True)
+        return lessened.erased, AsideErasure(
+            tuple(Replaced(each.target, each.size, each.crc, data) for each, data in parts)
+        )
+
+    def _replace(self, key: str, wanted: AsideErasure) -> bool:
+        """Whether all parts are replaced; else another erasure was faster."""
+        if len(wanted.parts) == 1:
+            return self._carry_out(wanted)
+        data = encode_row(wanted)
+        decision = f"{key}{layout.ERASING}{crc32c.crc32c(data):08x}"
+        with contextlib.suppress(AlreadyExistsError):  # an attempt before has put the same
+            self._store.put(decision, data)
+        done = self._carry_out(wanted)
+        self._store.delete([decision])
+        return done
+
+    def _finish(self) -> int:
+        """Steps 2 to 4 of what is after step 1, perhaps since it died; how many there were."""
+        count = 0
+        for info in list(self._store.list(layout.aside_folder(self._archive.root))):
+            if layout.ERASING in info.key:
+                count += 1
+                with contextlib.suppress(NotFoundError):
+                    data = self._store.get(info.key)
+                    self._carry_out(decode_row(data, AsideErasure, f"object `{info.key}`"))
+                    self._store.delete([info.key])
+        return count
+
+    def _carry_out(self, wanted: AsideErasure) -> bool:
+        """Steps 2 and 3. False where a part is neither what it was nor what it shall be."""
+        for part in wanted.parts:
+            for _ in range(_ATTEMPTS):
+                info, found = self._store.head(part.key), self._store.get(part.key)
+                if found == part.data:
+                    break
+                if (len(found), crc32c.crc32c(found)) != (part.size, part.crc):
+                    return False
+                with contextlib.suppress(ConflictError, UnknownOutcomeError):
+                    self._store.replace(part.key, part.data, info.etag)
+            else:
+                raise _busy(part.key)
+        return True
+
+
+def _busy(key: str) -> UnavailableError:
+    return UnavailableError(f"file `{key}`: others keep changing it: erase again")
+
+
+def _entry(key: str, data: bytes, kind: str) -> FileEntry:
+    return FileEntry("", key, len(data), crc32c.crc32c(data), 0, 0, 0, 0, 0, kind)
+
+
+def _is_erased(batch: pa.RecordBatch, erased: ErasedIds) -> pa.Array:
+    """Which rows were erased, by id and by key; a row without a time was before any delete."""
+    columns: dict[str, pa.Array] = {}
+    for name, kind in (("id", pa.string()), ("key", pa.binary()), ("timestamp", pa.int64())):
+        column = own_column(batch, name)
+        if column is not None and name == "timestamp":
+            is_time = pa.types.is_timestamp(column.type)
+            column = column.cast(pa.timestamp("ms"), safe=False) if is_time else None
+        if column is None:
+            zeros = name == "timestamp"
+            column = pa.array([0] * batch.num_rows) if zeros else pa.nulls(batch.num_rows, kind)
+        try:
+            columns[name] = (
+                column.cast(kind).fill_null(0) if name == "timestamp" else column.cast(kind)
+            )
+        except pa.ArrowException as exc:
+            raise CorruptError(f"column `{name}`: {column.type} is not {kind}") from exc
+    kept = erased.kept(pa.RecordBatch.from_pydict(columns))
+    if kept is None:
+        return pa.array([False] * batch.num_rows, pa.bool_())
+    return pa.array(~kept)
