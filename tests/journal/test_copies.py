@@ -16,6 +16,7 @@ from tests.journal.compiling import Death, Press
 from tests.journal.test_amend_faults import amender
 from tests.sinks.ranges import batch_of, stage
 from tidelog import Event
+from tidelog.codec.digest import Contents
 from tidelog.codec.events import table_of
 from tidelog.codec.segment import encode_segment
 from tidelog.home import Home, World, create_home
@@ -35,7 +36,7 @@ from tidelog.playback.outlets import Lot
 from tidelog.settings import Settings
 from tidelog.sinks.segments import Limit
 from tidelog.sinks.topic import TopicSettings, TopicSink
-from tidelog.spark.commit import Sink
+from tidelog.spark.commit import Batch, Sink
 from tidelog.testing.faults import Faults
 from tidelog.testing.scheduler import Crash
 
@@ -69,7 +70,7 @@ def copying(press: Press, topic: Topic, way: str) -> Run:
     if way == "playback":
         return lambda log: _play(log, topic)
     staged = _staged(press, topic)
-    return lambda log: Sink(log, topic, "s").commit("q", 1, staged)
+    return lambda log: Sink(log, topic, "s").commit(Batch("q", 1, staged, Contents()))
 
 
 def _publish(log: Log, topic: Topic, manifest: object) -> None:

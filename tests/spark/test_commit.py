@@ -1,6 +1,7 @@
 """The driver's protocol without Spark: killed after every call, repeated, and done twice at once.
 
-Each driver stages contents of its own for a batch, since Spark may compute a replayed batch anew.
+Each driver stages contents of its own for a batch, so that a check sees whose were stored. To the
+sink they are repeats of one batch all the same: their digest is that of the batch.
 Invariant: of every batch the topic holds exactly what one driver staged, once, batch after batch.
 """
 
@@ -12,6 +13,7 @@ import random
 import pytest
 
 from tidelog.catalog.memory import MemoryCatalog
+from tidelog.codec.digest import Contents
 from tidelog.codec.events import table_of
 from tidelog.codec.segment import encode_segment
 from tidelog.errors import CorruptError, InvalidError, NotFoundError, TidelogError
@@ -26,7 +28,7 @@ from tidelog.model import layout
 from tidelog.model.backoff import Backoff
 from tidelog.model.event import Event
 from tidelog.model.topic import Topic
-from tidelog.spark.commit import Sink
+from tidelog.spark.commit import Batch, Sink
 from tidelog.store.memory import MemoryStore
 from tidelog.store.retry import RetryingStore
 from tidelog.testing.clock import FakeClock, seeded_ids
@@ -99,6 +101,13 @@ class World:
         return [info.key for info in self.objects.list(folder)]
 
 
+def made(
+    query: str | None, batch: int, staged: tuple[Staged, ...], contents: Contents | None = None
+) -> Batch:
+    """A batch whose repeats are all the same to the sink, unless contents are given."""
+    return Batch(query, batch, staged, contents or Contents(len(staged), f"{batch:x}", "test"))
+
+
 @pytest.fixture
 def world() -> World:
     return World()
@@ -107,8 +116,8 @@ def world() -> World:
 def test_a_repeated_batch_is_stored_once(world: World) -> None:
     sink = Sink(world.log, world.topic, "s")
     for batch in range(3):
-        sink.commit(QUERY, batch, world.stage(batch, "a"))
-        sink.commit(QUERY, batch, world.stage(batch, "b"))
+        sink.commit(made(QUERY, batch, world.stage(batch, "a")))
+        sink.commit(made(QUERY, batch, world.stage(batch, "b")))
     world.check(3)
     assert {value.split()[1] for value in world.stored(0)} == {"a"}
 
@@ -116,20 +125,75 @@ def test_a_repeated_batch_is_stored_once(world: World) -> None:
 def test_a_batch_that_is_older_than_the_last_is_refused(world: World) -> None:
     sink = Sink(world.log, world.topic, "s")
     for batch in range(3):
-        sink.commit(QUERY, batch, world.stage(batch, "a"))
+        sink.commit(made(QUERY, batch, world.stage(batch, "a")))
     with pytest.raises(InvalidError, match="batch 1 comes after batch 2, which is stored"):
-        sink.commit(QUERY, 1, world.stage(1, "b"))
-    sink.commit(QUERY, 1, ())
+        sink.commit(made(QUERY, 1, world.stage(1, "b")))
+    sink.commit(made(QUERY, 1, ()))
     world.check(3)
+
+
+@pytest.mark.parametrize(
+    "other", [Contents(3, "7", "test"), Contents(2, "8", "test"), Contents(3, "7", "newer")]
+)
+def test_repeat_of_a_batch_with_other_events_is_refused(world: World, other: Contents) -> None:
+    """As after a checkpoint was set back by one batch."""
+    sink = Sink(world.log, world.topic, "s")
+    sink.commit(made(QUERY, 0, world.stage(0, "a"), Contents(2, "7", "test")))
+    repeat = made(QUERY, 0, world.stage(0, "b"), other)
+    with pytest.raises(InvalidError, match=r"batch 0 is stored with 2 events.*acceptRepeat to 0"):
+        sink.commit(repeat)
+    with pytest.raises(InvalidError, match="acceptRepeat"):
+        sink.commit(repeat, accept_repeat=1)
+    sink.commit(repeat, accept_repeat=0)
+    sink.commit(made(QUERY, 1, world.stage(1, "a")), accept_repeat=0)
+    world.check(2)
+
+
+def test_repeat_is_checked_after_a_decided_batch_was_finished(world: World) -> None:
+    """The driver died before the batch was in the topic: its events are stored, then compared."""
+    for call in range(1, 100):
+        with contextlib.suppress(Crash):
+            Sink(world.behind(Faults(crash_after_call=call)), world.topic, "s").commit(
+                made(QUERY, 0, world.stage(0, "a"), Contents(2, "7", "test"))
+            )
+        row = world.rows.get(layout.topic_partition(world.topic.incarnation, 0), "sink/s")
+        if row is not None:
+            break
+    with pytest.raises(InvalidError, match="comes again with 9"):
+        Sink(world.log, world.topic, "s").commit(
+            made(QUERY, 0, world.stage(0, "b"), Contents(9, "7", "test"))
+        )
+    world.check(1)
+
+
+def test_counts_alone_are_compared_with_a_digest_of_another_version(world: World) -> None:
+    sink = Sink(world.log, world.topic, "s")
+    sink.commit(made(QUERY, 0, world.stage(0, "a"), Contents(2, "7", "old")))
+    sink.commit(made(QUERY, 0, world.stage(0, "b"), Contents(2, "9", "new")))
+    world.check(1)
+
+
+def test_query_whose_topic_was_deleted_and_made_again_is_refused(world: World) -> None:
+    Sink(world.log, world.topic, "s").commit(made(QUERY, 0, world.stage(0, "a")))
+    delete_topic(world.log, "t")
+    world.topic = create_topic(world.log, Topic("t", world.ids.new(), PARTITIONS, 0))
+    sink = Sink(world.log, world.topic, "s")
+    sink.commit(made(QUERY, 1, ()))  # nothing to store, nothing lost
+    with pytest.raises(InvalidError, match=r"deleted and made again since query query-1 wrote"):
+        sink.commit(made(QUERY, 1, world.stage(1, "a")))
+    assert world.stored(0) == []
+    sink.commit(made("query-2", 0, world.stage(0, "b")))  # with a new checkpoint
+    Sink(world.log, world.topic, "other").commit(made(QUERY, 2, world.stage(1, "c")))
+    assert len(world.stored(0)) == 4
 
 
 def test_what_was_staged_goes_when_a_batch_is_done(world: World) -> None:
     sink = Sink(world.log, world.topic, "s")
     world.stage(0, "failed-task")
-    sink.commit(QUERY, 0, world.stage(0, "a"))
+    sink.commit(made(QUERY, 0, world.stage(0, "a")))
     assert world.staged_left() == []
     late = world.stage(0, "late-task")
-    sink.commit(QUERY, 1, world.stage(1, "a"))
+    sink.commit(made(QUERY, 1, world.stage(1, "a")))
     assert late
     assert world.staged_left() == []
 
@@ -137,12 +201,12 @@ def test_what_was_staged_goes_when_a_batch_is_done(world: World) -> None:
 def test_batch_numbers_may_leave_gaps_and_be_large(world: World) -> None:
     sink = Sink(world.log, world.topic, "s")
     for batch in (3, 20_261_115, 1 << 60):
-        sink.commit("", batch, world.stage(batch, "a", 1))
+        sink.commit(made("", batch, world.stage(batch, "a", 1)))
     assert len(world.stored(0)) == 3
 
 
 def test_an_empty_batch_writes_nothing_but_finishes_what_was_decided(world: World) -> None:
-    Sink(world.log, world.topic, "s").commit(QUERY, 0, ())
+    Sink(world.log, world.topic, "s").commit(made(QUERY, 0, ()))
     assert world.rows.get(layout.topic_partition(world.topic.incarnation, 0), "sink/s") is None
     faults = Faults()
     decided = False
@@ -150,24 +214,24 @@ def test_an_empty_batch_writes_nothing_but_finishes_what_was_decided(world: Worl
         crashing = Faults(crash_after_call=call)
         with contextlib.suppress(Crash):
             Sink(world.behind(crashing), world.topic, "s").commit(
-                QUERY, 1, world.stage(1, str(call))
+                made(QUERY, 1, world.stage(1, str(call)))
             )
         row = world.rows.get(layout.topic_partition(world.topic.incarnation, 0), "sink/s")
         if row is not None:
             decided = True
             break
     assert decided
-    Sink(world.behind(faults), world.topic, "s").commit(None, 2, ())
+    Sink(world.behind(faults), world.topic, "s").commit(made(None, 2, ()))
     assert len(world.stored(0)) == 2
 
 
 def test_another_query_is_refused(world: World) -> None:
     sink = Sink(world.log, world.topic, "s")
-    sink.commit(QUERY, 0, world.stage(0, "a"))
+    sink.commit(made(QUERY, 0, world.stage(0, "a")))
     with pytest.raises(InvalidError, match=r"belongs to query query-1.*bring its checkpoint back"):
-        sink.commit("query-2", 0, world.stage(0, "b"))
+        sink.commit(made("query-2", 0, world.stage(0, "b")))
     with pytest.raises(InvalidError, match="this is batch writes"):
-        sink.commit("", 1, world.stage(1, "b"))
+        sink.commit(made("", 1, world.stage(1, "b")))
     world.check(1)
 
 
@@ -177,7 +241,7 @@ def test_a_driver_that_dies_after_any_call_is_finished_by_the_next(world: World)
         faults = Faults(crash_after_call=call)
         try:
             Sink(world.behind(faults), world.topic, "s").commit(
-                QUERY, batch, world.stage(batch, "dies")
+                made(QUERY, batch, world.stage(batch, "dies"))
             )
             died = False
         except Crash:
@@ -185,7 +249,7 @@ def test_a_driver_that_dies_after_any_call_is_finished_by_the_next(world: World)
         world.clock.sleep(10)
         sweep_home(world.log, 1)
         Sink(world.log, find_topic(world.log, "t"), "s").commit(
-            QUERY, batch, world.stage(batch, "lives")
+            made(QUERY, batch, world.stage(batch, "lives"))
         )
         batch += 1
         world.check(batch)
@@ -201,7 +265,7 @@ def test_a_sweep_between_copy_and_commit_costs_another_copy(world: World) -> Non
     stale = world.topic  # as a driver knows it that has slept during a sweep
     world.clock.sleep(10)
     sweep_home(world.log, 1)
-    Sink(world.log, stale, "s").commit(QUERY, 0, world.stage(0, "a"))
+    Sink(world.log, stale, "s").commit(made(QUERY, 0, world.stage(0, "a")))
     world.check(1)
 
 
@@ -209,14 +273,14 @@ def test_a_deleted_topic_is_told(world: World) -> None:
     staged = world.stage(0, "a")
     delete_topic(world.log, "t")
     with pytest.raises(NotFoundError, match="was deleted"):
-        Sink(world.log, world.topic, "s").commit(QUERY, 0, staged)
+        Sink(world.log, world.topic, "s").commit(made(QUERY, 0, staged))
 
 
 def test_a_staged_segment_that_is_gone_is_corruption(world: World) -> None:
     staged = world.stage(0, "a")
     world.objects.delete([staged[1].key])
     with pytest.raises(CorruptError, match="batch 0 is decided, but something of it is gone"):
-        Sink(world.log, world.topic, "s").commit(QUERY, 0, staged)
+        Sink(world.log, world.topic, "s").commit(made(QUERY, 0, staged))
 
 
 def test_without_a_name_each_piece_is_stored_once(world: World) -> None:
@@ -251,7 +315,7 @@ def simulate(seed: int) -> list[str]:
             while True:
                 try:
                     topic = find_topic(log, "t")
-                    Sink(log, topic, "s").commit(QUERY, batch, world.stage(batch, name))
+                    Sink(log, topic, "s").commit(made(QUERY, batch, world.stage(batch, name)))
                     break  # as Spark does, on to the next batch
                 except InvalidError:
                     break  # the other one is past this batch
@@ -273,7 +337,7 @@ def simulate(seed: int) -> list[str]:
     for batch in range(BATCHES):  # whoever died, the query is started again
         topic = find_topic(world.log, "t")
         with contextlib.suppress(InvalidError):
-            Sink(world.log, topic, "s").commit(QUERY, batch, world.stage(batch, "c"))
+            Sink(world.log, topic, "s").commit(made(QUERY, batch, world.stage(batch, "c")))
     world.check(BATCHES)
     return scheduler.trace
 

@@ -66,3 +66,33 @@ def test_two_queries_write_side_by_side_under_their_own_names(topics: Home, stre
     with pytest.raises(StreamingQueryException, match="bring its checkpoint back"):
         stream("orders", "copy", "three", sink="one")
     assert len(copied(topics)) == 60
+
+
+@pytest.mark.spark
+def test_stream_whose_checkpoint_was_set_back_by_one_batch_loses_nothing(
+    topics: Home, stream: Stream, tmp_path: Path
+) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    stream("orders", "copy")
+    fill(topics, 30, 40)
+    forget(checkpoint, 1)
+    for file in (checkpoint / "offsets").glob("*0*"):  # the plan of batch 0 too
+        file.unlink()
+    with pytest.raises(StreamingQueryException, match=r"is stored with 30 events.* again with 40"):
+        stream("orders", "copy")
+    assert copied(topics) == list(range(30))
+    stream("orders", "copy", "whole", sink="again")
+    assert copied(topics) == sorted([*range(30), *range(40)])
+
+
+@pytest.mark.spark
+def test_stream_notices_that_its_target_was_deleted_and_made_again(
+    topics: Home, stream: Stream
+) -> None:
+    stream("orders", "copy")
+    topics.delete_topic("copy")
+    topics.create_topic("copy", 2)
+    fill(topics, 30, 40)
+    with pytest.raises(StreamingQueryException, match="was deleted and made again since query"):
+        stream("orders", "copy")
+    assert copied(topics) == []

@@ -108,6 +108,10 @@ ROWS = (
     ),
     Kind("registry · token/<id>", "a token of the server: hash of its secret, scopes, label"),
     Kind("registry · pipeline/<name>", "incarnation, source, sink and its incarnation, state"),
+    Kind(
+        "registry · sink/<topic>/<name>",
+        "which topic of that name a Spark writer's query writes to; outlives the topic",
+    ),
     Kind("registry · playback/<name>", "that a playback of this name may be there; for listing"),
     Kind(
         "topic/<t>/<p> · head",
@@ -127,7 +131,8 @@ ROWS = (
         "epoch, last sequence, recent batches: offsets, write ids; last seen, silent since",
     ),
     Kind(
-        "topic/<t>/0 · sink/<name>", "a Spark writer's query, its last batch, manifest, done or not"
+        "topic/<t>/0 · sink/<name>",
+        "a Spark writer's query, its last batch, digest of its events, manifest, done or not",
     ),
     Kind(
         "audit/<t> · <time>/<id>",

@@ -74,6 +74,7 @@ __all__ = [
     "sink_manifest",
     "sink_row",
     "sink_staged",
+    "sink_target_row",
     "sinks",
     "slot_place",
     "slot_row",
@@ -194,6 +195,11 @@ def sink_manifest(incarnation: str, sink: str, batch: int, manifest_id: str) -> 
 def sink_batch(key: str) -> int:
     """The batch that a staged segment or a manifest belongs to."""
     return int(key.split("/")[4])
+
+
+def sink_target_row(topic: str, sink: str) -> str:
+    """In the registry: it outlives the topic."""
+    return f"sink/{topic}/{sink}"
 
 
 def sink_row(sink: str) -> str:

@@ -1,20 +1,28 @@
 """A write's part on the driver: staged segments become runs of the topic, once.
 
-A batch of a named sink, in five steps; what a crash after each leaves behind:
+A batch of a named sink, in six steps; what a crash after each leaves behind:
 
 1. tasks stage segments in the folder of the batch    → objects that nobody names
-2. put a manifest that names the staged segments      → the same
-3. the sink's row, from the batch before to this one,
-   naming the manifest: now the contents are decided  → whoever comes next goes on at step 4
-4. copy each staged segment to where segments are, in
+2. before the first batch, note the topic in the
+   registry                                           → the same, and a row that says so
+3. put a manifest that names the staged segments      → the same
+4. the sink's row, from the batch before to this one,
+   naming the manifest: now the contents are decided  → whoever comes next goes on at step 5
+5. copy each staged segment to where segments are, in
    the topic's present generation, and commit its
    pieces, guarded by the sink's producer rows        → some runs; the next one skips these
-5. mark the sink's row as done; then what is staged
+6. mark the sink's row as done; then what is staged
    for this batch and for earlier ones goes           → the batch, and perhaps leftovers
 
 A batch that is repeated finds its number in the sink's row: done, and it does nothing; or decided,
-and it goes on with the manifest of the first attempt, whatever it has staged itself. Spark repeats
-its last batch only; one that is older would hold nobody knows what, and is refused.
+and it goes on with the manifest of the first attempt. The row also keeps how many events the batch
+has and a digest of them (``codec.digest``). A repeat that differs holds events that may not be
+stored, as after a checkpoint was set back by one batch, and is refused; ``acceptRepeat`` says that
+it is the same batch all the same. Spark repeats its last batch only; an older one is refused.
+
+The row goes with its topic, so before the first batch a row in the registry notes which query
+writes to which topic of that name. A query that finds another one there is refused: the topic was
+deleted and made again, and what it has stored is gone.
 
 Two drivers may do this at once. The row changes by its version, so that one manifest counts; both
 then commit the same pieces under the same sequences, and a piece that the producer's row of its
@@ -22,7 +30,7 @@ partition shows already is skipped. So nobody has to be fenced. The row is never
 that was decided, so a driver that was asleep cannot decide an old batch again; a manifest may
 therefore go as soon as its batch is done.
 
-Events that were erased from the topic are left out at step 4, unless they are newer
+Events that were erased from the topic are left out at step 5, unless they are newer
 (``log.copying``); the row counts them, and a warning says so.
 """
 
@@ -32,10 +40,12 @@ import contextlib
 import logging
 from collections.abc import Sequence
 from concurrent.futures import Executor
+from dataclasses import dataclass
 
 import msgspec
 
 from tidelog.catalog.base import ABSENT, Change, Check, Put
+from tidelog.codec.digest import Contents
 from tidelog.errors import (
     ConflictError,
     CorruptError,
@@ -56,7 +66,7 @@ from tidelog.model.sealed import open_json, seal_json
 from tidelog.model.topic import Topic
 from tidelog.store.fresh import put_fresh
 
-__all__ = ["Manifest", "Sink", "SinkState", "report_left_out"]
+__all__ = ["Batch", "Manifest", "Sink", "SinkState", "SinkTarget", "report_left_out"]
 
 _logger = logging.getLogger("tidelog.spark")
 _ORDINAL = 1 << 32  # sequences of one batch in one partition
@@ -71,6 +81,24 @@ class SinkState(Persisted, frozen=True):
     manifest: str  # key of the object that says what is in it
     done: bool = False  # whether all of it is in the topic
     left_out: int = 0  # events of all its batches that were erased from the topic before
+    contents: Contents = Contents()  # of the batch, as its tasks were given it
+
+
+class SinkTarget(Persisted, frozen=True):
+    """The registry's row of a sink: which topic of that name a query writes to."""
+
+    query: str
+    incarnation: str  # of the topic
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What Spark wants to be stored."""
+
+    query: str | None  # "" for batch writes, None where it is not known
+    number: int
+    staged: tuple[Staged, ...]
+    contents: Contents
 
 
 class Manifest(Persisted, frozen=True):
@@ -91,30 +119,37 @@ class Sink:
         self._pool = pool
         self._where = layout.topic_partition(topic.incarnation, 0)
 
-    def commit(self, query: str | None, batch: int, staged: tuple[Staged, ...]) -> None:
-        """Make a batch part of the topic, unless it is; ``query`` is None where nobody knows it.
+    def commit(self, batch: Batch, accept_repeat: int | None = None) -> None:
+        """Make a batch part of the topic, unless it is.
 
-        ``InvalidError`` when the sink belongs to another query, or is past this batch.
+        ``InvalidError`` when the sink belongs to another query, is past this batch, or has stored
+        other events under its number; with ``accept_repeat`` the batch of that number is stored.
         """
+        number = batch.number
         for attempt in range(limits.COMMIT_ATTEMPTS):
             state, version = self._read()
             if state is not None and version is not None:
-                self._check_query(state, query)
+                self._check_query(state, batch.query)
                 if not state.done:
                     self._finish(state, version)
                     continue
-                if batch == state.batch:
-                    self._remove_staged(batch)
+                if number == state.batch:
+                    if batch.staged and number != accept_repeat:
+                        self._check_repeat(state, batch)
+                    self._remove_staged(number)
                     return
-            if not staged:
+            if not batch.staged:
                 return
-            if state is not None and batch < state.batch:
+            if state is not None and number < state.batch:
                 raise InvalidError(
-                    f"{self._what}: batch {batch} comes after batch {state.batch}, which is "
+                    f"{self._what}: batch {number} comes after batch {state.batch}, which is "
                     "stored: another driver runs the same query, or its checkpoint was set back: "
                     "stop this one, or choose another sink name if all is to be stored anew"
                 )
-            self._decide(state, version, SinkState(query or "", batch, 0, ""), staged)
+            if state is None and batch.query and not self._note_target(batch.query):
+                continue
+            wanted = SinkState(batch.query or "", number, 0, "", contents=batch.contents)
+            self._decide(state, version, wanted, batch.staged)
             self._log.clock.sleep(self._log.random.uniform(0, min(0.2, 0.001 * attempt)))
         raise UnavailableError(f"{self._what}: others keep changing it: try again")
 
@@ -125,7 +160,7 @@ class Sink:
         wanted: SinkState,
         staged: tuple[Staged, ...],
     ) -> None:
-        """Steps 2 and 3; whether it came true is what the row says afterwards."""
+        """Steps 3 and 4; whether it came true is what the row says afterwards."""
         _check_count(staged)
         manifest_id = self._log.ids.new()
         incarnation, batch = self._topic.incarnation, wanted.batch
@@ -142,7 +177,7 @@ class Sink:
             self._write(state, version, *guard)
 
     def _finish(self, state: SinkState, version: str) -> None:
-        """Steps 4 and 5 for a batch that is decided."""
+        """Steps 5 and 6 for a batch that is decided."""
         try:
             manifest = self._manifest(state)
             producer = Copier(self._log, self._topic, sink_producer(self._name))
@@ -182,6 +217,37 @@ class Sink:
                 f"{state.batch}; this is {_query_name(query)}: bring its checkpoint back, or "
                 "choose another sink name if everything is to be stored anew",
             )
+
+    def _check_repeat(self, state: SinkState, batch: Batch) -> None:
+        """Refuse a repeat of the last batch that may hold events which are not stored."""
+        if state.contents.differs(batch.contents):
+            raise InvalidError(
+                f"{self._what}: batch {state.batch} is stored with {state.contents.events} events, "
+                f"and comes again with {batch.contents.events}, which are others: the checkpoint "
+                "was set back, or the query computes other rows each time: bring the checkpoint "
+                "back, or store the batch again under another sink name; if none of its events is "
+                f"new, set option acceptRepeat to {state.batch}"
+            )
+
+    def _note_target(self, query: str) -> bool:
+        """Step 2; whether it is noted. ``InvalidError`` if the query wrote to an earlier topic."""
+        name = layout.sink_target_row(self._topic.name, self._name)
+        row = self._log.catalog.get(layout.REGISTRY, name)
+        found = decode_row(row.value, SinkTarget, self._what) if row else None
+        wanted = SinkTarget(query, self._topic.incarnation)
+        if found == wanted:
+            return True
+        if found is not None and found.query == query:
+            raise InvalidError(
+                f"{self._what}: the topic was deleted and made again since query {query} wrote to "
+                "it, and what it has stored is gone: start the query with a new checkpoint to "
+                "store everything again, or choose another sink name to go on"
+            )
+        with contextlib.suppress(ConflictError, UnknownOutcomeError):
+            change = Put(name, encode_row(wanted), row.version if row else ABSENT)
+            self._log.catalog.write(layout.REGISTRY, change, write_id=self._log.ids.new())
+            return True
+        return False
 
     def _remove_staged(self, batch: int) -> None:
         """What was staged for batches up to this one, by whomever."""

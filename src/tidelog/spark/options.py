@@ -50,8 +50,8 @@ _PLACE = ("home", "topic")
 _READ = (*_PLACE, "columns", "startOffsets", "startTime", "bytesPerTask")
 BATCH_READ = Use("batch read", (*_READ, "endOffsets", "endTime"))
 STREAM_READ = Use("streaming read", (*_READ, "maxEventsPerTrigger", "maxBytesPerTrigger"))
-BATCH_WRITE = Use("batch write", (*_PLACE, "usePartition", "sink", "batch"))
-STREAM_WRITE = Use("streaming write", (*_PLACE, "usePartition", "sink"))
+BATCH_WRITE = Use("batch write", (*_PLACE, "usePartition", "sink", "batch", "acceptRepeat"))
+STREAM_WRITE = Use("streaming write", (*_PLACE, "usePartition", "sink", "acceptRepeat"))
 _ANY_READ = Use("read", tuple(dict.fromkeys((*BATCH_READ.takes, *STREAM_READ.takes))))
 
 
@@ -79,6 +79,7 @@ class WriteOptions:
     use_partition: bool = False  # go by the column `partition`, not by the key
     sink: str | None = None  # under this name a batch is stored once, however often it is repeated
     batch: int | None = None  # the number of a batch write under that name
+    accept_repeat: int | None = None  # a batch that counts as stored, though a repeat of it differs
 
 
 def read_columns(given: Mapping[str, str]) -> tuple[str, ...]:
@@ -148,6 +149,7 @@ def write_options(given: Mapping[str, str], use: Use) -> WriteOptions:
         use_partition=_flag(said, "usePartition"),
         sink=sink,
         batch=batch,
+        accept_repeat=_number(said, "acceptRepeat", least=0),
     )
 
 

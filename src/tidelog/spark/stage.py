@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import WriterCommitMessage
 
+from tidelog.codec.digest import Contents, contents_of
 from tidelog.codec.events import check_events
 from tidelog.codec.segment import encode_segment
 from tidelog.errors import InvalidError
@@ -29,7 +30,9 @@ from tidelog.spark.columns import stored
 from tidelog.spark.task import Workshop, open_workshop
 from tidelog.store.fresh import put_fresh
 
-__all__ = ["StagedMessage", "Staging", "stage"]
+__all__ = ["Measured", "StagedMessage", "Staging", "stage"]
+
+_NOT_STORED = ("topic", "offset")  # columns that a write ignores
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ class StagedMessage(WriterCommitMessage):
     incarnation: str  # of the topic that it wrote for
     query: str  # which Spark query, "" for a batch write
     segments: tuple[Staged, ...] = field(default=())
+    contents: Contents = field(default_factory=Contents)  # of all rows of the task
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +55,37 @@ class Staging:
     use_partition: bool
 
 
+class Measured:
+    """Rows on their way, and what they come to."""
+
+    def __init__(self, rows: Iterable[pa.RecordBatch], use_partition: bool) -> None:
+        self._rows = rows
+        self._left_out = _NOT_STORED if use_partition else (*_NOT_STORED, "partition")
+        self.contents = Contents()
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        for batch in self._rows:
+            if batch.num_rows:
+                # Before a missing time becomes the present one, which a repeat would not give.
+                names = [name for name in batch.schema.names if name not in self._left_out]
+                part = contents_of(pa.Table.from_batches([batch]).select(names))
+                self.contents = self.contents.plus(part)
+                yield batch
+
+
 def stage(
     staging: Staging, batch: int, task_index: int, rows: Iterable[pa.RecordBatch]
-) -> tuple[Staged, ...]:
+) -> tuple[tuple[Staged, ...], Contents]:
     """Stage all rows of a task as segments of a batch."""
     workshop = open_workshop(staging.settings)
+    measured = Measured(rows, staging.use_partition)
     # Each batch begins elsewhere: many small ones of one task do not all go to one partition.
     first = zlib.crc32(staging.sink.encode()) + batch + task_index
-    return tuple(
+    segments = tuple(
         _put(staging, workshop, batch, _parts(staging, table, places, first + number))
-        for number, (table, places) in enumerate(_collected(staging, workshop, rows))
+        for number, (table, places) in enumerate(_collected(staging, workshop, measured))
     )
+    return segments, measured.contents
 
 
 def _collected(
@@ -69,7 +93,7 @@ def _collected(
 ) -> Iterator[Located]:
     """As much as one segment holds, again and again."""
     collector = Collector()
-    for batch in (each for each in rows if each.num_rows):
+    for batch in rows:
         table = stored(batch, workshop.clock.now_ms())
         check_events(table, staging.settings.event_bytes_max)
         places = _given_places(staging.topic, batch) if staging.use_partition else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,6 +16,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from tidelog.codec.digest import Contents
 from tidelog.errors import InternalError, NotFoundError, TidelogError, UnknownOutcomeError
 from tidelog.home import Home
 from tidelog.log.copying import Copier, append_staged
@@ -23,7 +25,7 @@ from tidelog.model import layout
 from tidelog.model.producers import unnamed_producer
 from tidelog.model.topic import Topic
 from tidelog.spark.columns import check_writable
-from tidelog.spark.commit import Sink, report_left_out
+from tidelog.spark.commit import Batch, Sink, report_left_out
 from tidelog.spark.options import WriteOptions
 from tidelog.spark.plan import open_shared
 from tidelog.spark.stage import StagedMessage, Staging, stage
@@ -47,8 +49,8 @@ class TidelogWriter(DataSourceArrowWriter):
         """On an executor: stage the rows of a task."""
         task = _task()
         staging, batch = self._staging, self._options.batch or _ONLY_BATCH
-        segments = stage(staging, batch, task.partitionId(), iterator)
-        return StagedMessage(staging.topic.incarnation, "", segments)
+        staged = stage(staging, batch, task.partitionId(), iterator)
+        return StagedMessage(staging.topic.incarnation, "", *staged)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """On the driver: make what was staged part of the topic."""
@@ -57,7 +59,9 @@ class TidelogWriter(DataSourceArrowWriter):
             topic = home.topic(options.topic)
             segments = _segments(topic, messages)
             if options.sink is not None and options.batch is not None:
-                Sink(home.log, topic, options.sink, pool).commit("", options.batch, segments)
+                sink = Sink(home.log, topic, options.sink, pool)
+                made = Batch("", options.batch, segments, _contents(messages))
+                sink.commit(made, options.accept_repeat)
                 return
             producer = Copier(home.log, topic, self._staging.sink)
             try:
@@ -90,8 +94,8 @@ class TidelogStreamWriter(DataSourceStreamArrowWriter):
         query, batch = task.getLocalProperty(_QUERY), task.getLocalProperty(_BATCH)
         if query is None or batch is None:
             raise InternalError(f"streaming write: Spark tells query {query} and batch {batch}")
-        segments = stage(self._staging, int(batch), task.partitionId(), iterator)
-        return StagedMessage(self._staging.topic.incarnation, query, segments)
+        staged = stage(self._staging, int(batch), task.partitionId(), iterator)
+        return StagedMessage(self._staging.topic.incarnation, query, *staged)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batch: int) -> None:
         """On the driver: make the micro-batch part of the topic, unless it is."""
@@ -102,7 +106,8 @@ class TidelogStreamWriter(DataSourceStreamArrowWriter):
         with open_shared(options.home) as home, ThreadPoolExecutor(_AT_ONCE) as pool:
             segments = _segments(topic, messages)
             sink = Sink(home.log, topic, self._staging.sink, pool)
-            sink.commit(next(iter(queries), None), batch, segments)
+            made = Batch(next(iter(queries), None), batch, segments, _contents(messages))
+            sink.commit(made, options.accept_repeat)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batch: int) -> None:
         """Nothing: a manifest may name what was staged, and the next commit removes the rest."""
@@ -141,6 +146,11 @@ def _segments(topic: Topic, messages: Iterable[WriterCommitMessage | None]) -> t
             f"topic `{topic.name}`: was deleted and made again during the write: write again"
         )
     return tuple(segment for message in found for segment in message.segments)
+
+
+def _contents(messages: Iterable[WriterCommitMessage | None]) -> Contents:
+    """What the rows of all tasks come to."""
+    return functools.reduce(Contents.plus, (each.contents for each in _staged(messages)))
 
 
 def _remove_all(home: Home, staging: Staging) -> None:

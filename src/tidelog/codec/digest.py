@@ -1,0 +1,59 @@
+"""A digest of events that does not depend on their order, nor on how they were cut into tables.
+
+DuckDB hashes each event, and the hashes are added up. It tells a batch that was computed again from
+one that holds other events; it does not withstand an attacker. Another version of DuckDB may hash
+differently: digests of different versions are not compared, only the counts are.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import duckdb
+import msgspec
+import pyarrow as pa
+
+from tidelog.model.decoding import Persisted
+
+__all__ = ["Contents", "contents_of"]
+
+_MODULUS = 1 << 64
+
+
+class Contents(Persisted, frozen=True):
+    """How many events there are, and the sum of their hashes."""
+
+    events: int = 0
+    digest: str = ""  # hexadecimal
+    by: str = ""  # what computed it
+
+    def plus(self, other: Contents) -> Contents:
+        """Of the events of both."""
+        total = (int(self.digest or "0", 16) + int(other.digest or "0", 16)) % _MODULUS
+        return Contents(self.events + other.events, f"{total:016x}", self.by or other.by)
+
+    def differs(self, other: Contents) -> bool:
+        """Whether these are certainly other events."""
+        if self.events != other.events:
+            return True
+        return self.by == other.by and self.digest != other.digest
+
+
+def contents_of(table: pa.Table) -> Contents:
+    """The contents of some events, each column of the table being a part of them."""
+    columns = ", ".join(f'"{name}"' for name in sorted(table.schema.names))
+    connection = _database().cursor()
+    connection.register("events_of_batch", table)
+    query = f"SELECT sum(hash({columns}))::VARCHAR FROM events_of_batch"  # noqa: S608 - our own names
+    try:
+        (total,) = connection.execute(query).fetchall()[0]
+    finally:
+        connection.close()
+    found = Contents(table.num_rows, by=f"duckdb {duckdb.__version__}")
+    return msgspec.structs.replace(found, digest=f"{int(total or 0) % _MODULUS:016x}")
+
+
+@functools.cache
+def _database() -> duckdb.DuckDBPyConnection:
+    """One for each process; a task has one core."""
+    return duckdb.connect(":memory:", config={"threads": 1})
