@@ -21,7 +21,9 @@ names and numbers of the message. Errors pickle, since they cross from Spark wor
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 __all__ = [
@@ -36,6 +38,7 @@ __all__ = [
     "TidelogError",
     "UnavailableError",
     "UnknownOutcomeError",
+    "unexpected",
 ]
 
 
@@ -157,6 +160,26 @@ class InternalError(TidelogError):
     """A check inside Tidelog failed: a bug of ours."""
 
     kind = "internal"
+
+
+def unexpected(what: str, exc: Exception) -> TidelogError:
+    """Return an error of this tree for any exception, so that it can be kept with its part.
+
+    What the operating system refuses may pass; anything else is a bug, here or in a library.
+    """
+    if isinstance(exc, TidelogError):
+        return exc
+    lines = str(exc).splitlines()
+    frames = traceback.extract_tb(exc.__traceback__)
+    place = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    reason = f"{type(exc).__name__}{place}: {lines[0][:200] if lines else 'no reason given'}"
+    found: TidelogError
+    if isinstance(exc, OSError):
+        found = UnavailableError(f"{what}: {reason}: see to it, and try again")
+    else:
+        found = InternalError(f"{what}: unexpected {reason}: report it")
+    found.__cause__ = exc
+    return found
 
 
 def _rebuild(cls: type[TidelogError], message: str, context: dict[str, Any]) -> TidelogError:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from tidelog.cli.driving import Watch
-from tidelog.errors import TidelogError
+from tidelog.errors import TidelogError, unexpected
 from tidelog.home import Home
 from tidelog.pipeline.archive import find_archive
 from tidelog.pipeline.cycle import CycleReport
@@ -32,17 +34,28 @@ class AfterCycles:
     def cycle(self, watch: Watch, report: CycleReport) -> None:
         """One cycle has ended."""
         watch.cycle(report)
-        try:
+        with self._told(watch):
             if report.committed:
                 register(self._home, find_archive(self._home, self._name))
             self._write_metrics(_METRICS_S)
-        except TidelogError as exc:
-            watch.tell(f"after the cycle: {exc}")
+
+    def outage(self, watch: Watch, error: TidelogError, wait_s: float) -> None:
+        """The source cannot be asked; the metrics say so."""
+        watch.outage(error, wait_s)
+        with self._told(watch):
+            self._write_metrics(_METRICS_S)
 
     def finish(self) -> None:
         """The last cycle has ended; what could not be done until now is an error."""
         register(self._home, find_archive(self._home, self._name))
         self._write_metrics(0.0)
+
+    @contextlib.contextmanager
+    def _told(self, watch: Watch) -> Iterator[None]:
+        try:
+            yield
+        except Exception as exc:  # noqa: BLE001 - a full disk must not stop the archive
+            watch.tell(f"after the cycle: {unexpected(f'archive `{self._name}`', exc)}")
 
     def _write_metrics(self, every_s: float) -> None:
         now_s = self._home.log.clock.monotonic_s()

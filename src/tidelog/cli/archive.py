@@ -155,6 +155,7 @@ def run(home_text: str | None, output: Output, /, name: str, **given: Any) -> No
                 stop=watch.stop,
                 on_look=watch.look,
                 on_cycle=lambda report: after.cycle(watch, report),
+                on_outage=lambda error, wait_s: after.outage(watch, error, wait_s),
             )
             bearing = with_dead_share(found, given["dead_share"])
             pipeline = open_pipeline(home, bearing, workers, rate=given["rate"])

@@ -259,6 +259,7 @@ def _show(output: Output, found: ArchiveStatus) -> None:
             "lost": each.totals.lost + bool(each.unread),
             "unread": each.unread,
             "last_commit": to_iso(each.last_commit_ms) if each.last_commit_ms else None,
+            "failure": each.failure.message if each.failure else None,
             "under_way_s": None
             if each.intent_ms is None
             else (found.read_ms - each.intent_ms) / 1000,
@@ -292,6 +293,18 @@ def _show(output: Output, found: ArchiveStatus) -> None:
                 f"{found.archive.name}: {each.partition}: its topic was deleted, and up to "
                 f"{counted(each.unread, 'event')} of it were not archived: they are lost"
             )
+        if each.failure is not None:
+            output.say(
+                f"{found.archive.name}: {each.partition}: fails since "
+                f"{to_iso(each.failure.since_ms)}, {each.failure.attempts} attempts: "
+                f"{each.failure.message}"
+            )
+    if found.failure is not None:
+        output.say(
+            f"{found.archive.name}: its driver cannot ask the source since "
+            f"{to_iso(found.failure.since_ms)}, {found.failure.attempts} attempts: "
+            f"{found.failure.message}"
+        )
     if found.source_error:
         output.say(f"{found.archive.name}: its source cannot be asked: {found.source_error}")
 

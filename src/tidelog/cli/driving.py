@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from tidelog.cli.interruption import Interruption
 from tidelog.cli.output import Output, counted
-from tidelog.errors import InvalidError
+from tidelog.errors import InvalidError, TidelogError
 from tidelog.pipeline.base import Pipeline, Workers
 from tidelog.pipeline.cycle import CycleReport
 from tidelog.pipeline.workers import LocalWorkers
@@ -97,6 +97,7 @@ class Watch:
         )
         self._task = self._bar.add_task(what, total=None, speed="")
         self._done = 0
+        self._is_away = False  # the source, as far as is known
         self.left_out = 0  # events that were erased from the target before they came there
 
     def __enter__(self) -> Watch:
@@ -115,11 +116,19 @@ class Watch:
 
     def look(self, waiting: int) -> None:
         """With the events that wait: the bar's end is where they will be done."""
+        if self._is_away:
+            self._is_away = False
+            self.tell(f"{self._what}: the source answers again")
         task = self._bar.tasks[0]
         speed = f"{task.speed:,.0f} events/s" if task.speed else ""
         self._bar.update(
             self._task, total=self._done + waiting, speed=f"{speed}, {waiting:,} behind"
         )
+
+    def outage(self, error: TidelogError, wait_s: float) -> None:
+        """The source cannot be asked; it is tried again after a wait."""
+        self._is_away = True
+        self.tell(f"{self._what}: {error}: retrying in {wait_s:.1f} s")
 
     def tell(self, text: str) -> None:
         """A line for a person, beside the bar."""

@@ -84,6 +84,7 @@ def pump(home_text: str | None, output: Output, /, source: str, topic: str, **gi
             stop=watch.stop,
             on_look=watch.look,
             on_cycle=watch.cycle,
+            on_outage=watch.outage,
         )
         events = Driver(home.log, pipeline, how).run()
         told = {"events": events, "left_out": watch.left_out}

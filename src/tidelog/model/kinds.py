@@ -150,6 +150,10 @@ ROWS = (
     Kind("pipeline/<name> · shard/<m>", "the shard's driver, its epoch and heartbeat"),
     Kind("pipeline/<name> · flush", "changes when somebody asks for a flush"),
     Kind(
+        "pipeline/<name> · failure/<source partition>",
+        "why its driver fails there now, since when; without a name: in the source as a whole",
+    ),
+    Kind(
         "pipeline/<name> · counted/<kind>/<source partition>",
         "how far folder rows have its files",
     ),

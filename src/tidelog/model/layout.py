@@ -11,6 +11,7 @@ __all__ = [
     "ACCEPTED_ROW",
     "COMPILE_ROW",
     "ERASED",
+    "FAILURE_ROWS",
     "FLUSH_ROW",
     "FORMAT",
     "HOME_OBJECT",
@@ -98,6 +99,7 @@ HOME_ROW = "identity"
 KEEPERS = "keepers"
 REGISTRY = "registry"
 REGISTRY_CHANGES = "changes"
+FAILURE_ROWS = "failure/"
 FLUSH_ROW = "flush"
 PLAYBACK_PIN = "pin"
 PLAYBACK_STATE = "state"
@@ -324,6 +326,11 @@ def shard_row(number: int) -> str:
 def partition_row(source_partition: str) -> str:
     """In the catalog partition of the pipeline's shards; its value has the whole name."""
     return f"partition/{_short(source_partition)}"
+
+
+def failure_row(source_partition: str) -> str:
+    """In the catalog partition of the pipeline's shards; empty: the source as a whole."""
+    return f"{FAILURE_ROWS}{_short(source_partition)}"
 
 
 def counted_row(kind: str, source_partition: str) -> str:

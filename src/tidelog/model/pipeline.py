@@ -19,6 +19,7 @@ __all__ = [
     "BeginReason",
     "Committed",
     "ErasedEvents",
+    "Failure",
     "FileEntry",
     "Gap",
     "GapReason",
@@ -166,6 +167,17 @@ class Progress(Persisted, frozen=True):
     begin: Begin | None = None  # where it began, and why
     gaps: tuple[Gap, ...] = ()  # every one since then, in order
     ended: Literal["", "remade"] = ""  # why no range is read any more, as a person decided
+
+
+class Failure(Persisted, frozen=True):
+    """Why a driver cannot read a source partition, or its source at all; for display."""
+
+    partition: str  # of the source; empty: the source as a whole
+    kind: str  # of the error
+    message: str
+    since_ms: int  # when it failed first
+    at_ms: int  # when it failed last
+    attempts: int
 
 
 class Intent(Persisted, frozen=True):

@@ -45,6 +45,7 @@ from tidelog.errors import (
     TidelogError,
     UnavailableError,
     UnknownOutcomeError,
+    unexpected,
 )
 from tidelog.log.archives import list_partitions
 from tidelog.log.base import Log
@@ -330,6 +331,11 @@ class Cycle:
         except UnavailableError as exc:
             for partition in sorted(left):
                 yield Outcome(partition, error=exc)
+        except TidelogError:
+            raise  # the workers or the transform cannot be used at all
+        except Exception as exc:  # noqa: BLE001 - what is done of the others stays done
+            for partition in sorted(left):
+                yield Outcome(partition, error=unexpected("workers", exc))
 
     def _is_idle(self, track: _Track, produced: Produced) -> bool:
         """Whether a range held nothing, and ended where it began: its source knows no ends."""
@@ -482,14 +488,15 @@ class Cycle:
 
     @contextlib.contextmanager
     def _kept(self, track: _Track, report: CycleReport) -> Iterator[None]:
-        """An error of one partition is told and does not stop the others.
+        """Report any exception of one partition; it does not stop the others.
 
-        What is known of that partition's rows may be wrong then, so it must be adopted anew.
+        What is known of that partition's rows may be wrong then, so it must be adopted again.
         """
         try:
             yield
-        except TidelogError as exc:
-            report.errors[track.partition] = exc
+        except Exception as exc:  # noqa: BLE001 - one source partition must not stop the others
+            what = f"source partition `{track.partition.text}`"
+            report.errors[track.partition] = unexpected(what, exc)
             self._stale.add(track.partition)
 
     def _fenced(self, partition: SourcePartition, epoch: int) -> FencedError:

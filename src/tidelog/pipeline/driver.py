@@ -4,6 +4,11 @@ A heartbeat runs in a thread of its own while cycles run, so that a long Spark j
 A stop signal lets the cycle under way finish; a second one may abandon it at any point, since the
 next driver finishes what is there. A driver that is told to take over raises the shard's epoch at
 once: the other one fails at its next write, and what it had under way is finished here.
+
+What goes wrong in one source partition, whatever it is, stops that partition alone. A driver that
+follows tries it again after waits that double, and so it does when the source cannot be asked at
+all (``failures``). Before the source has answered once, a refusal that will last (a topic that does
+not exist, wrong credentials) ends the run: only a source that cannot be reached is waited for.
 """
 
 from __future__ import annotations
@@ -14,19 +19,27 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from tidelog.errors import FencedError, InvalidError, TidelogError, UnavailableError
+from tidelog.errors import (
+    FencedError,
+    InvalidError,
+    TidelogError,
+    UnavailableError,
+    UnknownOutcomeError,
+    unexpected,
+)
 from tidelog.log.archives import read_listed
 from tidelog.log.base import Log
 from tidelog.log.hold import beating
 from tidelog.model.pipeline import Begin, Listed
 from tidelog.pipeline.base import Pipeline
-from tidelog.pipeline.cycle import Cycle, CycleReport, LostError
+from tidelog.pipeline.cycle import Cycle, CycleReport
+from tidelog.pipeline.failures import Failures
 from tidelog.pipeline.flush import flush_version
 from tidelog.pipeline.lineage import Lineage
 from tidelog.pipeline.listing import look_at_source
 from tidelog.pipeline.policy import Due, Policy
 from tidelog.pipeline.shard import Shard
-from tidelog.sources.base import Bounds, SourcePartition
+from tidelog.sources.base import Bounds, SourcePartition, bounds_apart
 
 __all__ = ["Driver", "Driving"]
 
@@ -49,6 +62,7 @@ class Driving:
     stop: threading.Event = field(default_factory=threading.Event)
     on_look: Callable[[int], None] = lambda _: None  # with the events that wait
     on_cycle: Callable[[CycleReport], None] = lambda _: None
+    on_outage: Callable[[TidelogError, float], None] = lambda *_: None  # with the wait in seconds
 
     def __post_init__(self) -> None:
         if not 0 <= self.shard < self.shards:
@@ -65,7 +79,10 @@ class Driver:
         self._pipeline = pipeline
         self._how = how
         self._due = Due(how.policy)
-        self._failures: dict[SourcePartition, int] = {}
+        self._failures = Failures(log, pipeline.id)
+        self._answered = False  # the source, in any cycle
+        self._is_away = False  # the source, in the last cycle
+        self._ended: dict[SourcePartition, TidelogError] = {}  # not tried again in this run
         self._full: set[SourcePartition] = set()  # more may wait there, and nobody can count it
         self._flushed = flush_version(log, pipeline.id)  # requests up to here are not for us
         self._listed: dict[str, Listed] | None = None  # partitions, once it is known
@@ -74,7 +91,9 @@ class Driver:
         """Until the source is drained, or until told to stop; the number of events archived.
 
         Stands by while another driver has the shard. ``FencedError`` when it was taken from us.
-        Raises the first lasting error of a partition when a run that drains cannot go on.
+        A run that drains does all source partitions that it can, then raises the first lasting
+        error of another one. A run that follows raises what is refused at its start, and retries
+        what fails later.
         """
         shard = Shard(self._log, self._pipeline.id, self._how.shard)
         while not shard.try_take(self._how.take_over):
@@ -84,11 +103,13 @@ class Driver:
             cycle = Cycle(self._log, self._pipeline, shard.epoch, self._how.accept_loss)
             events = 0
             while not self._how.stop.is_set() and not lost.is_set():
-                report = self._cycle(cycle)
+                report = self._attempt(cycle)
+                if report is None:
+                    continue
                 events += report.events
                 if self._is_done(report):
                     break
-            if self._how.follow and self._how.flush_on_stop and not lost.is_set():
+            if self._flushes_at_end() and not lost.is_set():
                 events += self._flush(cycle)
             if lost.is_set():
                 raise FencedError(
@@ -99,45 +120,103 @@ class Driver:
 
     def _flush(self, cycle: Cycle) -> int:
         """Lay down all that is there now, whatever the policy says."""
-        ends = self._pipeline.source.bounds(self._partitions())
+        ends = self._look({})
         events = 0
         while True:
             report = self._cycle(cycle, ends)
             events += report.events
+            _raise_fenced(report)
             if report.errors or not report.committed:
                 return events
+
+    def _flushes_at_end(self) -> bool:
+        """Whether to write what waits before ending; not while the source cannot be asked."""
+        return self._how.follow and self._how.flush_on_stop and not self._is_away
+
+    def _attempt(self, cycle: Cycle) -> CycleReport | None:
+        """Run a cycle; None after a wait, when the source or the catalog cannot be asked."""
+        try:
+            report = self._cycle(cycle)
+        except Exception as exc:
+            error = unexpected(f"pipeline `{self._pipeline.name}`", exc)
+            if not self._is_retried(error):
+                raise
+            self._is_away = True
+            wait_s = self._failures.add_whole(error)
+            self._how.on_outage(error, wait_s)
+            self._how.stop.wait(wait_s)
+            return None
+        self._answered, self._is_away = True, False
+        return report
+
+    def _is_retried(self, error: TidelogError) -> bool:
+        """Whether a driver goes on after an error of the source as a whole."""
+        passes = isinstance(error, UnavailableError | UnknownOutcomeError)
+        fenced = isinstance(error, FencedError)
+        return self._how.follow and not fenced and (passes or self._answered)
 
     def _cycle(
         self, cycle: Cycle, ends: dict[SourcePartition, Bounds] | None = None
     ) -> CycleReport:
         # Before the ends: these then hold all that came before the flush.
         everything = ends is not None or not self._how.follow or self._flush_wanted()
-        bounds = self._pipeline.source.bounds(self._partitions()) if ends is None else ends
-        held_back = self._adopt(cycle, bounds)
-        bounds = {p: held for p, held in bounds.items() if p not in held_back}
-        waiting = {p: self._waiting(cycle, p, b) for p, b in bounds.items()}
+        errors: dict[SourcePartition, TidelogError] = {}
+        bounds = self._look(errors) if ends is None else dict(ends)
+        self._failures.remove_whole()
+        bounds = {p: held for p, held in bounds.items() if self._is_tried(p, everything)}
+        errors = {p: error for p, error in errors.items() if self._is_tried(p, everything)}
+        self._adopt(cycle, bounds, errors)
+        waiting, limits = self._plan(cycle, bounds, errors, everything)
         self._how.on_look(sum(waiting.values()))
-        now_s = self._log.clock.monotonic_s()
         events_max = self._due.events_max()
-        limits = {
-            p: self._limit(cycle, p, bounds[p])
-            for p, count in waiting.items()
-            if (count if everything else self._due.is_due(p, count, now_s) or p in self._full)
-        }
         with self._span(len(limits)):
             report = cycle.run(limits, bounds)
-        report.errors.update({p: error for p, error in held_back.items() if error is not None})
+        report.errors.update(errors)
         self._full -= limits.keys()
         for partition, manifest in report.committed.items():
             size = sum(file.size for file in manifest.files)
             self._due.done(partition, manifest.read, size)
-            self._failures.pop(partition, None)
             if manifest.read >= events_max and self._is_uncounted(manifest.end, bounds, partition):
                 self._full.add(partition)
-        for partition in report.errors:
-            self._failures[partition] = self._failures.get(partition, 0) + 1
+        idle = {p for p, count in waiting.items() if not count and p not in report.errors}
+        self._failures.remove(idle | report.committed.keys())
+        self._failures.add(report.errors.items())
         self._how.on_cycle(report)
         return report
+
+    def _look(self, errors: dict[SourcePartition, TidelogError]) -> dict[SourcePartition, Bounds]:
+        """Return what each source partition holds; one that cannot be asked is an error of it.
+
+        Raises the error where none can be asked, since that is the source's.
+        """
+        partitions = self._partitions()
+        found = bounds_apart(self._pipeline.source, partitions, errors)
+        if errors and not found:
+            raise next(iter(errors.values()))
+        return found
+
+    def _is_tried(self, partition: SourcePartition, everything: bool) -> bool:
+        """Whether a source partition is tried in this cycle; one that failed waits its time."""
+        return partition not in self._ended and (everything or self._failures.is_due(partition))
+
+    def _plan(
+        self,
+        cycle: Cycle,
+        bounds: dict[SourcePartition, Bounds],
+        errors: dict[SourcePartition, TidelogError],
+        everything: bool,
+    ) -> tuple[dict[SourcePartition, int], dict[SourcePartition, str]]:
+        """Return how many events wait in each source partition, and how far to read where."""
+        waiting: dict[SourcePartition, int] = {}
+        limits: dict[SourcePartition, str] = {}
+        now_s = self._log.clock.monotonic_s()
+        for partition, held in list(bounds.items()):
+            with _kept(partition, bounds, errors):
+                count = waiting[partition] = self._waiting(cycle, partition, held)
+                due = self._due.is_due(partition, count, now_s) or partition in self._full
+                if count if everything or self._failures.is_failing(partition) else due:
+                    limits[partition] = self._limit(cycle, partition, held)
+        return waiting, limits
 
     def _span(self, partitions: int) -> contextlib.AbstractContextManager[None]:
         """Around a cycle that has something to do."""
@@ -147,26 +226,21 @@ class Driver:
         return self._log.spans.span("tidelog.pipeline", pipeline=name, partitions=partitions)
 
     def _adopt(
-        self, cycle: Cycle, bounds: Mapping[SourcePartition, Bounds]
-    ) -> dict[SourcePartition, TidelogError | None]:
-        """Adopt all that may be begun; those that may not, with the error if there is one."""
-        held_back: dict[SourcePartition, TidelogError | None] = {}
+        self,
+        cycle: Cycle,
+        bounds: dict[SourcePartition, Bounds],
+        errors: dict[SourcePartition, TidelogError],
+    ) -> None:
+        """Adopt all that may be begun; those that may not are taken out of ``bounds``."""
         new = [partition for partition in bounds if not cycle.adopted(partition)]
         lineage = Lineage(self._log, self._pipeline, cycle, new)
         for partition in new:
-            try:
-                if not lineage.is_ready(partition, self._how.accept_loss):
-                    held_back[partition] = None
-                    continue
-            except LostError as exc:
-                held_back[partition] = exc
-                continue
-            held = bounds[partition]
-            try:
-                cycle.adopt(partition, self._begin(partition, held), held.incarnation)
-            except UnavailableError as exc:
-                held_back[partition] = exc
-        return held_back
+            with _kept(partition, bounds, errors):
+                if lineage.is_ready(partition, self._how.accept_loss):
+                    held = bounds[partition]
+                    cycle.adopt(partition, self._begin(partition, held), held.incarnation)
+                else:
+                    del bounds[partition]
 
     def _begin(self, partition: SourcePartition, held: Bounds) -> Begin:
         """Where a partition begins that has no head.
@@ -222,21 +296,23 @@ class Driver:
 
     def _is_done(self, report: CycleReport) -> bool:
         """Whether to end; waits before the next cycle where nothing was done."""
-        fenced = [e for e in report.errors.values() if isinstance(e, FencedError)]
-        if fenced:
-            raise fenced[0]
+        _raise_fenced(report)
         if self._how.follow:
             if not report.committed:
                 self._how.stop.wait(_FOLLOW_S)
             return False
         for partition, error in report.errors.items():
             passing = isinstance(error, UnavailableError)
-            if not passing or self._failures[partition] >= _ATTEMPTS:
-                raise error
-        if report.errors:
+            if not passing or self._failures.attempts(partition) >= _ATTEMPTS:
+                self._ended[partition] = error
+        if report.errors.keys() - self._ended.keys():
             self._how.stop.wait(0.2)
             return False
-        return not report.committed
+        if report.committed:
+            return False
+        for error in self._ended.values():
+            raise error
+        return True
 
     def _partitions(self) -> list[SourcePartition]:
         found = self._pipeline.source.partitions()
@@ -251,3 +327,24 @@ class Driver:
                 yield lost
         finally:
             shard.release()
+
+
+@contextlib.contextmanager
+def _kept(
+    partition: SourcePartition,
+    bounds: dict[SourcePartition, Bounds],
+    errors: dict[SourcePartition, TidelogError],
+) -> Iterator[None]:
+    """Turn any exception into an error of one source partition, which is left out then."""
+    try:
+        yield
+    except Exception as exc:  # noqa: BLE001 - one source partition must not stop the others
+        errors[partition] = unexpected(f"source partition `{partition.text}`", exc)
+        bounds.pop(partition, None)
+
+
+def _raise_fenced(report: CycleReport) -> None:
+    """Raise the error of a source partition that another driver has."""
+    for error in report.errors.values():
+        if isinstance(error, FencedError):
+            raise error

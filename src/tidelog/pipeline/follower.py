@@ -3,8 +3,9 @@
 One thread drives each of them, so that many archives need one process, and one Spark session where
 Spark is wanted. What is made while it runs is found within seconds; what was deleted, or went over
 to another generation, is left. One that fails is tried again, after waits that double up to a
-minute, and does not touch the others. A second follower of the same home stands by, pipeline by
-pipeline. Beside them a thread repairs notifications that a process left undone when it died.
+minute, and does not touch the others; while its source cannot be asked, its driver waits for it. A
+second follower of the same home stands by, pipeline by pipeline. Beside them a thread repairs
+notifications that a process left undone when it died.
 """
 
 from __future__ import annotations
@@ -188,6 +189,11 @@ class Follower:
             each.failures = each.failures + 1 if errors else 0
             self._tell(each, "running", errors[0] if errors else "")
 
+        def on_outage(error: TidelogError, _: float) -> None:
+            each.opened_s = None
+            each.failures += 1
+            self._tell(each, "failed", error.message)
+
         is_pump = each.name.startswith("pump ")
         how = Driving(
             follow=True,
@@ -196,6 +202,7 @@ class Follower:
             stop=each.stop,
             on_look=on_look,
             on_cycle=on_cycle,
+            on_outage=on_outage,
         )
         each.opened_s = self._home.log.clock.monotonic_s()
         try:

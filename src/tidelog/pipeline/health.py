@@ -39,6 +39,10 @@ def _of_archive(status: ArchiveStatus, limits: Limits) -> Iterator[str]:
     name = f"archive `{status.archive.name}`"
     if status.source_error:
         yield f"{name}: its source cannot be asked: {status.source_error}"
+    failure = status.failure
+    if failure is not None and status.drivers:
+        since_s = (status.read_ms - failure.since_ms) / 1000
+        yield f"{name}: its driver cannot ask the source since {since_s:.0f} s: {failure.message}"
     if status.silent:
         yield (
             f"{name}: {status.silent} of its drivers died or cannot reach the catalog: "
@@ -62,6 +66,11 @@ def _of_partitions(status: ArchiveStatus, limits: Limits) -> Iterator[str]:
 
 def _of_partition(each: PartitionStatus, status: ArchiveStatus, limits: Limits) -> Iterator[str]:
     now_ms, archive = status.read_ms, status.archive
+    if each.failure is not None:
+        since_s = (now_ms - each.failure.since_ms) / 1000
+        yield (
+            f"fails since {since_s:.0f} s, {each.failure.attempts} attempts: {each.failure.message}"
+        )
     if each.lost_to:
         yield (
             f"the source holds nothing before {each.lost_to}, archived is up to {each.position}: "

@@ -12,14 +12,17 @@ from collections.abc import Mapping
 from tidelog.log.archives import list_partitions
 from tidelog.log.base import Log
 from tidelog.model.pipeline import Listed
-from tidelog.sources.base import Bounds, Source, SourcePartition
+from tidelog.sources.base import Bounds, Source, SourcePartition, bounds_apart
 
 __all__ = ["list_seen", "look_at_source"]
 
 
 def look_at_source(log: Log, pipeline: str, source: Source) -> None:
-    """List all partitions of a source, also those of other shards."""
-    list_seen(log, pipeline, source.bounds(source.partitions()))
+    """List all partitions of a source, also those of other shards.
+
+    One that cannot be asked now is left out, so it begins at its first event.
+    """
+    list_seen(log, pipeline, bounds_apart(source, source.partitions(), {}))
 
 
 def list_seen(log: Log, pipeline: str, bounds: Mapping[SourcePartition, Bounds]) -> None:

@@ -13,7 +13,8 @@ from typing import NamedTuple
 from tidelog.home import Home
 from tidelog.log.archives import read_partitions, read_progress
 from tidelog.model.archive import Archive
-from tidelog.model.pipeline import Progress
+from tidelog.model.pipeline import Failure, Progress
+from tidelog.pipeline.failures import read_failures
 from tidelog.pipeline.health import lag_limit_ms
 from tidelog.pipeline.registry import list_pipelines
 from tidelog.pipeline.status import ArchiveStatus, PartitionStatus, Waiting, read_status
@@ -55,6 +56,10 @@ _ARCHIVES = (
         lambda status: int(not status.source_error),
     ),
     _OfArchive(
+        _Metric("outage_seconds", "gauge", "How long its driver cannot ask the source; 0: it can"),
+        lambda status: _since_s(status.failure, status.read_ms),
+    ),
+    _OfArchive(
         _Metric("max_lag_seconds", "gauge", "How long an event may wait by the archive's policy"),
         lambda status: lag_limit_ms(status.archive) / 1000,
     ),
@@ -84,6 +89,10 @@ _PARTITIONS = (
     _OfPartition(
         _Metric("source_lost", "gauge", "1 when the source has lost events not yet archived"),
         lambda each, _: int(bool(each.lost_to or each.unread)),
+    ),
+    _OfPartition(
+        _Metric("failing_seconds", "gauge", "How long its driver fails there; 0: it does not"),
+        lambda each, now_ms: _since_s(each.failure, now_ms),
     ),
     _OfPartition(
         _Metric("dead_letters", "gauge", "Dead letters that no replay has placed"),
@@ -172,7 +181,19 @@ def pipelines_text(home: Home) -> str:
         lines += _head(metric, "pipeline")
         for labels, head in found:
             lines += _line(metric, labels, value(head), "pipeline")
+    lines += _failing(home)
     return "".join(f"{line}\n" for line in lines)
+
+
+def _failing(home: Home) -> Iterator[str]:
+    """What fails in pipelines: a source partition, or without a name the source as a whole."""
+    metric = _Metric("failing_seconds", "gauge", "How long its driver fails there")
+    yield from _head(metric, "pipeline")
+    now_ms = home.log.clock.now_ms()
+    for named in list_pipelines(home):
+        for partition, failure in read_failures(home.log, named.incarnation).items():
+            labels = [("pipeline", named.name), ("partition", partition)]
+            yield from _line(metric, labels, _since_s(failure, now_ms), "pipeline")
 
 
 def _lines(found: list[ArchiveStatus]) -> Iterator[str]:
@@ -203,6 +224,10 @@ def _line(
 
 def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _since_s(failure: Failure | None, now_ms: int) -> float:
+    return 0 if failure is None else max(0, now_ms - failure.since_ms) / 1000
 
 
 def _seconds(time_ms: int | None) -> float | None:

@@ -59,16 +59,39 @@ class SparkWorkers:
         self._session = session
 
     def run(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
+        """As the interface says. A job that fails is done again, range by range.
+
+        So a range on which a transform fails does not stop the others.
+        """
+        try:
+            done = self._job(tasks)
+        except UnavailableError:
+            if len(tasks) == 1:
+                raise
+            for task in tasks:
+                yield self._alone(task)
+        else:
+            yield from done
+
+    def _alone(self, task: Task) -> Outcome:
+        try:
+            return self._job([task])[0]
+        except TidelogError as exc:
+            return Outcome(task.range.partition, error=exc)
+
+    def _job(self, tasks: Sequence[Task]) -> list[Outcome]:
+        """Do tasks in one job. ``UnavailableError`` when it fails."""
         transform = tasks[0].transform  # of one pipeline, so of all its tasks
         try:
-            done = transformed(self._session, transform, tasks) if transform else self._plain(tasks)
+            if transform:
+                return transformed(self._session, transform, tasks)
+            return self._plain(tasks)
         except TidelogError:
             raise
         except Exception as exc:
             raise UnavailableError(
                 f"Spark: the job failed ({_first_line(exc)}): its ranges will be done again"
             ) from exc
-        yield from done
 
     def _plain(self, tasks: Sequence[Task]) -> list[Outcome]:
         blobs = [pickle.dumps(task) for task in tasks]

@@ -12,22 +12,23 @@ much rather than too little.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from tidelog.errors import TidelogError
+from tidelog.errors import TidelogError, unexpected
 from tidelog.home import Home
 from tidelog.log.archives import read_partitions, read_progress
 from tidelog.log.readers import DeletedTopic
 from tidelog.log.replays import replay_effect, replay_pipeline
 from tidelog.model import layout
 from tidelog.model.archive import Archive
-from tidelog.model.pipeline import Aside, Intent, Progress, Totals
+from tidelog.model.pipeline import Aside, Failure, Intent, Progress, Totals
 from tidelog.model.run import HeldRow, decode_row
+from tidelog.pipeline.failures import read_failures
 from tidelog.pipeline.forgotten import read_aside
 from tidelog.pipeline.places import source_at
-from tidelog.sources.base import Bounds, Range, Source, SourcePartition, waits
+from tidelog.sources.base import Bounds, Range, Source, SourcePartition, bounds_apart, waits
 from tidelog.sources.topic import TopicSource
 
 __all__ = ["ArchiveStatus", "PartitionStatus", "Waiting", "read_status"]
@@ -54,6 +55,7 @@ class PartitionStatus:
     intent_ms: int | None  # since when a range is under way
     lost_to: str  # the source holds nothing before this, and we had not come so far
     unread: int = 0  # events of a topic that was deleted before they were archived
+    failure: Failure | None = None  # why its driver fails there now
 
     @property
     def waits(self) -> bool:
@@ -82,6 +84,7 @@ class ArchiveStatus:
     source_error: str  # why the source told nothing
     partitions: tuple[PartitionStatus, ...]
     aside: tuple[Aside, ...] = ()  # ranges that a restored catalog had forgotten
+    failure: Failure | None = None  # why its driver cannot ask the source
 
     @property
     def lag(self) -> int | None:
@@ -130,14 +133,26 @@ def read_status(
     names = {partition.text for partition in bounds} | set(read_partitions(home.log, pipeline))
     deleted = _deleted(home, pipeline, source, names, bounds)
     names |= {f"{name}/{each}" for name, gone in deleted.items() for each in range(len(gone.ends))}
-    look = _Look(home, pipeline, source, waiting or Waiting(), now_ms, deleted)
+    failures = read_failures(home.log, pipeline)
+    names |= failures.keys() - {""}
+    look = _Look(home, pipeline, source, waiting or Waiting(), now_ms, deleted, failures)
     drivers, silent = _drivers(home, pipeline, now_ms)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         each = pool.map(lambda name: look.at(SourcePartition.named(name), bounds), sorted(names))
         partitions = tuple(each)
     aside = [*read_aside(home.log, pipeline), *read_aside(home.log, replay_pipeline(pipeline))]
     aside.sort(key=lambda each: (each.at_ms, each.partition, each.start))
-    return ArchiveStatus(archive, number, now_ms, drivers, silent, error, partitions, tuple(aside))
+    return ArchiveStatus(
+        archive,
+        number,
+        now_ms,
+        drivers,
+        silent,
+        error,
+        partitions,
+        tuple(aside),
+        failures.get(""),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +165,7 @@ class _Look:
     waiting: Waiting
     now_ms: int
     deleted: dict[str, DeletedTopic]  # the source's topic, by name, if it was deleted
+    failures: Mapping[str, Failure]
 
     def at(
         self, partition: SourcePartition, bounds: dict[SourcePartition, Bounds]
@@ -165,6 +181,9 @@ class _Look:
             what = f"intent of `{partition.text}`"
             intent_ms = decode_row(under_way.value, Intent, what).began_ms
         replays = replay_effect(self.home.log, self.pipeline, partition.text)
+        failure = self.failures.get(partition.text)
+        if failure is not None and failure.at_ms < head.totals.committed_ms:
+            failure = None  # it has gone on since, and the row could not be removed
         lost = held is not None and self.source.before(head.position, held.first)
         return PartitionStatus(
             partition=partition.text,
@@ -180,6 +199,7 @@ class _Look:
             intent_ms=intent_ms,
             lost_to=held.first if held and lost else "",
             unread=self._unread(partition, head),
+            failure=failure,
         )
 
     def _unread(self, partition: SourcePartition, head: Progress) -> int:
@@ -209,10 +229,13 @@ class _Look:
 
 
 def _ends(source: Source) -> tuple[dict[SourcePartition, Bounds], str]:
+    """What source partitions hold, and why some or all could not be asked."""
+    errors: dict[SourcePartition, TidelogError] = {}
     try:
-        return source.bounds(source.partitions()), ""
-    except TidelogError as exc:
-        return {}, str(exc)
+        found = bounds_apart(source, source.partitions(), errors)
+    except Exception as exc:  # noqa: BLE001 - a source that is broken in its own way is shown too
+        return {}, str(unexpected("source", exc))
+    return found, str(next(iter(errors.values()))) if errors else ""
 
 
 def _deleted(
@@ -244,8 +267,8 @@ def _first_time_ms(source: Source, range: Range) -> int | None:
         for chunk in source.read(one):
             if chunk.batch.num_rows:
                 return int(chunk.batch.column("timestamp")[0].value)
-    except TidelogError:
-        return None  # whoever asks falls back on what the rows tell
+    except Exception:  # noqa: BLE001 - the caller falls back on what the rows tell
+        return None
     return None
 
 

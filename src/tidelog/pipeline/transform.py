@@ -30,7 +30,7 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
 from tidelog.codec.events import EVENT_SCHEMA, check_times
-from tidelog.errors import InvalidError, TidelogError
+from tidelog.errors import InvalidError, TidelogError, unexpected
 from tidelog.pipeline.base import Outcome, Produced, Task
 from tidelog.sinks.base import Written
 from tidelog.spark.columns import arrow_schema, floored_times, spark_schema
@@ -118,8 +118,9 @@ def _read(blobs: Sequence[bytes], numbers: Iterator[pa.RecordBatch]) -> Iterator
                         yield chunk.batch.cast(wanted)
                         offsets.append(chunk.batch.column("offset").to_numpy())
                     end = chunk.position
-            except TidelogError as exc:  # told by the writing half, for its range alone
-                note.write_bytes(pickle.dumps(exc))
+            except Exception as exc:  # noqa: BLE001 - reported by the writing half, for its range
+                what = f"source partition `{task.range.partition.text}`"
+                note.write_bytes(pickle.dumps(unexpected(what, exc)))
                 return
             note.write_bytes(pickle.dumps(_Note(end, np.concatenate(offsets))))
 

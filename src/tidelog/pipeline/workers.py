@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
-from tidelog.errors import InvalidError, TidelogError
+from tidelog.errors import InvalidError, unexpected
 from tidelog.pipeline.base import Outcome, Task, Workers
 
 __all__ = ["LocalWorkers", "run_task"]
@@ -32,11 +32,12 @@ class LocalWorkers:
 
 
 def run_task(task: Task) -> Outcome:
-    """A task's outcome; what a person can mend becomes the partition's error."""
+    """Return a task's outcome; whatever goes wrong in it is an error of its source partition."""
+    partition = task.range.partition
     try:
-        return Outcome(task.range.partition, task.run())
-    except TidelogError as exc:
-        return Outcome(task.range.partition, error=exc)
+        return Outcome(partition, task.run())
+    except Exception as exc:  # noqa: BLE001 - one source partition must not stop the others
+        return Outcome(partition, error=unexpected(f"source partition `{partition.text}`", exc))
 
 
 _: type[Workers] = LocalWorkers

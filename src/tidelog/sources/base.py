@@ -13,6 +13,7 @@ from typing import Protocol, runtime_checkable
 
 import pyarrow as pa
 
+from tidelog.errors import TidelogError, UnavailableError, unexpected
 from tidelog.model.pipeline import BeginReason, Gap, offsets_between
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "Source",
     "SourcePartition",
     "Telling",
+    "bounds_apart",
     "missing_in",
     "parents_of",
     "waits",
@@ -237,6 +239,32 @@ def waits(source: Source, range: Range) -> bool:
     if not source.before(range.start, range.limit):
         return False
     return source.waits(range) if isinstance(source, Telling) else True
+
+
+def bounds_apart(
+    source: Source,
+    partitions: Sequence[SourcePartition],
+    errors: dict[SourcePartition, TidelogError],
+) -> dict[SourcePartition, Bounds]:
+    """Return what source partitions hold, and put those that cannot be asked into ``errors``.
+
+    All are asked at once. Where that fails they are asked in halves, so that one that is gone or
+    damaged costs few questions more. ``UnavailableError`` when the source cannot be reached.
+    """
+    try:
+        return source.bounds(partitions)
+    except UnavailableError:
+        raise
+    except Exception as exc:
+        if not partitions:
+            raise
+        if len(partitions) == 1:
+            what = f"source partition `{partitions[0].text}`"
+            errors[partitions[0]] = unexpected(what, exc)
+            return {}
+    middle = len(partitions) // 2
+    first = bounds_apart(source, partitions[:middle], errors)
+    return {**first, **bounds_apart(source, partitions[middle:], errors)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from tidelog.model.archive import Archive
 from tidelog.model.pipeline import Intent, NamedPipeline, Totals
 from tidelog.model.run import decode_row
 from tidelog.pipeline.archive import list_archives
+from tidelog.pipeline.failures import read_failures
 from tidelog.pipeline.health import Limits, troubles
 from tidelog.pipeline.places import source_at
 from tidelog.pipeline.registry import list_pipelines
@@ -198,6 +199,10 @@ def see_pump(home: Home, named: NamedPipeline) -> PumpSeen:
         bounds = source.bounds(source.partitions())
     except TidelogError as exc:
         error = f"its source cannot be asked: {exc}"
+    failures = read_failures(log, named.incarnation)
+    if not error and failures:
+        name, failure = next(iter(failures.items()))
+        error = f"{name or 'its source'}: {failure.message}"
     found = []
     for name in sorted(
         {each.text for each in bounds} | set(read_partitions(log, named.incarnation))
