@@ -85,8 +85,8 @@ def shared_catalog(table_url: str) -> Iterator[DynamoCatalog]:
 
 @pytest.mark.server
 class TestDynamoCatalog(RemoteCatalogContract):
-    increments_each = 200
-    deleted_rows = 20_000  # 200,000 take a minute to make: see the long test below
+    increments_each = 40  # 200 take a minute and more: see the long tests below
+    deleted_rows = 20_000  # 200,000 take a minute to make: likewise
 
     @pytest.fixture
     def catalog(self, shared_catalog: DynamoCatalog) -> Catalog:
@@ -118,6 +118,13 @@ class TestDynamoCatalog(RemoteCatalogContract):
     ) -> None:
         monkeypatch.setattr(self, "deleted_rows", 200_000)
         self.test_a_scan_beyond_or_across_deleted_rows_neither_slows_nor_fails(catalog, partition)
+
+    @pytest.mark.long
+    def test_many_increments_by_many_workers_add_up(
+        self, catalog: Catalog, partition: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(self, "increments_each", 200)
+        self.test_increments_by_many_workers_add_up(catalog, partition)
 
     def test_a_transaction_says_which_row_conflicts(self, catalog: Catalog, partition: str) -> None:
         self.check_conflicts(catalog, partition)
