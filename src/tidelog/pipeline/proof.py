@@ -37,6 +37,7 @@ from tidelog.pipeline.contents import ArchiveFiles
 from tidelog.pipeline.deletions import knows_all, read_deletions
 from tidelog.pipeline.descent import archives_of, partitions_of
 from tidelog.pipeline.erase import is_under_way
+from tidelog.pipeline.known_objects import event_values, folder_values
 from tidelog.pipeline.places import store_at
 from tidelog.pipeline.sought import Sought, is_event_lines, own_column, rows_of
 from tidelog.pipeline.tables.registration import stale_entries
@@ -128,6 +129,7 @@ class _Search:
         self._progress = progress
         self._seen: set[tuple[str, str]] = set()  # store and key
         self._foreign = tuple(_stagings_of_others(home, topic))
+        self._living: set[str] = set()  # folders of a generation that have files with events
         self.proof = Proof(topic.name)
 
     # The topic.
@@ -225,17 +227,29 @@ class _Search:
         pipeline = archive.pipeline(generation)
         own = partitions_of(self._home.log, pipeline, self._topic)
         gone = {each: sorted(self._sought.offsets(number)) for each, number in own.items()}
+        self._living, emptied = set(), {}
         for partition in own:
             self._under_way(archive, pipeline, partition, gone[partition])
         for partition in read_partitions(self._home.log, pipeline):
             for manifest, file in counting_files(self._home.log, pipeline, partition):
                 key = (store.url, file.target)
+                folder = file.target.removeprefix(f"{archive.folder(generation)}/").rpartition("/")[
+                    0
+                ]
+                if file.events:
+                    self._living.add(folder)
+                elif partition in own:
+                    emptied[file.target] = folder
                 if partition not in own:
                     self._seen.add(key)  # of another topic, be it one that had the same name
                 elif key not in self._seen:
                     self._count(key, file.size)
                     for batch in reader.batches(manifest, file):
                         self._archived(file.target, batch, own[partition], gone[partition])
+        for target, folder in emptied.items():
+            # A folder without any event left may have its name from one that was erased.
+            if any(map(self._sought.is_in, folder_values(folder, self._living))):
+                self._add(target, "has one of them in the name of its folder", _UNSEEN)
         for table, what in stale_entries(self._home, archive, generation):
             self._add(f"table {table}", what, _TABLE.replace("{archive}", archive.name))
         self._owner(store, archive)
@@ -285,6 +299,12 @@ class _Search:
     def _loose(self, key: str, data: bytes, why: str) -> bool:
         """An object whose events nobody counts: none may be in it. Whether it has columns."""
         has_columns = True
+        values = event_values(key, data, self._living)
+        if values is not None:
+            found = sum(map(self._sought.is_in, values))
+            if found:
+                self._add(key, f"holds {found} of them: {why}", _remedy(key))
+            return True
         try:
             found = sum(self._in_rows(batch) for batch in rows_of(data))
         except _UNREADABLE:

@@ -61,7 +61,11 @@ class Sought:
 
         For files that have no columns of ours: metadata of tables, and files of others.
         """
-        return sum(any(map(self._is_one, _leaves(row))) for row in batch.to_pylist())
+        return sum(map(self.is_in, batch.to_pylist()))
+
+    def is_in(self, value: Any) -> bool:
+        """Whether a value is one of them, or holds one at any depth, or in JSON there."""
+        return any(map(self._is_one, _leaves(value)))
 
     def _is_one(self, value: Any) -> bool:
         if isinstance(value, str):
@@ -92,7 +96,16 @@ class Sought:
     def in_text(self, data: bytes) -> bool:
         """Whether text, perhaps compressed, holds one of them as JSON writes it."""
         content = _plain(data)
-        return any(form in content for form in self._written)
+        if not self._is_written(content):
+            return False
+        if not is_event_lines(data):
+            return True
+        # Names of an event's fields are in every line: they do not count.
+        lines = [_parse_json(line) for line in content.splitlines() if line]
+        return any(self._is_written(msgspec.json.encode(list(line.values()))) for line in lines)
+
+    def _is_written(self, text: bytes) -> bool:
+        return any(form in text for form in self._written)
 
     @cached_property
     def _written(self) -> frozenset[bytes]:
