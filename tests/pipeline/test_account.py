@@ -2,30 +2,47 @@
 
 from __future__ import annotations
 
+import io
+import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import crc32c
+import msgspec
+import pyarrow.parquet as pq
 import pytest
 
+from tests.cli.running import run_here
 from tests.pipeline.fakes import LinesSink, ListSource
 from tests.pipeline.looking import AT, AT_OR_WHEN, a_home, an_archive, drive, fill
 from tidelog import Event, Home
+from tidelog.catalog.base import Put
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.clock import RandomIds, SystemClock
 from tidelog.errors import UnavailableError, UnknownOutcomeError
-from tidelog.log.archives import read_manifests, read_progress
+from tidelog.log.archives import read_commit_rows, read_manifests, read_progress
 from tidelog.log.base import Log, LogSettings
 from tidelog.log.trim import ToOffsets
+from tidelog.model import layout
 from tidelog.model.account import Account
-from tidelog.model.archive import Archive
+from tidelog.model.archive import Archive, Making
 from tidelog.model.pipeline import Begin, Gap, Manifest
-from tidelog.pipeline.account import read_account
+from tidelog.model.run import encode_row
+from tidelog.model.sealed import seal_json
+from tidelog.pipeline.account import note_before, read_account
+from tidelog.pipeline.archive import open_pipeline
 from tidelog.pipeline.base import Pipeline
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.driver import Driver, Driving
 from tidelog.pipeline.erase import erase_from_archives
+from tidelog.pipeline.generations import begin_backfill
+from tidelog.pipeline.health import Limits, troubles
+from tidelog.pipeline.metrics import status_text
 from tidelog.pipeline.replay import Replaying, replay
+from tidelog.pipeline.status import ArchiveStatus, PartitionStatus, read_status
+from tidelog.pipeline.verify import Verified, Verifying, verify_archive
 from tidelog.pipeline.workers import LocalWorkers
 from tidelog.sources.base import SourcePartition
 from tidelog.store.memory import MemoryStore
@@ -225,3 +242,144 @@ def test_adoption_ends_when_replies_stay_lost(log: Log) -> None:
         Cycle(log, pipeline, 1).adopt(T0, Begin("0", "earliest"))
     assert deaf.writes <= 20
     assert sum(slept) > 1
+
+
+def test_verify_recounts_from_files_and_not_from_manifests(home: Home) -> None:
+    archive = an_archive(home, parser=AT)
+    drive(home, archive)
+    (first,) = verified(home, archive).accounts[:1]
+    assert first == account(home, archive), "rows and files say the same"
+    # A manifest that counts an event which no file holds.
+    (manifest,) = read_manifests(home.log, archive.pipeline(), "t/0")
+    file = next(each for each in manifest.files if each.kind == "data")
+    table = pq.read_table(io.BytesIO(home.store.get(file.target)))
+    shorter = io.BytesIO()
+    pq.write_table(table.slice(1), shorter)
+    data = shorter.getvalue()
+    home.store.delete([file.target])
+    home.store.put(file.target, data)
+    changed = msgspec.structs.replace(file, size=len(data), crc=crc32c.crc32c(data))
+    files = tuple(changed if each == file else each for each in manifest.files)
+    replace_manifest(home, archive, msgspec.structs.replace(manifest, files=files))
+    for deep in (False, True):
+        found = verified(home, archive, deep=deep)
+        assert [each.kind for each in found.problems] == ["contents"]
+        assert not found.accounts[0].adds_up
+    fewer = msgspec.structs.replace(changed, events=file.events - 1)
+    files = tuple(fewer if each == file else each for each in manifest.files)
+    lying = msgspec.structs.replace(
+        manifest, files=files, written=manifest.written - 1, dropped=manifest.dropped - 1
+    )
+    replace_manifest(home, archive, lying)
+    assert "counts" in {each.kind for each in verified(home, archive).problems}
+
+
+def test_verify_notices_a_range_whose_offsets_do_not_add_up(home: Home) -> None:
+    archive = an_archive(home)
+    drive(home, archive)
+    (manifest,) = read_manifests(home.log, archive.pipeline(), "t/0")
+    replace_manifest(home, archive, msgspec.structs.replace(manifest, absent=1))
+    assert {each.kind for each in verified(home, archive).problems} == {"account"}
+
+
+def test_verify_notices_a_head_that_forgot_a_gap(home: Home) -> None:
+    archive = an_archive(home)
+    drive(home, archive)
+    where = layout.pipeline_partition(archive.pipeline(), "t/0")
+    head = read_progress(home.log, archive.pipeline(), "t/0")
+    assert head is not None
+    begin = Begin("10", "explicit")
+    for wrong in ({"gaps": (Gap("3", "5", "retention", 2),)}, {"begin": begin}):
+        change = Put("head", encode_row(msgspec.structs.replace(head, **wrong)))
+        home.log.catalog.write(where, change, write_id=home.log.ids.new())
+        assert {each.kind for each in verified(home, archive).problems} == {"account"}
+
+
+def test_promoted_generation_is_compared_with_the_one_before(home: Home) -> None:
+    archive = an_archive(home, parser=AT)
+    drive(home, archive)
+    home.trim("t", ToOffsets({0: 40}))
+    built, generation = begin_backfill(home, "daily", Making(parser=AT_OR_WHEN))
+    pipeline = open_pipeline(home, built, LocalWorkers(1), generation)
+    Driver(home.log, pipeline, Driving()).run()
+    fresh = read_account(home.log, built.pipeline(generation), "t/0")
+    assert fresh is not None
+    assert fresh.begin is not None
+    note_before(home.log, (1, archive.pipeline()), built.pipeline(generation), 0)
+    problems = verified(home, built, generation=generation).problems
+    if fresh.begin.position == "0":  # filled from the generation before
+        assert problems == []
+        return
+    assert [each.kind for each in problems] == ["account"]
+    assert "generation 1 accounted for 0 to 40" in problems[0].what
+    note_before(home.log, (1, archive.pipeline()), built.pipeline(generation), 0, "--force")
+    found = verified(home, built, generation=generation)
+    assert found.problems == []
+    assert "let-go" in {each.kind for each in found.notes}
+
+
+def test_status_check_and_metrics_show_the_account(home: Home) -> None:
+    archive = an_archive(home, parser=AT)
+    drive(home, archive)
+    erase_from_archives(home, home.topic("t"), {0: [1, 50]})
+    status = read_status(home, archive)
+    assert of(status).account == account(home, archive)
+    text = status_text([status])
+    assert 'tidelog_archive_offsets_erased{archive="daily",partition="t/0"} 2' in text
+    assert 'tidelog_archive_offsets_unaccounted{archive="daily",partition="t/0"} 0' in text
+    where = layout.pipeline_partition(archive.pipeline(), "t/0")
+    head = read_progress(home.log, archive.pipeline(), "t/0")
+    assert head is not None
+    totals = msgspec.structs.replace(head.totals, absent=3)
+    change = Put("head", encode_row(msgspec.structs.replace(head, totals=totals)))
+    home.log.catalog.write(where, change, write_id=home.log.ids.new())
+    said = "\n".join(troubles(read_status(home, archive), Limits(max_dead=100)))
+    assert "does not add up: 100 offsets" in said
+
+
+def test_commands_show_begins_gaps_and_that_all_adds_up(
+    home: Home,
+    monkeypatch: pytest.MonkeyPatch,
+    capfdbinary: pytest.CaptureFixture[bytes],
+    tmp_path: Path,
+) -> None:
+    command = run_here(monkeypatch, capfdbinary, tmp_path)
+
+    def run(*words: str) -> str:
+        done = command("--home", home.config, *words)
+        assert done.code == 0, done.err
+        return done.out.decode()
+
+    archive = an_archive(home)
+    drive(home, archive)
+    fill(home, range(100, 150))
+    home.trim("t", ToOffsets({0: 130}), past_readers=True)
+    drive(home, archive, accept_loss=True)
+    (line, _) = run("archive", "status", "daily", "--json").splitlines()
+    found = json.loads(line)["account"]
+    gap = {"start": "100", "end": "130", "reason": "retention", "offsets": 30}
+    assert found["gaps"] == [gap]
+    assert found["adds_up"]
+    assert (found["begin"], found["begin_reason"], found["never_there"]) == ("0", "earliest", 0)
+    again = json.loads(run("archive", "verify", "daily", "--json"))["accounts"]
+    assert again[0] == {"partition": "t/0", **found}
+    for name in ("status", "verify"):
+        text = run("archive", name, "daily")
+        assert "gap from 100 to 130, 30 offsets: retention" in text
+        assert "adds up" in text
+        assert "NO" not in text
+
+
+def of(status: ArchiveStatus) -> PartitionStatus:
+    return next(each for each in status.partitions if each.partition == "t/0")
+
+
+def verified(home: Home, archive: Archive, **how: Any) -> Verified:
+    return verify_archive(home, archive, Verifying(**how))
+
+
+def replace_manifest(home: Home, archive: Archive, manifest: Manifest) -> None:
+    """Let the one commit of a partition have another manifest."""
+    (row,) = read_commit_rows(home.log, archive.pipeline(), "t/0")
+    home.store.delete([row.committed.manifest])
+    home.log.store.put(row.committed.manifest, seal_json(manifest))

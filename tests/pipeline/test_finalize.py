@@ -23,7 +23,7 @@ from tidelog.log.targets import open_target
 from tidelog.model import layout
 from tidelog.model.archive import Archive, Making
 from tidelog.model.backoff import Backoff
-from tidelog.model.pipeline import Committed, FileEntry, Manifest, Progress
+from tidelog.model.pipeline import Committed, FileEntry, Listed, Manifest, Progress
 from tidelog.model.run import decode_row, encode_row
 from tidelog.model.sealed import seal_json
 from tidelog.pipeline.finalize import Finalized, Finalizer, Finalizing, FolderNotice, Listener
@@ -92,7 +92,7 @@ class World:
         change = Put(layout.archive_row("a"), encode_row(made))
         self.rows.write(layout.REGISTRY, change, write_id="made")
         for partition in self.source.partitions():
-            row = Put(layout.partition_row(partition.text), partition.text.encode())
+            row = Put(layout.partition_row(partition.text), encode_row(Listed(partition.text)))
             self.rows.write(layout.pipeline_shards("inc.1"), row, write_id=partition.text)
 
     def log(self, faults: Faults | None = None, scheduler: Scheduler | None = None) -> Log:

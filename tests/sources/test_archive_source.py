@@ -20,7 +20,7 @@ from tidelog.catalog.base import Delete, Put
 from tidelog.codec.events import EVENT_SCHEMA
 from tidelog.errors import CorruptError, InvalidError, NotFoundError
 from tidelog.home import World, create_home
-from tidelog.log.archives import read_commits, read_manifests, read_progress
+from tidelog.log.archives import read_commits, read_manifests, read_partitions, read_progress
 from tidelog.log.trim import ToOffsets
 from tidelog.model import layout
 from tidelog.model.archive import Archive, Making
@@ -255,7 +255,7 @@ def test_an_archive_that_began_late_or_lost_events(home: Home) -> None:
     how = Driving(accept_loss=True)
     Driver(home.log, open_pipeline(home, archive, LocalWorkers()), how).run()
     plan: Any = source.reader(Range(T0, "20", "100"))
-    assert plan.lost == (Gap("50", "70"),)
+    assert plan.lost == (Gap("50", "70", "retention", 20),)
     assert table_of(plan, "100")["offset"].to_pylist() == [*range(20, 50), *range(70, 100)]
     assert source.count("20", "100") == 60
 
@@ -265,9 +265,7 @@ def test_an_empty_archive_has_nothing_until_it_has_run(home: Home) -> None:
     source = at(home)
     assert source.partitions() == []
     assert source.bounds([]) == {}
-    listed = Put(layout.partition_row("t/1"), b"t/1")  # by a driver that died before its head
-    where = layout.pipeline_shards(archive.pipeline())
-    home.log.catalog.write(where, listed, write_id=home.log.ids.new())
+    assert read_partitions(home.log, archive.pipeline()) == ["t/0", "t/1"], "create has seen them"
     assert source.partitions() == []
     drive(home, archive)
     assert source.partitions() == [T0, SourcePartition("t", "1")]
@@ -481,12 +479,13 @@ def test_a_backfill_goes_on_from_the_live_source(home: Home) -> None:
         epoch=head.epoch if head else 0,
         totals=head.totals if head else Progress("", 0, 0).totals,
         looked=head.looked if head else 0,
+        begin=head.begin if head else None,
     )
     fill(home, 100, 300)
     drive(home, daily)
     assert ends(home, daily) == ["300", "400"]
     assert whole(at(home, "archive:daily")).equals(of_topic(home))
-    home.delete_topic("t")
+    home.delete_topic("t", past_readers=True)
     home.create_topic("t", 2)
     fill(home, 500)
     with pytest.raises(LostError, match="was made anew"):

@@ -13,6 +13,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidelog.cli.accounts import account_values, show_accounts
 from tidelog.cli.driving import Watch
 from tidelog.cli.exit_codes import FAILED
 from tidelog.cli.output import Output, json_option, write_out
@@ -281,10 +282,15 @@ def _letters(batch: pa.RecordBatch) -> list[dict[str, Any]]:
 def _show(output: Output, found: Verified) -> None:
     values = asdict(found)
     if output.as_json:
+        values["accounts"] = [
+            {"partition": each.partition, **account_values(each)} for each in found.accounts
+        ]
         output.record(values)
         return
+    del values["accounts"]
     values["problems"], values["notes"] = values.pop("problem_count"), len(found.notes)
     output.record(values)
+    show_accounts(output, found.archive, found.accounts)
     for heading, listed in (("problems", found.problems), ("notes", found.notes)):
         if listed:
             output.title(heading)

@@ -8,6 +8,7 @@ from typing import Any
 import click
 import msgspec
 
+from tidelog.cli.accounts import account_values, show_accounts
 from tidelog.cli.exit_codes import FAILED
 from tidelog.cli.output import Output, counted, json_option, write_out
 from tidelog.errors import InvalidError
@@ -257,6 +258,7 @@ def _show(output: Output, found: ArchiveStatus) -> None:
             "bytes": each.bytes,
             "dead": each.dead,
             "lost": each.totals.lost + bool(each.unread),
+            "account": None if each.account is None else account_values(each.account),
             "unread": each.unread,
             "last_commit": to_iso(each.last_commit_ms) if each.last_commit_ms else None,
             "failure": each.failure.message if each.failure else None,
@@ -272,6 +274,8 @@ def _show(output: Output, found: ArchiveStatus) -> None:
     ]
     names = ("partition", "position", "end", "lag", "lag_s", "events", "files", "bytes", "dead")
     output.records((*names, "lost", "last_commit", "under_way_s"), rows)
+    accounts = [each.account for each in found.partitions if each.account is not None]
+    show_accounts(output, found.archive.name, accounts)
     events = sum(each.events for each in found.partitions)
     files = sum(each.files for each in found.partitions)
     behind = "an unknown number" if found.lag is None else f"{found.lag:,}"

@@ -173,6 +173,10 @@ ROWS = (
         "a range that is done, or merged ones",
     ),
     Kind(
+        "pipeline/<name>/<source partition> · before",
+        "what the generation before a promoted one accounted for",
+    ),
+    Kind(
         "pipeline/<name>/<source partition> · erased",
         "how many events erasures took out of its files",
     ),

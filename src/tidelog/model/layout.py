@@ -9,6 +9,7 @@ from tidelog.model.limits import KEY_SEGMENT_BYTES_MAX, ROW_BYTES_MAX
 
 __all__ = [
     "ACCEPTED_ROW",
+    "BEFORE",
     "COMPILE_ROW",
     "ERASED",
     "FAILURE_ROWS",
@@ -359,6 +360,10 @@ ERASING = ".erasing-"
 def aside_folder(root: str) -> str:
     """Where an archive's files are that were set aside."""
     return f"{root}/_aside/"
+
+
+BEFORE = "before"
+"""What the generation before a promoted one accounted for; beside the promoted one's head."""
 
 
 def aside_row(manifest_id: str) -> str:

@@ -15,6 +15,7 @@ from tidelog.model.sealed import open_json
 
 __all__ = [
     "Aside",
+    "Before",
     "Begin",
     "BeginReason",
     "Committed",
@@ -108,6 +109,23 @@ class ErasedEvents(Persisted, frozen=True):
 
     data: int = 0
     dead: int = 0
+
+
+class Before(Persisted, frozen=True):
+    """What the generation before a promoted one accounted for, in one source partition."""
+
+    generation: int
+    begin: str
+    end: str
+    span: int  # offsets between them, or events that it numbered
+    archived: int
+    dead: int
+    dropped: int
+    erased: int
+    absent: int
+    gaps: tuple[Gap, ...]
+    at_ms: int  # when the other one was promoted
+    reason: str = ""  # of a forced promote: why what it lacks was let go
 
 
 class Totals(Persisted, frozen=True):

@@ -2,30 +2,76 @@
 
 From two heads and two rows, so that a million commits cost no more than one. Only where dead
 letters were erased are the manifests read that have any: a replay may have replaced the files that
-they were erased from.
+they were erased from. What does not add up is read once more, since a driver, a replay or an
+erasure may have moved on between two rows.
 """
 
 from __future__ import annotations
 
-from tidelog.log.archives import read_erased, read_progress
+from tidelog.catalog.base import Put
+from tidelog.log.archives import read_erased, read_partitions, read_progress
 from tidelog.log.base import Log
 from tidelog.log.replays import Replays, replay_pipeline
+from tidelog.model import layout
 from tidelog.model.account import Account, account_of
-from tidelog.model.pipeline import Progress
+from tidelog.model.pipeline import Before, Progress
+from tidelog.model.run import decode_row, encode_row
 
-__all__ = ["read_account"]
+__all__ = ["note_before", "read_account", "read_before"]
+
+_ATTEMPTS = 5  # to read rows that others keep changing
 
 
-def read_account(
-    log: Log, pipeline: str, partition: str, head: Progress | None = None
-) -> Account | None:
-    """Returns the account of a source partition; None where nothing has begun.
+def read_account(log: Log, pipeline: str, partition: str) -> Account | None:
+    """Returns the account of a source partition; None where nothing has begun."""
+    account: Account | None = None
+    for _ in range(_ATTEMPTS):
+        head = read_progress(log, pipeline, partition)
+        if head is None:
+            return None
+        account = _account(log, pipeline, partition, head)
+        if account.adds_up or read_progress(log, pipeline, partition) == head:
+            break
+    return account
 
-    ``head`` is the partition's, where it was read already.
+
+def note_before(log: Log, old: tuple[int, str], new: str, now_ms: int, reason: str = "") -> None:
+    """Record beside the heads of a generation what the one before it accounted for.
+
+    ``old`` is that one's number and pipeline. Called before the new one is promoted, and again
+    after a crash: what is recorded then replaces what was.
     """
-    head = read_progress(log, pipeline, partition) if head is None else head
-    if head is None:
-        return None
+    generation, pipeline = old
+    for partition in read_partitions(log, pipeline):
+        account = read_account(log, pipeline, partition)
+        if account is None or account.begin is None:
+            continue
+        before = Before(
+            generation=generation,
+            begin=account.begin.position,
+            end=account.end,
+            span=account.span,
+            archived=account.archived,
+            dead=account.dead,
+            dropped=account.dropped,
+            erased=account.erased,
+            absent=account.absent,
+            gaps=account.gaps,
+            at_ms=now_ms,
+            reason=reason,
+        )
+        where = layout.pipeline_partition(new, partition)
+        put = Put(layout.BEFORE, encode_row(before))
+        log.catalog.write(where, put, write_id=log.ids.new())
+
+
+def read_before(log: Log, pipeline: str, partition: str) -> Before | None:
+    """Returns what the generation before this one accounted for, if it was promoted."""
+    row = log.catalog.get(layout.pipeline_partition(pipeline, partition), layout.BEFORE)
+    return None if row is None else decode_row(row.value, Before, f"row `{row.row}`")
+
+
+def _account(log: Log, pipeline: str, partition: str, head: Progress) -> Account:
     replays = read_progress(log, replay_pipeline(pipeline), partition) or Progress("", 0, 0)
     erased = read_erased(log, pipeline, partition)
     erased_again = read_erased(log, replay_pipeline(pipeline), partition)

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from tidelog.codec.events import EVENT_SCHEMA
 from tidelog.codec.formats import Format, open_format, settings_of
 from tidelog.codec.formats.base import MISFIT_SCHEMA
+from tidelog.codec.formats.footers import FOOTED, count_rows
 from tidelog.codec.formats.hadoop import BYTES, SequenceReader
 from tidelog.codec.formats.rows import ROW_FORMATS, read_rows
 from tidelog.codec.formats.sidecar import SIDECAR_SCHEMA
@@ -66,6 +67,20 @@ class ArchiveFiles:
                 sidecars = [each for each in manifest.files if each.target == beside]
                 opened = [stack.enter_context(fetched(self._store, each)) for each in sidecars]
                 yield from self._format.read(data, opened[0] if opened else None)
+
+    def count(self, manifest: Manifest, file: FileEntry) -> int:
+        """Returns how many events a file holds, by its own footer or its sidecar's, if it has one.
+
+        ``CorruptError`` where that cannot be read, ``NotFoundError`` where the file is gone.
+        """
+        beside = None if file.kind == "dead" else self._format.sidecar_name(file.target)
+        sidecars = [each for each in manifest.files if each.target == beside]
+        counted = sidecars[0] if sidecars else file
+        form = "parquet" if sidecars or file.kind == "dead" else self._format.name
+        if form not in FOOTED:
+            return sum(batch.num_rows for batch in self.batches(manifest, file))
+        with opened(self._store, counted.target, counted.size) as data:
+            return count_rows(form, data, f"archive file `{counted.target}`")
 
     def offsets(self, batch: pa.RecordBatch, file: FileEntry) -> pa.Array:
         """The offsets of what was read from a file."""

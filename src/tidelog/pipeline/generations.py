@@ -27,6 +27,7 @@ from tidelog.home import Home
 from tidelog.log.archives import change_archive, read_partitions, read_progress
 from tidelog.log.replays import replay_pipeline
 from tidelog.model.archive import Archive, Making
+from tidelog.pipeline.account import note_before
 from tidelog.pipeline.archive import find_archive, open_sink
 from tidelog.pipeline.places import files_at, source_at
 from tidelog.pipeline.removal import close_heads, delete_below, remove_work
@@ -78,6 +79,9 @@ def promote(home: Home, name: str, *, force: bool = False, keep: bool = False) -
         check_tables(archive, building)
         if not force:
             _check_as_far(home, archive, building)
+        old = (archive.generation, archive.pipeline())
+        reason = "--force" if force else ""
+        note_before(home.log, old, archive.pipeline(building), home.log.clock.now_ms(), reason)
         archive = change_archive(
             home.log, name, lambda found: msgspec.structs.replace(found, generation=building)
         )

@@ -81,6 +81,10 @@ def _of_partition(each: PartitionStatus, status: ArchiveStatus, limits: Limits) 
             f"its topic was deleted, and up to {each.unread} of its events were not archived: they "
             "are lost, unless a copy of the home has them"
         )
+    if each.account is not None and not each.account.adds_up:
+        yield (
+            f"does not add up: {each.account.problem}: run `tidelog archive verify {archive.name}`"
+        )
     if limits.max_lag is not None and (each.lag or 0) > limits.max_lag:
         yield f"{each.lag} events wait, at most {limits.max_lag} may: add workers or shards"
     given_ms = limits.max_lag_ms

@@ -107,8 +107,40 @@ _PARTITIONS = (
         lambda each, _: each.totals.lost,
     ),
     _OfPartition(
-        _Metric("events_total", "counter", "Events archived so far"),
+        _Metric("events_total", "counter", "Events read from the source so far"),
         lambda each, _: each.events,
+    ),
+    _OfPartition(
+        _Metric("offsets", "gauge", "Offsets from where the archive begins to its position"),
+        lambda each, _: each.account.span if each.account else None,
+    ),
+    _OfPartition(
+        _Metric("offsets_archived", "gauge", "Offsets whose events are in data files"),
+        lambda each, _: each.account.archived if each.account else None,
+    ),
+    _OfPartition(
+        _Metric("offsets_dead", "gauge", "Offsets whose events are dead letters"),
+        lambda each, _: each.account.dead if each.account else None,
+    ),
+    _OfPartition(
+        _Metric("offsets_dropped", "gauge", "Offsets whose events the transform dropped"),
+        lambda each, _: each.account.dropped if each.account else None,
+    ),
+    _OfPartition(
+        _Metric("offsets_erased", "gauge", "Offsets whose events were deleted or erased"),
+        lambda each, _: each.account.erased if each.account else None,
+    ),
+    _OfPartition(
+        _Metric("offsets_never_there", "gauge", "Offsets that never held an event for readers"),
+        lambda each, _: each.account.absent if each.account else None,
+    ),
+    _OfPartition(
+        _Metric("offsets_in_gaps", "gauge", "Offsets that were skipped for a recorded reason"),
+        lambda each, _: each.account.skipped if each.account else None,
+    ),
+    _OfPartition(
+        _Metric("offsets_unaccounted", "gauge", "Offsets that do not add up; 0 when all do"),
+        lambda each, _: each.account.span - each.account.total if each.account else None,
     ),
     _OfPartition(
         _Metric("left_out_total", "counter", "Events left out, as they were erased before"),

@@ -37,7 +37,7 @@ def remove_work(log: Log, pipeline: str, staged_in: Store) -> None:
     delete_below(staged_in, layout.staging_of(pipeline))
     delete_below(log.store, layout.manifests(pipeline))
     for partition in read_partitions(log, pipeline):
-        for kind in ("aside", "commit", "erased", "intent"):
+        for kind in ("aside", "before", "commit", "erased", "intent"):
             _remove_rows(log, layout.pipeline_partition(pipeline, partition), kind)
     for kind in ("counted", "failure", "folder", "unsettled"):
         _remove_rows(log, layout.pipeline_shards(pipeline), kind)

@@ -22,9 +22,11 @@ from tidelog.log.archives import read_partitions, read_progress
 from tidelog.log.readers import DeletedTopic
 from tidelog.log.replays import replay_effect, replay_pipeline
 from tidelog.model import layout
+from tidelog.model.account import Account
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import Aside, Failure, Intent, Progress, Totals
 from tidelog.model.run import HeldRow, decode_row
+from tidelog.pipeline.account import read_account
 from tidelog.pipeline.failures import read_failures
 from tidelog.pipeline.forgotten import read_aside
 from tidelog.pipeline.places import source_at
@@ -56,6 +58,7 @@ class PartitionStatus:
     lost_to: str  # the source holds nothing before this, and we had not come so far
     unread: int = 0  # events of a topic that was deleted before they were archived
     failure: Failure | None = None  # why its driver fails there now
+    account: Account | None = None  # of every offset from the begin on; None: it has not begun
 
     @property
     def waits(self) -> bool:
@@ -180,6 +183,7 @@ class _Look:
         if under_way is not None:
             what = f"intent of `{partition.text}`"
             intent_ms = decode_row(under_way.value, Intent, what).began_ms
+        account = read_account(self.home.log, self.pipeline, partition.text)
         replays = replay_effect(self.home.log, self.pipeline, partition.text)
         failure = self.failures.get(partition.text)
         if failure is not None and failure.at_ms < head.totals.committed_ms:
@@ -194,12 +198,13 @@ class _Look:
             events=head.ordinal,
             files=head.totals.files + replays.files,
             bytes=head.totals.bytes + replays.bytes,
-            dead=head.totals.dead - replays.replayed,
+            dead=0 if account is None else account.dead,
             totals=head.totals,
             intent_ms=intent_ms,
             lost_to=held.first if held and lost else "",
             unread=self._unread(partition, head),
             failure=failure,
+            account=account,
         )
 
     def _unread(self, partition: SourcePartition, head: Progress) -> int:

@@ -32,6 +32,7 @@ from tidelog.log.archives import (
 from tidelog.log.base import Log
 from tidelog.log.replays import Replays, Stretch, replay_pipeline
 from tidelog.model import layout
+from tidelog.model.account import Account
 from tidelog.model.archive import Archive
 from tidelog.model.folder import Folder, encode_success
 from tidelog.model.pipeline import (
@@ -43,8 +44,10 @@ from tidelog.model.pipeline import (
     read_manifest,
 )
 from tidelog.model.run import decode_row
+from tidelog.pipeline.account import read_before
 from tidelog.pipeline.contents import ArchiveFiles
 from tidelog.pipeline.places import source_at, store_at
+from tidelog.pipeline.recount import Recount, check_before, check_head
 from tidelog.pipeline.verify_rows import Problem, check_commits, check_manifest, check_replay
 from tidelog.pipeline.verify_source import SourceCheck
 from tidelog.store.base import Store
@@ -87,6 +90,7 @@ class Verified:
     dead: int = 0  # now
     dropped: int = 0
     lost: int = 0  # gaps
+    accounts: list[Account] = field(default_factory=list)  # recounted, by source partition
     problem_count: int = 0
     problems: list[Problem] = field(default_factory=list)  # the first ones
     notes: list[Problem] = field(default_factory=list)
@@ -156,6 +160,7 @@ class _Look:
             for folder in (archive.folder(number), archive.dead)
             for info in self._store.list(f"{folder}/")
         }
+        self._recount = Recount("")  # of the source partition that is looked at
         self._named: set[str] = set()  # by manifests of commits
         self._coming: set[str] = set()  # by those of intents
         url = making.source or archive.source
@@ -166,14 +171,16 @@ class _Look:
         self.tally.partitions += 1
         again = self._rows(replay_pipeline(pipeline), partition)  # of dead letters that came before
         rows = self._rows(pipeline, partition)
+        recount = self._recount = Recount(partition, problems=self.tally.problem_count)
         dead: list[FileEntry] = []
         for manifest in self._manifests(partition, rows):
+            recount.add(manifest)
             dead += [file for file in manifest.files if file.kind == "dead"]
             self.tally.events += manifest.read
             self.tally.dropped += manifest.dropped
             for gap in manifest.lost:
                 self.tally.lost += 1
-                what = f"{gap.start} to {gap.end} was lost at the source, and accepted"
+                what = f"{gap.start} to {gap.end} is a gap, by reason: {gap.reason}"
                 self.tally.note("lost", partition, what, "nothing: it is on record")
             if self._source is not None:
                 self.tally.add(*self._source.count(manifest))
@@ -183,9 +190,31 @@ class _Look:
         for manifest in self._manifests(partition, again, is_replay=True):
             made += [file for file in manifest.files if file.kind == "dead"]
             stretch = Stretch.between(manifest.start, manifest.end)
+            recount.add_replay(manifest, dead)
             dead, problems = check_replay(manifest, stretch, dead)
             self.tally.add(*problems)
         self._check_dead(partition, dead, made)
+        recount.add_dead(dead)
+        self._check_account(pipeline, recount, rows)
+
+    def _check_account(self, pipeline: str, recount: Recount, rows: _Rows) -> None:
+        """Every offset is accounted for, as files, ranges, head and the generation before say."""
+        if rows.head is None and not recount.commits:
+            return
+        account = recount.account(rows.head)
+        self.tally.accounts.append(account)
+        self.tally.add(*recount.check_offsets())
+        # A file, manifest or row that is missing or damaged is a problem that explains the sum.
+        if recount.problems == self.tally.problem_count:
+            self.tally.add(*check_head(rows.head, recount))
+            if not account.adds_up:
+                self.tally.add(Problem("account", recount.partition, account.problem, _RESTORE))
+        before = read_before(self.log, pipeline, recount.partition)
+        for problem in check_before(before, account) if before is not None else ():
+            if problem.kind == "account":
+                self.tally.add(problem)
+            else:
+                self.tally.notes.append(problem)
 
     def strays(self) -> None:
         """Files that no manifest names; names that begin with ``_`` are no data."""
@@ -311,20 +340,33 @@ class _Look:
 
     def _check_files(self, manifest: Manifest, files: list[FileEntry]) -> None:
         there = [f for f in files if self._is_there(manifest, f) and f.kind != "sidecar"]
-        if self._how.deep and there:
+        if there:
+            look = self._read if self._how.deep else self._count
             with ThreadPoolExecutor(_AT_ONCE) as pool:
-                found = list(pool.map(lambda file: self._read(manifest, file), there))
+                found = list(pool.map(lambda file: look(manifest, file), there))
             self.tally.add(*(each for each in found if isinstance(each, Problem)))
-            held = [each for each in found if not isinstance(each, Problem)]
-            doubled = sum(map(len, held)) - len(np.unique(np.concatenate([*held, _NONE])))
-            if doubled:
-                where = f"{manifest.partition}, {manifest.start} to {manifest.end}"
-                what = f"{doubled} offsets stand in two of its files"
-                self.tally.add(Problem("double", where, what, _KEEP))
+            for file, each in zip(there, found, strict=True):
+                if not isinstance(each, Problem):
+                    self._recount.found(file.kind, each if isinstance(each, int) else len(each))
+            held = [each for each in found if not isinstance(each, Problem | int)]
+            self._check_offsets(manifest, np.concatenate([*held, _NONE]))
         for file in files:
             self.tally.files += 1
             self.tally.bytes += file.size
             self._how.progress(file.size)
+
+    def _check_offsets(self, manifest: Manifest, offsets: Offsets) -> None:
+        """The offsets that files of one range hold: each once, and none that was erased."""
+        where = f"{manifest.partition}, {manifest.start} to {manifest.end}"
+        known = np.unique(offsets)
+        if len(known) != len(offsets):
+            what = f"{len(offsets) - len(known)} offsets stand in two of its files"
+            self.tally.add(Problem("double", where, what, _KEEP))
+        left = np.intersect1d(known, np.array(manifest.erased, np.int64))
+        if len(left):
+            what = f"{len(left)} offsets that were erased are in its files, the first is {left[0]}"
+            self.tally.add(Problem("erased", where, what, "erase them again"))
+        self._recount.held(known)
 
     def _is_there(self, manifest: Manifest, file: FileEntry) -> bool:
         size = self._sizes.get(file.target)
@@ -332,7 +374,9 @@ class _Look:
             try:
                 size = self._store.head(file.target).size
             except NotFoundError:
-                if not self._is_replaced(manifest, file):
+                if self._is_replaced(manifest, file):
+                    self._recount.found(file.kind, file.events)  # they were there
+                else:
                     what = f"is not there; it held {file.events} events"
                     self.tally.add(Problem("missing", file.target, what, _RESTORE))
                 return False
@@ -341,7 +385,20 @@ class _Look:
             self.tally.add(Problem("size", file.target, what, _RESTORE))
         return size == file.size
 
-    def _read(self, manifest: Manifest, file: FileEntry) -> Offsets | Problem:
+    def _count(self, manifest: Manifest, file: FileEntry) -> int | Problem:
+        """How many events a file holds, by itself."""
+        try:
+            events = self._contents.count(manifest, file)
+        except (CorruptError, NotFoundError, InvalidError) as exc:
+            if self._is_replaced(manifest, file):
+                return file.events  # they were there when its row was read
+            return Problem("contents", file.target, str(exc), _RESTORE)
+        if events != file.events:
+            what = f"holds {events} events, its manifest says {file.events}"
+            return Problem("contents", file.target, what, _RESTORE)
+        return events
+
+    def _read(self, manifest: Manifest, file: FileEntry) -> Offsets | int | Problem:
         """The offsets of a file that is what its manifest says; its sidecar is read with it."""
         try:
             parts = [
@@ -350,7 +407,7 @@ class _Look:
             ]
         except (CorruptError, NotFoundError, InvalidError) as exc:
             if self._is_replaced(manifest, file):
-                return _NONE
+                return file.events  # they were there when its row was read
             return Problem("contents", file.target, str(exc), _RESTORE)
         offsets: Offsets = np.concatenate([*parts, _NONE])
         ends = (int(offsets[0]), int(offsets[-1])) if len(offsets) else (-1, -1)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from tidelog.log.replays import Stretch
-from tidelog.model.pipeline import Committed, FileEntry, Manifest, Progress
+from tidelog.model.pipeline import Committed, FileEntry, Manifest, Progress, offsets_between
 
 __all__ = ["Problem", "check_commits", "check_manifest", "check_replay"]
 
@@ -84,6 +84,16 @@ def check_manifest(
             f"manifest `{committed.manifest}` {said} from event {manifest.ordinal} on"
         )
         yield Problem("manifest", where, what, _MANIFEST)
+    span = offsets_between(manifest.start, manifest.end)
+    skipped = sum(gap.offsets for gap in manifest.lost)
+    if stretch is None and span is not None:
+        without = manifest.deleted + manifest.absent + skipped
+        if span != manifest.read + without:
+            what = (
+                f"{span} offsets, but {manifest.read} events were read, {manifest.deleted} were "
+                f"deleted before, {manifest.absent} were never there, {skipped} are in gaps"
+            )
+            yield Problem("account", where, what, _KEEP)
     parts = (manifest.written, manifest.dead, manifest.dropped, manifest.left_out)
     if manifest.read != sum(parts) or min(parts) < 0:
         what = (

@@ -1,0 +1,199 @@
+"""Recounting a source partition from its files: what became of every offset.
+
+Rows and manifests say how many events were read, dropped, deleted or never there; the files say how
+many are archived or dead letters now. What manifests say of the events in files does not count, nor
+do the totals of the head: both are compared with what was found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from tidelog.log.replays import Stretch
+from tidelog.model.account import Account
+from tidelog.model.pipeline import (
+    Before,
+    FileEntry,
+    Gap,
+    Manifest,
+    Progress,
+    joined_gaps,
+    offsets_between,
+)
+from tidelog.pipeline.verify_rows import Problem
+
+Offsets = npt.NDArray[np.int64]
+
+__all__ = ["Recount", "check_before", "check_head"]
+
+_KEEP = "keep all as it is, and tell the maintainers: no crash leaves this"
+
+
+@dataclass
+class Recount:
+    """One source partition, as it is counted."""
+
+    partition: str
+    problems: int = 0  # that were found before it began
+    start: str = ""
+    end: str = ""
+    numbers: int = 0  # that the ranges have, where positions are not offsets
+    archived: int = 0  # events found in data files
+    dead: int = 0  # events found in files of dead letters that count
+    dropped: int = 0
+    deleted: int = 0  # before they were read, or before they were written
+    absent: int = 0
+    erased: int = 0  # from files
+    gaps: tuple[Gap, ...] = ()
+    commits: int = 0
+    runs: list[Offsets] = field(default_factory=list)  # found offsets, as first and last of runs
+
+    def add(self, manifest: Manifest) -> None:
+        """Count a range; its data files are counted by ``found``."""
+        self.start = self.start if self.commits else manifest.start
+        self.commits += 1
+        self.end = manifest.end
+        self.gaps = joined_gaps(self.gaps, manifest.lost)
+        skipped = sum(gap.offsets for gap in manifest.lost)
+        self.numbers += manifest.read + manifest.deleted + manifest.absent + skipped
+        self.dropped += manifest.dropped
+        self.deleted += manifest.deleted + manifest.left_out
+        self.absent += manifest.absent
+        self.erased += sum(file.erased for file in manifest.files if file.kind == "data")
+
+    def add_replay(self, manifest: Manifest, dead: Iterable[FileEntry]) -> None:
+        """Count a replay of dead letters, which ``dead`` are before it.
+
+        What was erased from the files that it replaces, before it read them, is in none that count.
+        """
+        stretch = Stretch.between(manifest.start, manifest.end)
+        replaced = sum(file.events + file.erased for file in dead if stretch.holds(file))
+        self.erased += replaced - manifest.read
+        self.dropped += manifest.dropped
+        self.erased += sum(file.erased for file in manifest.files if file.kind == "data")
+
+    def add_dead(self, files: Iterable[FileEntry]) -> None:
+        """Count what was erased from the files of dead letters that count in the end."""
+        self.erased += sum(file.erased for file in files)
+
+    def found(self, kind: str, events: int) -> None:
+        """Count events that a file holds."""
+        if kind == "dead":
+            self.dead += events
+        else:
+            self.archived += events
+
+    def held(self, offsets: Offsets) -> None:
+        """Keep the offsets that a range's files hold, or files of dead letters."""
+        if len(offsets):
+            ordered = np.sort(offsets)
+            breaks = np.flatnonzero(np.diff(ordered) != 1)
+            firsts = ordered[np.concatenate([[0], breaks + 1])]
+            lasts = ordered[np.concatenate([breaks, [len(ordered) - 1]])]
+            self.runs.append(np.stack([firsts, lasts], axis=1))
+
+    def check_offsets(self) -> Iterator[Problem]:
+        """No offset is in two files, whatever ranges, replays and dead letters they are of.
+
+        None lies in a gap, either.
+        """
+        if not self.runs:
+            return
+        runs = np.concatenate(self.runs)
+        runs = runs[np.argsort(runs[:, 0], kind="stable")]
+        over = np.flatnonzero(runs[1:, 0] <= np.maximum.accumulate(runs[:, 1])[:-1])
+        if len(over):
+            what = f"offset {int(runs[1:, 0][over[0]])} is in two of its files"
+            yield Problem("double", self.partition, what, _KEEP)
+        for gap in self.gaps:
+            start, end = gap.start, gap.end
+            if gap.reason == "transform" or offsets_between(start, end) is None:
+                continue
+            inside = (runs[:, 0] < int(end)) & (runs[:, 1] >= int(start))
+            if inside.any():
+                what = f"files hold offsets of its gap from {start} to {end}"
+                yield Problem("account", self.partition, what, _KEEP)
+
+    def account(self, head: Progress | None) -> Account:
+        """Returns the account, from the begin that is recorded to the end of the last range."""
+        begin = head.begin if head is not None else None
+        start = begin.position if begin is not None else self.start
+        end = self.end if self.commits else start
+        offsets = offsets_between(start, end)
+        return Account(
+            partition=self.partition,
+            begin=begin,
+            end=end,
+            span=self.numbers if offsets is None else offsets,
+            is_numbered=offsets is None,
+            archived=self.archived,
+            dead=self.dead,
+            dropped=self.dropped,
+            erased=self.erased + self.deleted,
+            absent=self.absent,
+            gaps=self.gaps,
+        )
+
+
+def check_head(head: Progress | None, recount: Recount) -> Iterator[Problem]:
+    """The head says where its first range begins, and the same gaps and counts as its ranges.
+
+    Only where it is at the end of the last one: else more were committed since it was read.
+    """
+    if head is None or not recount.commits:
+        return
+    if head.begin is None or head.begin.position != recount.start:
+        said = "nothing" if head.begin is None else head.begin.position
+        what = f"its head says that it begins at {said}, its first range begins at {recount.start}"
+        yield Problem("account", recount.partition, what, _KEEP)
+    if head.position != recount.end:
+        return
+    totals = head.totals
+    said_counts = (totals.deleted + totals.left_out, totals.absent, totals.skipped)
+    counts = (recount.deleted, recount.absent, sum(gap.offsets for gap in recount.gaps))
+    if said_counts != counts or head.gaps != recount.gaps:
+        what = (
+            f"its head counts (erased before, never there, in gaps) {said_counts} with "
+            f"{len(head.gaps)} gaps, its ranges {counts} with {len(recount.gaps)}"
+        )
+        yield Problem("account", recount.partition, what, _KEEP)
+
+
+def check_before(before: Before, now: Account) -> Iterator[Problem]:
+    """A promoted generation accounts for all that the one before it did."""
+    do = (
+        f"nothing: a forced promote let it go ({before.reason})"
+        if before.reason
+        else "restore it from a copy of the home, or backfill from a source that has it"
+    )
+    kind = "let-go" if before.reason else "account"
+    for start, end, why in _lacking(before, now):
+        what = f"generation {before.generation} accounted for {start} to {end}, {why}"
+        yield Problem(kind, now.partition, what, do)
+
+
+def _lacking(before: Before, now: Account) -> Iterator[tuple[str, str, str]]:
+    """What a generation lacks of the one before it: start, end, and what is there instead."""
+    span = offsets_between(before.begin, before.end)
+    begin = now.begin.position if now.begin is not None else now.end
+    if span is None or offsets_between(begin, now.end) is None:
+        if now.span < before.span:
+            why = f"{before.span} events; this one has {now.span}"
+            yield before.begin, before.end, why
+        return
+    first, last = int(before.begin), int(before.end)
+    if int(begin) > first:
+        yield before.begin, str(min(last, int(begin))), f"this one begins at {begin}"
+    if int(now.end) < last:
+        yield str(max(first, int(now.end))), before.end, f"this one ends at {now.end}"
+    known = [(int(gap.start), int(gap.end)) for gap in before.gaps]
+    for gap in now.gaps:
+        if gap.reason == "transform":
+            continue
+        start, end = max(first, int(gap.start)), min(last, int(gap.end))
+        if start < end and not any(a <= start and end <= b for a, b in known):
+            yield str(start), str(end), f"this one has a gap there: {gap.reason}"
