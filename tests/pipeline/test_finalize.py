@@ -145,7 +145,7 @@ class World:
 
     def finalizer(self, log: Log, told: Listener | None = None) -> Finalizer:
         archive = read_archive(log, "a")
-        return Finalizer(log, archive, self.source, log.store, told or self.told)
+        return Finalizer(log, archive, [self.source], log.store, told or self.told)
 
     def run(self, how: Finalizing = HOUR, log: Log | None = None) -> Finalized:
         return self.finalizer(log or self.log()).run(how)
@@ -174,6 +174,10 @@ class World:
     def unsettled(self) -> list[str]:
         where = layout.pipeline_shards("inc.1")
         return [row.row for row in self.rows.scan(where, "unsettled/", "unsettled0")]
+
+    def waiting(self) -> list[str]:
+        where = layout.pipeline_shards("inc.1")
+        return [row.row for row in self.rows.scan(where, "waiting/", "waiting0")]
 
 
 def test_folders_that_are_over_are_marked_and_the_watermark_says_it() -> None:
@@ -267,25 +271,26 @@ def test_late_files_reopen_a_folder_until_a_delay_has_passed_without_more() -> N
     assert world.unsettled() == []
 
 
-def test_what_is_older_than_the_look_back_gets_no_marker_but_late_files_reopen_what_has() -> None:
+def test_folders_get_their_marker_however_long_ago_they_ended() -> None:
     world = World()
     days = [f"2026-11-{day:02}T10:00" for day in range(1, 18)]
     world.commit(days)
-    world.run(Finalizing(HOUR_MS, look_back=3))
-    world.check(*(f"t/dt=2026-11-{day}" for day in (14, 15, 16)))
-    world.run(Finalizing(HOUR_MS, look_back=5))
-    world.check(*(f"t/dt=2026-11-{day}" for day in range(12, 17)))
+    world.clock.advance(-2 * 86_400)
+    world.run(Finalizing(HOUR_MS))
+    world.check(*(f"t/dt=2026-11-{day:02}" for day in range(1, 15)))
     world.clock.advance(40 * 86_400)
-    world.commit(["2026-11-12T10:00", "2026-11-03T10:00"])
-    world.run(Finalizing(HOUR_MS, look_back=1))
-    world.check(*(f"t/dt=2026-11-{day}" for day in range(13, 17)))
+    world.commit(["2026-11-12T10:00", "2026-10-03T10:00"])
+    world.run(Finalizing(HOUR_MS))
+    others = [f"t/dt=2026-11-{day:02}" for day in range(1, 18) if day != 12]
+    world.check("t/dt=2026-10-03", *others)
     world.clock.advance(3600)
-    world.run(Finalizing(HOUR_MS, look_back=1))
-    world.check(*(f"t/dt=2026-11-{day}" for day in range(12, 17)))
+    world.run(Finalizing(HOUR_MS))
+    world.check("t/dt=2026-10-03", "t/dt=2026-11-12", *others)
+    assert world.waiting() == []
 
 
 def test_hours_are_final_before_their_day() -> None:
-    world, how = World(granularity="hour"), Finalizing(HOUR_MS, look_back=24)
+    world, how = World(granularity="hour"), Finalizing(HOUR_MS)
     world.commit(["2026-11-16T22:10", "2026-11-16T23:59", "2026-11-17T09:30", "2026-11-17T11:59"])
     world.run(how)
     world.check(
@@ -310,7 +315,7 @@ def test_a_range_of_very_many_folders_is_counted_once() -> None:
     start = ms("2026-11-17T08:00")
     times = [datetime.fromtimestamp(start / 1000 + 60 * n, UTC) for n in range(35)]
     world.commit([f"{time:%Y-%m-%dT%H:%M}" for time in times] * 2)
-    world.run(Finalizing(HOUR_MS, look_back=1_000))
+    world.run(Finalizing(HOUR_MS))
     assert len(world.markers()) == 36
     world.check(*(folder for folder in world.truth if folder != "t/dt=2026-11-17"))
 
@@ -384,7 +389,7 @@ def settled(world: World, how: Finalizing = HOUR) -> None:
     assert set(world.markers()) <= markers
 
 
-@pytest.mark.parametrize("call", range(1, 45))
+@pytest.mark.parametrize("call", range(1, 47))
 def test_one_that_dies_after_any_call_is_finished_by_the_next(call: int) -> None:
     world = World()
     lively(world)
@@ -403,7 +408,7 @@ def test_the_last_of_those_calls_is_beyond_the_end() -> None:
     lively(world)
     faults = Faults()
     world.run(log=world.log(faults))
-    assert 30 < faults.calls <= 43
+    assert 30 < faults.calls <= 45
 
 
 @pytest.mark.parametrize("block", range(6))
@@ -472,7 +477,7 @@ def test_a_marker_that_a_stalled_one_put_or_deleted_too_late_is_mended() -> None
     world.check(folder)
 
 
-@pytest.mark.parametrize("wrong", [{"delay_ms": -1}, {"look_back": 0}])
+@pytest.mark.parametrize("wrong", [{"delay_ms": -1}])
 def test_contradictory_settings_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(InvalidError, match="give a delay"):
         Finalizing(**wrong)  # type: ignore[arg-type]

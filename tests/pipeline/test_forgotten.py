@@ -233,7 +233,7 @@ def markers(home: Home) -> list[str]:
 
 def test_marker_of_a_folder_with_files_set_aside_is_put_again_by_finalize(home: Home) -> None:
     archive = an_old_archive(home)
-    how = Finalizing(delay_ms=0, look_back=10_000)
+    how = Finalizing(delay_ms=0)
     cycle(home, archive, 1)
     finalize(home, archive, how)
     before = markers(home)
@@ -265,7 +265,7 @@ def test_marker_put_after_the_copy_of_the_catalog_goes_until_the_folder_has_file
     home: Home,
 ) -> None:
     archive = an_old_archive(home)
-    how = Finalizing(delay_ms=0, look_back=10_000)
+    how = Finalizing(delay_ms=0)
     cycle(home, archive, 1)
     finalize(home, archive, how)
     before = markers(home)

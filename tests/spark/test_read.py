@@ -237,6 +237,63 @@ def test_runs_of_other_times_are_not_fetched(home: Home) -> None:
     assert [row["offset"] for row in rows] == [9, 10, 11, 12, 13, 14] * 2
 
 
+def values(reader: TidelogReader, tasks: list[object]) -> set[bytes | None]:
+    return {value for _, _, value in found_in(reader, tasks)}
+
+
+def deleted(home: Home) -> None:
+    """Delete, compile and sweep, so that the objects of an older plan are gone."""
+    home.delete("orders", ["id-1"])
+    for partition in (0, 1):
+        Bench(home.log, home.topic("orders"), partition).compile(0, 15)
+    home.sweep(grace="0s")
+
+
+@pytest.mark.usefixtures("orders")
+def test_plan_from_before_a_delete_does_not_return_the_event(home: Home) -> None:
+    reader, tasks = plan(home, columns="partition,offset,value,id", bytesPerTask="2000")
+    home.append("orders", [Event(b"later")], partition=0)
+    before = values(reader, tasks)
+    assert None in before  # the value of the event with that id
+    home.delete("orders", ["id-1"])
+    assert values(reader, tasks) == before - {None}
+    deleted(home)
+    assert values(reader, tasks) == before - {None}, "its ends stay, its objects are others"
+    assert len(found_in(reader, tasks)) == 20
+
+
+@pytest.mark.usefixtures("orders")
+def test_plan_of_trimmed_events_or_of_a_deleted_topic_says_to_load_again(home: Home) -> None:
+    reader, tasks = plan(home)
+    home.trim("orders", ToOffsets({0: 3, 1: 3}))
+    with pytest.raises(TidelogError, match=r"trimmed.*load the table again"):
+        list(reader.read(tasks[0]))
+    home.delete_topic("orders")
+    with pytest.raises(TidelogError, match=r"not found.*load the table again"):
+        list(reader.read(tasks[0]))
+    home.create_topic("orders", 2)
+    with pytest.raises(TidelogError, match="made again: load the table again"):
+        list(reader.read(tasks[0]))
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("orders")
+def test_table_and_view_loaded_before_a_delete_follow_it(
+    local_spark: SparkSession, home: Home, read: Read
+) -> None:
+    table = read("orders")
+    table.createOrReplaceTempView("orders_loaded_before")
+    ids = "SELECT count(*) AS n FROM orders_loaded_before WHERE id = 'id-1'"
+    assert table.count() == 30
+    assert local_spark.sql(ids).collect()[0].n == 10
+    rows = table.select("offset")
+    assert len(rows.collect()) == 30
+    deleted(home)
+    assert len(rows.collect()) == 20, "the same DataFrame, whose plan Spark keeps"
+    assert table.count() == 20
+    assert local_spark.sql(ids).collect()[0].n == 0
+
+
 @pytest.mark.usefixtures("orders")
 def test_an_object_that_is_gone_is_told(home: Home) -> None:
     reader, tasks = plan(home)

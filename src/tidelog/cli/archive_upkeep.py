@@ -98,14 +98,6 @@ def status(home_text: str | None, output: Output, /, name: str | None, **given: 
     metavar="DURATION",
     help="How late events may be; also how long a reopened folder must stay quiet.",
 )
-@click.option(
-    "--look-back",
-    type=click.IntRange(min=1),
-    default=10,
-    show_default=True,
-    metavar="N",
-    help="Mark folders that ended at most N of their own lengths ago.",
-)
 @click.option("--notify", metavar="URL", default="", help="Tell https://host/path of each folder.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
 @json_option
@@ -124,7 +116,6 @@ def finalize(home_text: str | None, output: Output, /, name: str, **given: Any) 
     """
     how = Finalizing(
         delay_ms=duration_ms(given["delay"]),
-        look_back=given["look_back"],
         notify=given["notify"],
         dry_run=given["dry_run"],
     )

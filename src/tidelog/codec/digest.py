@@ -8,12 +8,15 @@ differently: digests of different versions are not compared, only the counts are
 from __future__ import annotations
 
 import functools
+from typing import TYPE_CHECKING
 
-import duckdb
 import msgspec
 import pyarrow as pa
 
 from tidelog.model.decoding import Persisted
+
+if TYPE_CHECKING:
+    import duckdb
 
 __all__ = ["Contents", "contents_of"]
 
@@ -41,6 +44,8 @@ class Contents(Persisted, frozen=True):
 
 def contents_of(table: pa.Table) -> Contents:
     """The contents of some events, each column of the table being a part of them."""
+    import duckdb  # noqa: PLC0415 - Spark's workers that only read do without it
+
     columns = ", ".join(f'"{name}"' for name in sorted(table.schema.names))
     connection = _database().cursor()
     connection.register("events_of_batch", table)
@@ -56,4 +61,6 @@ def contents_of(table: pa.Table) -> Contents:
 @functools.cache
 def _database() -> duckdb.DuckDBPyConnection:
     """One for each process; a task has one core."""
+    import duckdb  # noqa: PLC0415
+
     return duckdb.connect(":memory:", config={"threads": 1})

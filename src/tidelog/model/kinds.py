@@ -158,6 +158,7 @@ ROWS = (
         "how far folder rows have its files",
     ),
     Kind("pipeline/<name> · folder/<end>/<folder>", "a date folder: files, events, final or not"),
+    Kind("pipeline/<name> · waiting/<end>/<folder>", "that it has never had its marker"),
     Kind("pipeline/<name> · unsettled/<end>/<folder>", "that its marker is being put or removed"),
     Kind(
         "pipeline/<name> · partition/<source partition>",

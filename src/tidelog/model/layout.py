@@ -44,7 +44,6 @@ __all__ = [
     "erased_partition",
     "folder_of_manifest",
     "folder_row",
-    "folder_rows",
     "journal",
     "journal_place",
     "journal_row",
@@ -90,6 +89,8 @@ __all__ = [
     "topic_partition",
     "topic_row",
     "unsettled_row",
+    "waiting_row",
+    "waiting_rows",
 ]
 
 FORMAT = 2  # of all that is stored: a home of another format is refused
@@ -344,9 +345,14 @@ def folder_row(end_ms: int, folder: str) -> str:
     return f"folder/{end_ms:015}/{_short(folder)}"
 
 
-def folder_rows(first_ms: int, last_ms: int) -> tuple[str, str]:
-    """The rows of the folders that end in ``[first, last]``, as bounds of a scan."""
-    return f"folder/{max(0, first_ms):015}/", f"folder/{max(0, last_ms):015}0"
+def waiting_row(end_ms: int, folder: str) -> str:
+    """Of a date folder that was never marked."""
+    return f"waiting/{end_ms:015}/{_short(folder)}"
+
+
+def waiting_rows(last_ms: int) -> tuple[str, str]:
+    """Those of the folders that end at a time or before, as bounds of a scan."""
+    return "waiting/", f"waiting/{max(0, last_ms):015}0"
 
 
 ERASED = "erased"

@@ -6,7 +6,8 @@ at a time, by one write that also moves the lane's ``counted`` row and expects i
 crash, a lost reply or a second counter at work leaves nothing half done: whoever comes next goes on
 from ``counted``.
 
-A folder that was marked as final, or was about to be, is made to be reopened by the same write.
+A folder that was marked as final, or was about to be, is made to be reopened by the same write. One
+that never was gets a ``waiting`` row, which goes when it is marked, however late that is.
 """
 
 from __future__ import annotations
@@ -111,8 +112,8 @@ class Counting:
             folder, known = self._folder(row, span)
             more = _with(folder, touches, self.now_ms)
             changes.append(Put(row, encode_row(more), known or ABSENT))
-            if more.state != "open":
-                changes.append(Put(layout.unsettled_row(span.end_ms, span.folder), row.encode()))
+            index = layout.waiting_row if more.state == "open" else layout.unsettled_row
+            changes.append(Put(index(span.end_ms, span.folder), row.encode()))
         write_id = self.log.ids.new()
         try:
             self.log.catalog.write(self._where, *changes, write_id=write_id)

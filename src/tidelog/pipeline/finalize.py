@@ -4,10 +4,12 @@ The *watermark* is a time before which all events are in. A source partition has
 of its last committed event: the parser's time where folders are made of times, else the event's
 own. One that is caught up with its source has reached the present, so a quiet one holds nobody up;
 none has reached more than that, so an event from the future does no harm. The least of these, less
-the delay that events may be late by, is the watermark; it never goes back.
+the delay that events may be late by, is the watermark; it never goes back. An archive of an archive
+is held against the source of the first one, whose positions it has too: being caught up with an
+archive that lags says nothing.
 
-A date folder with files is *final* when it ended before the watermark, at most ``look_back`` of
-its own lengths ago. Files that come later reopen it, however old it is: its marker goes, everybody
+A date folder with files is *final* when it ended before the watermark, however long ago: until it
+is marked, it has a ``waiting`` row. Files that come later reopen it: its marker goes, everybody
 is told, and after another delay without such files it is final again. So does setting files of a
 marked folder aside (``forgotten``). A folder without files gets
 no marker: the watermark speaks for it.
@@ -15,9 +17,10 @@ no marker: the watermark speaks for it.
 The row of a folder is the truth and the marker follows it. The steps:
 
 1. look: the clock, the ends of the source, then the heads: the watermark
-2. count: new files into ``folder`` rows; one that has a marker becomes ``reopening`` (``counting``)
+2. count: new files into ``folder`` rows, with a ``waiting`` row for each new folder; one that has a
+   marker becomes ``reopening`` (``counting``)
 3. reopen: delete ``_SUCCESS``, tell, row as ``reopened``
-4. mark: row as ``marking``, put ``_SUCCESS``, tell, row as ``final``
+4. mark: row as ``marking``, the ``waiting`` row goes; put ``_SUCCESS``, tell, row as ``final``
 5. the watermark into the registry row of the archive
 
 ========== ======================================== ========================================
@@ -39,6 +42,8 @@ folder that was reopened stays ``unsettled`` for another delay, by the next fina
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, cast
 
@@ -60,15 +65,17 @@ from tidelog.log.archives import change_archive, read_progress
 from tidelog.log.base import Log
 from tidelog.log.targets import open_target
 from tidelog.model import layout
+from tidelog.model.address import parse_address
 from tidelog.model.archive import Archive
 from tidelog.model.event import to_iso
 from tidelog.model.folder import Folder, encode_success
 from tidelog.model.pipeline import Totals
 from tidelog.model.run import decode_row, encode_row
+from tidelog.pipeline.archive import find_archive
 from tidelog.pipeline.counting import Counting
 from tidelog.pipeline.folders import DateFolders
 from tidelog.pipeline.places import files_at, source_at, store_at
-from tidelog.sources.base import Range, Source, waits
+from tidelog.sources.base import Bounds, Range, Source, SourcePartition, waits
 from tidelog.store.base import Store
 
 __all__ = ["Finalized", "Finalizer", "Finalizing", "FolderNotice", "Listener", "finalize"]
@@ -81,16 +88,12 @@ class Finalizing:
     """How to finalize."""
 
     delay_ms: int = 3_600_000  # how late events may be
-    look_back: int = 10  # how many lengths of a folder ago it may have ended
     notify: str = ""  # URL of whom to tell
     dry_run: bool = False
 
     def __post_init__(self) -> None:
-        if self.delay_ms < 0 or self.look_back < 1:
-            raise InvalidError(
-                f"finalize: delay {self.delay_ms} ms and look-back {self.look_back}: "
-                "give a delay of 0 or more, and a look-back of 1 or more"
-            )
+        if self.delay_ms < 0:
+            raise InvalidError(f"finalize: delay {self.delay_ms} ms: give a delay of 0 or more")
 
 
 class Listener(Protocol):
@@ -131,9 +134,19 @@ def finalize(home: Home, archive: Archive, how: Finalizing | None = None) -> Fin
     if how.notify:
         home.log.standing.check(f"notification target `{how.notify}`")
     target = cast(Listener, open_target(how.notify, home.world.environ)) if how.notify else None
-    source = source_at(home, archive.source)
+    sources = _sources(home, archive)
     files = store_at(home, archive.store) if how.dry_run else files_at(home, archive)
-    return Finalizer(home.log, archive, source, files, target).run(how)
+    return Finalizer(home.log, archive, sources, files, target).run(how)
+
+
+def _sources(home: Home, archive: Archive) -> list[Source]:
+    """What an archive reads; of a chain of archives what the first one reads comes first."""
+    urls = [archive.source]
+    names = {archive.name}
+    while (address := parse_address(urls[0])).scheme == "archive" and address.path not in names:
+        names.add(address.path)
+        urls.insert(0, find_archive(home, address.path).source)
+    return [source_at(home, url) for url in urls]
 
 
 class Finalizer:
@@ -143,13 +156,13 @@ class Finalizer:
         self,
         log: Log,
         archive: Archive,
-        source: Source,
+        sources: Sequence[Source],
         files: Store,
         target: Listener | None = None,
     ) -> None:
         self._log = log
         self._archive = archive
-        self._source = source
+        self._sources = sources
         self._files = files
         self._target = target
         self._where = layout.pipeline_shards(archive.pipeline())
@@ -161,12 +174,12 @@ class Finalizer:
         done = Finalized(self._watermark_ms(now_ms, how.delay_ms))
         counting = Counting(self._log, self._archive, self._folders, now_ms)
         if how.dry_run:
-            folders = {**self._candidates(done, how), **counting.foreseen()}
+            folders = {**self._candidates(done), **counting.foreseen()}
             for folder in folders.values():
                 self._foresee(folder, done, _Due(how, done.watermark_ms, now_ms))
         else:
             counting.run()
-            for row in self._candidates(done, how):
+            for row in self._candidates(done):
                 self._settle(row, done, _Due(how, done.watermark_ms, now_ms))
         known = self._archive.watermark_ms
         if done.watermark_ms is None or (known is not None and known > done.watermark_ms):
@@ -179,12 +192,16 @@ class Finalizer:
 
     def _watermark_ms(self, now_ms: int, delay_ms: int) -> int | None:
         """Step 1. What comes after the ends were read happened after ``now_ms``, but for delay."""
-        bounds = self._source.bounds(self._source.partitions())
+        source, bounds = self._ends()
         reached: list[int] = []
         for partition, held in bounds.items():
             head = read_progress(self._log, self._archive.pipeline(), partition.text)
             position = head.position if head else held.first
-            if not waits(self._source, Range(partition, position, held.end)):
+            if head and held.incarnation and head.incarnation not in ("", held.incarnation):
+                waiting = True  # it was made again, and its positions are others
+            else:
+                waiting = waits(source, Range(partition, position, held.end))
+            if not waiting:
                 reached.append(now_ms)
                 continue
             totals = head.totals if head else Totals()
@@ -194,7 +211,15 @@ class Finalizer:
             reached.append(min(time_ms, now_ms))
         return max(0, min(reached) - delay_ms) if reached else None
 
-    def _candidates(self, done: Finalized, how: Finalizing) -> dict[str, Folder]:
+    def _ends(self) -> tuple[Source, dict[SourcePartition, Bounds]]:
+        """The ends of the first source of the chain that still exists, and that source."""
+        for source in self._sources[:-1]:
+            with contextlib.suppress(NotFoundError):  # then the archive of it holds all there is
+                return source, source.bounds(source.partitions())
+        source = self._sources[-1]
+        return source, source.bounds(source.partitions())
+
+    def _candidates(self, done: Finalized) -> dict[str, Folder]:
         """The folders that something may have to be done about, by their rows."""
         found: dict[str, Folder] = {}
         catalog = self._log.catalog
@@ -203,12 +228,10 @@ class Finalizer:
             if row is not None:
                 found[row.row] = _decode(row)
         if done.watermark_ms is not None:
-            first_ms = done.watermark_ms - self._folders.longest_ms * how.look_back
-            rows = layout.folder_rows(first_ms, done.watermark_ms)
-            for row in catalog.scan(self._where, *rows):
-                folder = _decode(row)
-                if folder.state == "open":
-                    found[row.row] = folder
+            for each in catalog.scan(self._where, *layout.waiting_rows(done.watermark_ms)):
+                row = catalog.get(self._where, each.value.decode())
+                if row is not None:
+                    found[row.row] = _decode(row)
         return found
 
     def _settle(self, name: str, done: Finalized, due: _Due) -> None:
@@ -225,8 +248,9 @@ class Finalizer:
             index = layout.unsettled_row(folder.end_ms, folder.folder)
             settled = due.is_settled(after)
             if after == folder and not settled:
-                return
+                return  # an open one, or one that waits for another delay to pass
             changes.append(Delete(index) if settled else Put(index, name.encode()))
+            changes.append(Delete(layout.waiting_row(folder.end_ms, folder.folder)))
             try:
                 self._log.catalog.write(self._where, *changes, write_id=self._log.ids.new())
             except (ConflictError, UnknownOutcomeError):
@@ -321,8 +345,7 @@ class _Due:
             return msgspec.structs.replace(folder, state="reopened")
         if self.watermark_ms is None or folder.end_ms > self.watermark_ms:
             return folder
-        recent_ms = self.watermark_ms - folder.length_ms * self.how.look_back
-        first = folder.state == "open" and folder.end_ms > recent_ms
+        first = folder.state == "open"
         again = folder.state == "reopened" and folder.files > 0 and self._is_over(folder.late_ms)
         if not first and not again:
             return folder

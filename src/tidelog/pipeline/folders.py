@@ -57,13 +57,6 @@ class DateFolders:
         ]
         self._known: dict[str, tuple[Span, ...]] = {}
 
-    @property
-    def longest_ms(self) -> int:
-        """No folder lasts longer; 0 where none is dated."""
-        days = self._levels[0]
-        span = _span(days, _SAMPLE.strftime(days.format), _SAMPLE)
-        return 0 if span is None else (span[1] - span[0] + _SLACK) // timedelta(milliseconds=1)
-
     def spans(self, folder: str, time_ms: int) -> tuple[Span, ...]:
         """The dated folders that this one is or lies in; ``time_ms`` is a time of an event in it.
 

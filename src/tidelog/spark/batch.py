@@ -17,6 +17,7 @@ from tidelog.spark.plan import (
     range_of,
     resolve_times,
 )
+from tidelog.spark.refresh import refreshed
 from tidelog.spark.task import read_task
 
 __all__ = ["TidelogReader"]
@@ -37,14 +38,14 @@ class TidelogReader(DataSourceReader):
             check_partitions(topic, options.start_offsets, options.end_offsets)
             times = resolve_times(options, home.log.clock.now_ms())
             planner = Planner(home, topic)
+            heads = planner.heads()
             ranges = [
-                range_of(topic, partition, head, options)
-                for partition, head in enumerate(planner.heads())
+                range_of(topic, partition, head, options) for partition, head in enumerate(heads)
             ]
-            return list(planner.tasks(ranges, options, times))
+            return list(planner.tasks(ranges, options, times, heads))
 
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
         """The events of one task. Spark makes up a partition where there is no task."""
         if not isinstance(partition, Task):
             return iter(())
-        return read_task(partition, self._wanted)
+        return read_task(refreshed(partition), self._wanted)

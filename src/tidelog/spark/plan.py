@@ -1,15 +1,16 @@
 """The driver's part of a read: from options and the catalog to tasks that need the store alone.
 
-A range of offsets is pinned when it is planned, and so are the amendments of its events. Its runs
+A range of offsets is pinned when it is planned. A task of a batch read brings the rest of its plan
+up to date when it starts (``refresh``). Its runs
 are cut into slices at its borders, large journals also within, and slices are put together into
 tasks of about one size, in the order of partitions and offsets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from pyspark.sql.datasource import InputPartition
@@ -37,9 +38,12 @@ __all__ = [
     "range_of",
     "resolve_times",
     "split_tasks",
+    "stamp_of",
 ]
 
 T = TypeVar("T")
+Stamp = tuple[int, int, int]
+"""What changes in a head when something in the partition is amended, compiled or trimmed."""
 
 _TASK_BYTES_MAX = 32 << 20  # stored; some seconds of one core
 _TASK_BYTES_MIN = 4 << 20  # below this, starting a task costs more than it reads
@@ -105,6 +109,8 @@ class Task(InputPartition):
     topic: str
     times: Times
     slices: tuple[Slice, ...]
+    incarnation: str = ""  # of the topic
+    stamps: Mapping[int, Stamp] = field(default_factory=dict)  # by partition; none: as it is
 
 
 class Planner:
@@ -119,18 +125,28 @@ class Planner:
         log, topic = self._home.log, self._topic
         return self._each(lambda partition: read_head(log, topic, partition)[0])
 
-    def tasks(self, ranges: Sequence[Range], options: ReadOptions, times: Times) -> list[Task]:
-        """The tasks that read these ranges. ``NotFoundError`` where one was trimmed."""
+    def tasks(
+        self,
+        ranges: Sequence[Range],
+        options: ReadOptions,
+        times: Times,
+        heads: Sequence[Head] = (),
+    ) -> list[Task]:
+        """The tasks that read these ranges. ``NotFoundError`` where one was trimmed.
+
+        With heads, which were read before, a task looks whether they have changed when it starts.
+        """
+        stamps = {partition: stamp_of(head) for partition, head in enumerate(heads)}
         by_partition = {each.partition: each for each in ranges}
 
         def slices_of(partition: int) -> list[Slice]:
             wanted = by_partition.get(partition)
-            return [] if wanted is None else self._amended(wanted, times)
+            return [] if wanted is None else self.amended_slices(wanted, times)
 
         slices = [each for found in self._each(slices_of) for each in found]
         settings, name = self._home.settings, self._topic.name
         return [
-            Task(settings, name, times, portion)
+            Task(settings, name, times, portion, self._topic.incarnation, stamps)
             for portion in split_tasks(slices, options.task_bytes)
         ]
 
@@ -156,7 +172,7 @@ class Planner:
                     yield from _cut(Slice(wanted.partition, run, at, end))
                 at = end
 
-    def _amended(self, wanted: Range, times: Times) -> list[Slice]:
+    def amended_slices(self, wanted: Range, times: Times) -> list[Slice]:
         """The slices of a range with the amendments of each, which are read first."""
         reader = Reader(self._home.log, self._topic, wanted.partition)
         found = reader.amendments(wanted.start, wanted.end)
@@ -175,6 +191,11 @@ class Planner:
             return [call(partition) for partition in partitions]
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             return list(pool.map(call, partitions))
+
+
+def stamp_of(head: Head) -> Stamp:
+    """The stamp of a partition's head."""
+    return head.amendments, head.compiled, head.start
 
 
 def open_shared(home: str) -> Home:

@@ -1,4 +1,5 @@
-"""An executor's part: it opens the store, and reads and writes objects. No catalog is opened here.
+"""An executor's part: it opens the store, and reads and writes objects. No catalog is opened here;
+a batch read looks at the catalog before (``refresh``), where its machine can reach it.
 
 What it reads is checked as every reader checks it: the bytes against their checksums, the events
 against their count. Of a journal only the row groups and columns are fetched that are wanted.
