@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.running import Run
+from tidelog.journal.audit import id_mark
 
 
 @pytest.fixture
@@ -111,7 +112,7 @@ def test_audit_tells_who_what_when_and_why(filled: Run) -> None:
         "typo",
         "done",
     )
-    assert [each["id"] for each in delete["events"]] == ["id-1", "id-2"]
+    assert [each["id"] for each in delete["events"]] == [id_mark("id-1"), id_mark("id-2")]
     table = filled("audit", "t")
     assert b"bob" in table.out
     assert b"secret" not in table.out

@@ -9,6 +9,7 @@ import pytest
 from tidelog import Event
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.home import Home, World, create_home
+from tidelog.journal.audit import id_mark
 from tidelog.journal.compile import compile_topic
 from tidelog.journal.policy import Policy
 from tidelog.model.limits import ID_BYTES_MAX
@@ -208,7 +209,9 @@ def test_every_amendment_leaves_a_record_without_bytes(home: Home) -> None:
         "asked for",
         "done",
     )
-    assert [each.id for each in delete.events] == ["id-2", "id-3"]
+    assert [each.id for each in delete.events] == [id_mark("id-2"), id_mark("id-3")]
+    assert [each.id for each in home.audit("t", event_id="id-3")] == [delete.id]
+    assert list(home.audit("t", event_id="id-30")) == []
     event = home.get("t", "id-1")
     assert [(e.partition, e.offset) for e in update.events] == [(event.partition, event.offset)]
     assert "secret" not in str([update, delete])

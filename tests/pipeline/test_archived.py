@@ -15,7 +15,7 @@ from tests.pipeline.looking import a_home, an_archive, drive
 from tidelog import Event, Home
 from tidelog.catalog.base import Change
 from tidelog.errors import InvalidError
-from tidelog.journal.audit import read_audit
+from tidelog.journal.audit import id_mark, read_audit
 from tidelog.log.ledger import read_erased, was_erased
 from tidelog.log.trim import ToOffsets
 from tidelog.model.archive import Archive
@@ -142,7 +142,9 @@ def test_erasure_that_dies_after_any_call_is_finished(home: Home) -> None:
             delete_events(home, "t", [each], home.reason(**WHY))
             ended_here.append(True)
         ended = len(ended_here)
-        recorded = any(event.id == each for record in home.audit("t") for event in record.events)
+        recorded = any(
+            event.id == id_mark(each) for record in home.audit("t") for event in record.events
+        )
         if not recorded or calls % 2:
             delete_events(home, "t", [each], home.reason(**WHY))
         ArchiveEraser(home).turn()

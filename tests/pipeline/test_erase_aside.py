@@ -12,7 +12,7 @@ import pytest
 from tests.pipeline.looking import AT, a_home, an_archive
 from tests.pipeline.test_forgotten import cycle, forget
 from tidelog import Event, Home
-from tidelog.journal.audit import read_audit
+from tidelog.journal.audit import id_mark, key_digest, read_audit
 from tidelog.log.ledger import ErasedIds, read_ledger
 from tidelog.log.trim import ToOffsets
 from tidelog.model.archive import Archive
@@ -163,7 +163,7 @@ def test_two_erasures_at_once_leave_a_file_that_fits_its_sidecar(home: Home) -> 
     archive = an_archive_with_files_aside(home, **FORMATS[1])
     store = files_at(home, archive)
     other = AsideFiles(store, archive)
-    both = [ErasedIds.of({each: 1 << 60}, {}) for each in ("one", "two")]
+    both = [ErasedIds({key_digest(id_mark(each)): 1 << 60}) for each in ("one", "two")]
 
     class Beside(Faults):
         """Another erasure is done between two calls."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,6 +14,8 @@ from deltalake import DeltaTable
 
 from tests.pipeline.looking import AT, a_home, an_archive, drive
 from tidelog import Event, Home
+from tidelog.errors import UnavailableError
+from tidelog.log.append import Appender
 from tidelog.log.replays import counting_files
 from tidelog.model.archive import Archive
 from tidelog.pipeline.deletions import Deletions
@@ -126,3 +129,49 @@ def test_names_of_fields_in_lines_of_events_do_not_count() -> None:
     for each, is_found in (("offset", False), ("x", True), ("b", True), ("a", True)):
         assert Sought(Deletions(by_id={each: {}})).in_text(data) == is_found
     assert Sought(Deletions(by_id={"offset": {}})).in_text(b'{"offset": 1}')
+
+
+def test_no_catalog_row_keeps_an_erased_id(tmp_path: Path) -> None:
+    with a_home(tmp_path) as home:
+        home.create_topic("t")
+        home.append("t", [Event(b"1", id="erased-person", key=b"k"), Event(b"2", id="stays")])
+        archive = an_archive(home)
+        drive(home, archive)
+        home.update("t", "erased-person", b"3", why="typo")
+        home.delete("t", ["erased-person"], why="asked for")
+        carry_out(home, home.topic("t"), 0)
+        carry_out(home, home.topic("t"), 0)
+        proof = prove_erased(home, home.topic("t"), ["erased-person"])
+        assert (proof.traces, proof.known) == ([], True)
+    with sqlite3.connect(tmp_path / "c.sqlite") as connection:
+        rows = connection.execute("SELECT * FROM rows").fetchall()
+    connection.close()
+    assert len(rows) > 10
+    assert not [row for row in rows if "erased-person" in str(row)]
+
+
+def test_orphan_that_a_sweep_keeps_as_a_possible_loss_can_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with a_home(tmp_path) as home:
+        home.create_topic("t")
+        home.append("t", [Event(b"1", id="gone"), Event(b"2", id="stays")])
+        topic = home.topic("t")
+        home.delete("t", ["gone"])
+        for _ in range(2):
+            carry_out(home, topic, 0)
+        assert prove_erased(home, topic, ["gone"]).traces == []
+    with a_home(tmp_path) as home, monkeypatch.context() as patch:
+
+        def refuses(*_: object) -> None:
+            raise UnavailableError("as if its process had died")
+
+        patch.setattr(Appender, "commit", refuses)
+        with pytest.raises(UnavailableError):
+            home.append("t", [Event(b"1", id="gone")])
+    with a_home(tmp_path) as home:
+        assert home.sweep(0).objects_doubted == 1
+        (trace,) = prove_erased(home, topic, ["gone"]).traces
+        assert trace.do.endswith("`tidelog sweep --accept-loss t`")
+        home.sweep(0, accept_loss=["t"])
+        assert prove_erased(home, topic, ["gone"]).traces == []

@@ -34,6 +34,7 @@ __all__ = [
 
 _BACKFILL = "make the archive's files again with `tidelog archive backfill`"
 _SHOWN = 3  # ids of a record that a table names
+_MARK_CHARS = 19  # of a hash: enough to tell ids apart
 
 why_option = click.option(
     "--why", type=utf8, default="", metavar="TEXT", help="The reason, for the audit."
@@ -161,10 +162,16 @@ def delete(home_text: str | None, output: Output, /, topic: str, **given: Any) -
 @click.command()
 @click.argument("topic")
 @click.option("--since", metavar="T", help="From this time on: ISO 8601, or -7d.")
+@click.option("--id", "event_id", metavar="ID", help="Only records of events with this id.")
 @json_option
 @click.pass_obj
-def audit(home_text: str | None, output: Output, topic: str, since: str | None) -> None:
+def audit(
+    home_text: str | None, output: Output, topic: str, since: str | None, event_id: str | None
+) -> None:
     """Show who updated and deleted events of a topic, when and why. Never what they held.
+
+    Ids are shown as hashes (sha256), so that the audit does not keep what was erased. Use --id to
+    find the records of an id.
 
     A record that says `begun` is of a command that is under way, or that died: give it again.
 
@@ -172,9 +179,10 @@ def audit(home_text: str | None, output: Output, topic: str, since: str | None) 
     Examples:
       tidelog audit orders
       tidelog audit orders --since -7d --json
+      tidelog audit orders --id order-17
     """
     with open_home(home_text) as home:
-        show_records(output, home.audit(topic, since))
+        show_records(output, home.audit(topic, since, event_id))
 
 
 def say_unseen(output: Output, files: Collection[str]) -> None:
@@ -239,7 +247,7 @@ def _row(record: AuditRecord) -> dict[str, Any]:
         "op": record.op,
         "who": record.who,
         "events": len(record.events),
-        "ids": ", ".join(each[:80] for each in ids[:_SHOWN]) + more or None,
+        "ids": ", ".join(each[:_MARK_CHARS] for each in ids[:_SHOWN]) + more or None,
         "why": record.why or None,
         "state": record.state,
     }

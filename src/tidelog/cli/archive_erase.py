@@ -69,14 +69,19 @@ def erase(home_text: str | None, output: Output, /, name: str, **given: Any) -> 
 
 @click.command()
 @click.argument("name")
+@click.option("--id", "event_id", metavar="ID", help="Only records of events with this id.")
 @json_option
 @click.pass_obj
-def audit(home_text: str | None, output: Output, name: str) -> None:
+def audit(home_text: str | None, output: Output, name: str, event_id: str | None) -> None:
     """Show what `tidelog archive erase` has erased from an archive, when and why.
+
+    Ids are shown as hashes (sha256). Use --id to find the records of an id.
 
     \b
     Examples:
       tidelog archive audit daily --json
+      tidelog archive audit daily --id order-17
     """
     with open_home(home_text) as home:
-        show_records(output, read_audit(home.log, find_archive(home, name)))
+        archive = find_archive(home, name)
+        show_records(output, read_audit(home.log, archive, event_id=event_id))

@@ -38,10 +38,12 @@ import msgspec
 from tidelog.codec.events import bytes_without_value
 from tidelog.errors import InvalidError, UnavailableError
 from tidelog.journal.audit import (
+    MARK_BYTES,
     RECORD_BYTES_MAX,
     Audited,
     AuditRecord,
     Why,
+    id_mark,
     key_digest,
     key_mark,
     put_record,
@@ -334,7 +336,10 @@ def _marks(
 
 
 def _audited(marks: Iterable[Mark]) -> tuple[Audited, ...]:
-    return tuple(Audited(mark.id, mark.partition, mark.offset) for mark in marks)
+    return tuple(
+        Audited(None if mark.id is None else id_mark(mark.id), mark.partition, mark.offset)
+        for mark in marks
+    )
 
 
 def _records(marks: Iterable[Mark]) -> Iterator[list[Mark]]:
@@ -342,7 +347,7 @@ def _records(marks: Iterable[Mark]) -> Iterator[list[Mark]]:
     some: list[Mark] = []
     size = 0
     for mark in marks:
-        own = len((mark.id or "").encode()) + _PLACE_BYTES
+        own = MARK_BYTES + _PLACE_BYTES
         if some and size + own > RECORD_BYTES_MAX:
             yield some
             some, size = [], 0

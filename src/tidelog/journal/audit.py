@@ -1,5 +1,8 @@
 """Who amended what, when and why: records in the catalog, never with bytes of an event.
 
+A record has the hash of an id, as of a key: an erasure would else leave the id in the catalog for
+good. It can be compared with an id that is known (:func:`id_mark`), and not be read.
+
 A record is put before the first row of its amendment, as ``begun``, and again when all are there,
 as ``done``. One that stays ``begun`` is of a process that died on the way: some of its events may
 be amended, others not; the same call again amends the rest.
@@ -25,11 +28,13 @@ from tidelog.model.event import check_utf8
 from tidelog.model.run import decode_row, encode_row
 
 __all__ = [
+    "MARK_BYTES",
     "RECORD_BYTES_MAX",
     "AuditRecord",
     "Audited",
     "Owner",
     "Why",
+    "id_mark",
     "key_digest",
     "key_mark",
     "put_record",
@@ -38,7 +43,8 @@ __all__ = [
     "user_at_host",
 ]
 
-RECORD_BYTES_MAX = 150_000  # of ids and places in one record
+MARK_BYTES = 71  # of an id's or a key's hash
+RECORD_BYTES_MAX = 150_000  # of marks and places in one record
 WHO_MAX = 200  # characters
 WHY_MAX = 2_000
 
@@ -56,7 +62,7 @@ class Owner(Protocol):
 class Audited(Persisted, frozen=True, array_like=True):
     """One event of a record."""
 
-    id: str | None
+    id: str | None  # its mark
     partition: int
     offset: int
 
@@ -109,9 +115,14 @@ def put_record(log: Log, topic: Owner, record: AuditRecord, version: str | None 
         ) from exc
 
 
-def read_audit(log: Log, topic: Owner, since_ms: int = 0) -> Iterator[AuditRecord]:
-    """All records of a topic or an archive from a time on, the oldest first."""
-    return (record for record, _ in read_records(log, topic, since_ms))
+def read_audit(
+    log: Log, topic: Owner, since_ms: int = 0, event_id: str | None = None
+) -> Iterator[AuditRecord]:
+    """All records of a topic or an archive from a time on, the oldest first; or those of an id."""
+    wanted = None if event_id is None else id_mark(event_id)
+    for record, _ in read_records(log, topic, since_ms):
+        if wanted is None or any(each.id == wanted for each in record.events):
+            yield record
 
 
 def read_records(log: Log, topic: Owner, since_ms: int = 0) -> Iterator[tuple[AuditRecord, str]]:
@@ -127,8 +138,13 @@ def key_mark(key: bytes) -> str:
     return "sha256:" + hashlib.sha256(key).hexdigest()
 
 
+def id_mark(event_id: str) -> str:
+    """What a record says of an id, which may be a person's too."""
+    return key_mark(event_id.encode())
+
+
 def key_digest(mark: str) -> bytes:
-    """The digest by which the ledger knows a key, from what a record says of it."""
+    """The digest by which the ledger knows a key or an id, from what a record says of it."""
     return bytes.fromhex(mark.removeprefix("sha256:"))
 
 

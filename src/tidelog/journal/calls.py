@@ -97,10 +97,15 @@ class JournalCalls(ABC):
         amender = self._amender(topic, why, who)
         return amender.delete_key(key, progress or (lambda done: None))
 
-    def audit(self, topic: str, since: Time = None) -> Iterator[AuditRecord]:
-        """Who amended what, when and why; the oldest first."""
+    def audit(
+        self, topic: str, since: Time = None, event_id: str | None = None
+    ) -> Iterator[AuditRecord]:
+        """Who amended what, when and why; the oldest first. With an id, only its records.
+
+        Records hold hashes of ids, so that they do not keep what was erased.
+        """
         times = whole_range(since, None, self.log.clock.now_ms())
-        return read_audit(self.log, self.topic(topic), times.start_ms)
+        return read_audit(self.log, self.topic(topic), times.start_ms, event_id)
 
     def journals(
         self,

@@ -89,11 +89,6 @@ class ErasedIds:
             told.update(b"/")
         return told.hexdigest()[:16]
 
-    @classmethod
-    def of(cls, ids: Mapping[str, int], keys: Times) -> ErasedIds:
-        """Of ids, and of digests of keys, each with the time up to which it was erased."""
-        return cls({_digest(each.encode()): until for each, until in ids.items()}, keys)
-
     def has(self, event_id: str) -> bool:
         """Whether an id was erased."""
         return _digest(event_id.encode()) in self.ids
@@ -117,18 +112,19 @@ _NEVER = np.iinfo(np.int64).min
 def enter_erased(
     log: Log,
     topic: Topic,
-    ids: Mapping[str, int],
+    ids: Mapping[str, int] | Times,
     keys: Times | None = None,
     pool: Executor | None = None,
 ) -> None:
-    """Enter ids, and keys by their sha256, each with the time up to which its events are erased.
+    """Enter ids, each with the time up to which its events are erased, and keys.
 
+    Ids may be given as their sha256; keys always are.
     A row keeps the latest time of all that were entered, in whatever order writes arrive.
     """
     now_ms = log.clock.now_ms()
     buckets: dict[str, dict[str, Erased]] = {}
     for prefix, digest, until_ms in (
-        *(("", _digest(each.encode()).hex(), until) for each, until in ids.items()),
+        *(("", _digest_of(each).hex(), until) for each, until in ids.items()),
         *((_KEYS, each.hex(), until) for each, until in (keys or {}).items()),
     ):
         where = layout.erased_partition(topic.incarnation, digest)
@@ -255,6 +251,10 @@ def _until(column: pa.Array | pa.ChunkedArray, times: Times) -> npt.NDArray[np.i
 
 def _time_of(value: str | bytes, times: Times) -> int:
     return times.get(_digest(value.encode() if isinstance(value, str) else value), _NEVER)
+
+
+def _digest_of(event_id: str | bytes) -> bytes:
+    return event_id if isinstance(event_id, bytes) else _digest(event_id.encode())
 
 
 def _digest(value: bytes) -> bytes:

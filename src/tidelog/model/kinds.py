@@ -136,8 +136,8 @@ ROWS = (
     ),
     Kind(
         "audit/<t> · <time>/<id>",
-        "who amended what, when and why; never the bytes; of an archive that is erased from by "
-        "itself too",
+        "who amended what, when and why; hashes of ids and keys, never the bytes; of an archive "
+        "that is erased from by itself too",
     ),
     Kind(
         "erased/<t>/<xx> · <sha256 of id>",

@@ -34,10 +34,12 @@ from tidelog.errors import InvalidError, NotFoundError
 from tidelog.home import Home
 from tidelog.journal.amend import Amended
 from tidelog.journal.audit import (
+    MARK_BYTES,
     RECORD_BYTES_MAX,
     Audited,
     AuditRecord,
     Why,
+    id_mark,
     key_digest,
     key_mark,
     put_record,
@@ -205,7 +207,7 @@ def complete_erasures(home: Home, topic: Topic) -> None:
 
 def _enter(home: Home, topic: Topic, record: AuditRecord, version: str) -> None:
     """Steps 3 and 4."""
-    until = {each.id: record.until_ms for each in record.events if each.id is not None}
+    until = {key_digest(each.id): record.until_ms for each in record.events if each.id is not None}
     keys = {key_digest(record.key): record.until_ms} if record.key else {}
     enter_erased(home.log, topic, until, keys)
     for partition in range(topic.partitions):
@@ -353,9 +355,9 @@ def _search_aside(home: Home, archive: Archive, sought: Sought, number: int) -> 
 def _erased(record: AuditRecord) -> ErasedIds:
     """What a record of an archive says of ids and keys."""
     if record.key:
-        return ErasedIds.of({}, {key_digest(record.key): record.until_ms})
-    ids = {each.id: record.until_ms for each in record.events if each.id is not None}
-    return ErasedIds.of(ids, {})
+        return ErasedIds(keys={key_digest(record.key): record.until_ms})
+    ids = {key_digest(each.id): record.until_ms for each in record.events if each.id is not None}
+    return ErasedIds(ids)
 
 
 def _id(batch: pa.RecordBatch, row: int) -> str | None:
@@ -389,11 +391,12 @@ def _lots(
     some: list[Audited] = []
     size = latest = 0
     for (name, offset), each in sorted(found.items()):
-        own = len((each.id or "").encode()) + _PLACE_BYTES
+        own = MARK_BYTES + _PLACE_BYTES
         if some and size + own > RECORD_BYTES_MAX:
             yield tuple(some), latest
             some, size, latest = [], 0, 0
-        some.append(Audited(each.id, numbers[name], offset))
+        mark = None if each.id is None else id_mark(each.id)
+        some.append(Audited(mark, numbers[name], offset))
         size, latest = size + own, max(latest, each.time_ms)
     if some:
         yield tuple(some), latest

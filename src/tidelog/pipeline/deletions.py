@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from tidelog.errors import NotFoundError, UnavailableError
 from tidelog.home import Home
-from tidelog.journal.audit import Audited, AuditRecord, key_mark, read_audit
+from tidelog.journal.audit import Audited, AuditRecord, id_mark, key_mark, read_audit
 from tidelog.journal.lookup import amendment_of
 from tidelog.journal.rows import MovedError, covering
 from tidelog.log.base import Log
@@ -50,10 +50,11 @@ def read_deletions(
     """All that was ever deleted; where, for each of these ids and keys, which may be nowhere."""
     found = Deletions(by_id={each: {} for each in ids}, by_key={each: {} for each in keys})
     marks = {key_mark(key): places for key, places in found.by_key.items()}
+    ids_by_mark = {id_mark(each): places for each, places in found.by_id.items()}
     for record in read_audit(home.log, topic):
         if record.op == "delete":
             for event in _deleted(home.log, topic, record):
-                sought = (found.by_id.get(event.id or ""), marks.get(record.key))
+                sought = (ids_by_mark.get(event.id or ""), marks.get(record.key))
                 for places in (found.all, *sought):
                     if places is not None:
                         places.setdefault(event.partition, set()).add(event.offset)

@@ -48,6 +48,10 @@ __all__ = ["Proof", "Trace", "prove_erased"]
 
 _COMPILE = "run `tidelog compile {topic} --amended`, then `tidelog sweep`"
 _SWEEP = "run `tidelog sweep`; what is younger than its grace waits for the next one"
+_ORPHAN = (
+    "run `tidelog sweep`; if it keeps the object as a possible loss, and you can do without what "
+    "was never committed: `tidelog sweep --accept-loss {topic}`"
+)
 _ARCHIVE = "run `tidelog delete {topic} ID --prove` again, which writes the file anew"
 _DELETE = (
     "no sweep removes it: look at it; register tables of the archive again, delete other files"
@@ -179,7 +183,9 @@ class _Search:
         counted = self._live_rows(store, runs, data)
         if total > counted:
             what = "other runs share this object, and keep it" if runs else "no row names it"
-            self._add(key, f"holds {total - counted} of them: {what}", _COMPILE if runs else _SWEEP)
+            self._add(
+                key, f"holds {total - counted} of them: {what}", _COMPILE if runs else _ORPHAN
+            )
 
     def _live_rows(self, store: Store, runs: list[tuple[int, Run]], data: bytes) -> int:
         """What stands at places that count: erased ones are to be compiled, others are there.
