@@ -90,9 +90,34 @@ def test_a_store_of_another_home_is_not_given_a_new_catalog(tmp_path: Path) -> N
     one = settings(tmp_path, "one")
     create_home(one, world=world(tmp_path))[0].close()
     fresh = tmp_path / "fresh.sqlite"
-    with pytest.raises(InvalidError, match="give its own catalog"):
+    with pytest.raises(InvalidError, match="fix the address"):
         create_home(Settings(one.store, str(fresh)), world=world(tmp_path))
     assert not fresh.exists()
+
+
+@pytest.mark.parametrize("is_removed", [True, False])
+def test_lost_catalog_of_a_home_with_objects_is_to_be_restored(
+    tmp_path: Path, is_removed: bool
+) -> None:
+    """Neither opening it nor init advises what the other refuses."""
+    create_home(settings(tmp_path), world=world(tmp_path))[0].close()
+    catalog = tmp_path / "home" / "catalog.sqlite"
+    saved = catalog.read_bytes()
+    if is_removed:
+        catalog.unlink()
+    else:
+        catalog.write_bytes(b"")
+    for attempt in (
+        lambda: open_home(tmp_path / "home", world=world(tmp_path)),
+        lambda: create_home(settings(tmp_path), world=world(tmp_path)),
+    ):
+        with pytest.raises(InvalidError, match="restore the catalog from a copy") as caught:
+            attempt()
+        assert "tidelog init" not in str(caught.value)
+    for ending in ("", "-wal", "-shm"):
+        catalog.with_name(f"catalog.sqlite{ending}").unlink(missing_ok=True)
+    catalog.write_bytes(saved)
+    open_home(tmp_path / "home", world=world(tmp_path)).close()
 
 
 def test_a_catalog_whose_store_is_gone_is_refused(tmp_path: Path) -> None:

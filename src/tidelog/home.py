@@ -23,7 +23,7 @@ from tidelog.errors import InvalidError, NotFoundError, TidelogError
 from tidelog.identity import (
     Identity,
     create_identity,
-    other_catalog,
+    lost_catalog,
     read_catalog,
     read_pair,
     read_store,
@@ -370,7 +370,13 @@ def open_home(home: str | os.PathLike[str] | None = None, *, world: World | None
         return create_home(settings, world=world)[0]
     meter = Meter()
     store = open_store_of(settings, world, meter)
-    catalog = open_catalog_of(settings, world, create=False)
+    try:
+        catalog = open_catalog_of(settings, world, create=False)
+    except NotFoundError as exc:
+        in_store = read_store(store)
+        if in_store is not None:
+            raise lost_catalog(store, settings.catalog, in_store) from exc
+        raise
     try:
         identity = read_pair(store, catalog, location_of(world, store, catalog))
     except BaseException:
@@ -431,7 +437,7 @@ def _find_catalog(
         return open_catalog_of(settings, world, create=False)
     except NotFoundError:
         if in_store is not None:
-            raise other_catalog(store, settings.catalog, in_store) from None
+            raise lost_catalog(store, settings.catalog, in_store) from None
         if not may_create:
             raise
         return None

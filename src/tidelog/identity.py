@@ -50,6 +50,7 @@ __all__ = [
     "Identity",
     "adopt_identity",
     "create_identity",
+    "lost_catalog",
     "other_catalog",
     "read_catalog",
     "read_pair",
@@ -297,6 +298,15 @@ def _decode(what: str, data: bytes) -> Identity:
         return decode_json(data, Identity)
     except msgspec.MsgspecError as exc:
         raise CorruptError(f"{what}: {exc}: keep it, and restore it from a copy") from exc
+
+
+def lost_catalog(store: Store, catalog_url: str, found: Identity) -> InvalidError:
+    """The error for a catalog that is missing or empty, of a home whose store is there."""
+    return InvalidError(
+        f"catalog `{catalog_url}`: is missing or empty, but store `{store.url}` holds the objects "
+        f"of home `{found.id}`: fix the address, or restore the catalog from a copy; if there is "
+        "none, keep the store for its events, and init a home with another store"
+    )
 
 
 def other_catalog(store: Store, catalog_url: str, found: Identity) -> InvalidError:

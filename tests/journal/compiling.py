@@ -16,6 +16,7 @@ from tidelog.journal.policy import Policy
 from tidelog.log.base import Log
 from tidelog.log.read import Reader
 from tidelog.log.topics import read_head
+from tidelog.log.unused import list_unused
 from tidelog.model import layout
 from tidelog.model.run import Amendment, Run, decode_row, encode_row
 from tidelog.model.topic import Topic
@@ -103,9 +104,12 @@ def amend_by_hand(
             first, last = head.amended or (offset, offset)
             wider = (min(first, offset), max(last, offset))
             new = msgspec.structs.replace(head, amendments=sequence, amended=wider)
+            before = log.catalog.get(where, layout.amend_row(offset))
+            old = None if before is None else decode_row(before.value, Amendment, "").object
             changes = (
                 Put("head", encode_row(new), expect=version),
                 Put(layout.amend_row(offset), encode_row(row)),
+                *list_unused(log.ids.new(), [] if old is None else [old]),
             )
             try:
                 log.catalog.write(where, *changes, write_id=log.ids.new())

@@ -9,6 +9,7 @@ import pytest
 
 from tests.journal.compiling import ALL, Death, Press, amend_by_hand
 from tests.journal.test_compile import check, filled, values
+from tests.log.upkeep import WEEK_S
 from tidelog.errors import NotFoundError, TidelogError, UnavailableError, UnknownOutcomeError
 from tidelog.journal.compile import compile_topic
 from tidelog.journal.policy import Policy
@@ -204,7 +205,8 @@ def test_crowds_lose_nothing(seed: int) -> None:
     press = crowd.press
     read = press.events(crowd.topic)
     assert read == crowd.expected()
-    press.clock.advance(crowd.scheduler.time.monotonic_s() + 3_601)  # probes stay for an hour
+    # What producers left that died before their commits stays for a week, probes for an hour.
+    press.clock.advance(crowd.scheduler.time.monotonic_s() + WEEK_S)
     press.compile(crowd.topic)
     sweep_home(press.log, 0)
     check(press, crowd.topic, crowd.expected())

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from tests.journal.compiling import Press
-from tests.log.upkeep import DAY_S, HOUR_MS, House
+from tests.log.upkeep import DAY_S, HOUR_MS, WEEK_S, House
 from tests.nursery import ROOT
 from tidelog import Event, Home
 from tidelog.catalog.base import Delete
@@ -26,6 +26,7 @@ from tidelog.log import sweep as sweep_module
 from tidelog.log.losses import Losses
 from tidelog.log.sweep import SweepReport, sweep_home
 from tidelog.log.trim import ToOffsets, trim_topic
+from tidelog.log.unused import Uses
 from tidelog.log.verify import verify_topic
 from tidelog.model import layout
 from tidelog.model.run import Head, HeldRow, Known, encode_row
@@ -162,7 +163,7 @@ def test_last_commit_that_was_lost_is_a_possible_loss(embedded: Embedded) -> Non
     with embedded.open() as home:
         report = home.verify("orders")
         assert (report.errors, report.warnings, report.possible_losses) == (0, 1, 1)
-        assert "the catalog lost commits" in report.findings[-1].what
+        assert "the catalog has lost this commit" in report.findings[-1].what
     swept = embedded.sweep()
     assert (swept.objects_deleted, swept.objects_doubted, swept.refused) == (0, 1, ())
     assert embedded.segments() == segments
@@ -172,6 +173,7 @@ def test_sweep_that_does_not_look_for_losses_deletes_the_only_copy(
     embedded: Embedded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sweep_module, "find_losses", lambda *_: Losses())
+    monkeypatch.setattr(Uses, "is_settled", lambda *_: True)  # as if no row had to list it
     embedded.append("a")
     embedded.keep_copy()
     embedded.append("b", "c", "d")
@@ -190,7 +192,7 @@ open_home(sys.argv[1]).append("orders", [Event(b"never acknowledged")])
 """
 
 
-def test_orphan_of_a_killed_producer_goes_after_a_newer_commit(embedded: Embedded) -> None:
+def test_orphan_of_a_killed_producer_is_listed_and_goes_after_a_week(embedded: Embedded) -> None:
     embedded.append("a")
     before = embedded.segments()
     died = subprocess.run([sys.executable, "-c", DYING, embedded.path], cwd=ROOT, check=False)
@@ -199,17 +201,20 @@ def test_orphan_of_a_killed_producer_goes_after_a_newer_commit(embedded: Embedde
     with embedded.open() as home:
         report = home.verify("orders")
         assert (report.errors, report.possible_losses) == (0, 1)
+        [finding] = report.findings
+        assert orphan.name in finding.where
         assert home.sweep(0).objects_doubted == 1
-    assert orphan.exists()
-    hours_ago = orphan.stat().st_mtime - 2 * 3600
-    for path in (*before, orphan):  # as if all that was two hours ago
-        os.utime(path, (hours_ago, hours_ago))
+    day_ago = orphan.stat().st_mtime - 6.9 * 24 * 3600
+    for path in (*before, orphan):  # as if all that was days ago
+        os.utime(path, (day_ago, day_ago))
+    embedded.append("b", "c")
     with embedded.open() as home:
-        assert home.sweep("1h").objects_doubted == 1
-    embedded.append("b")
+        assert (home.sweep(0).objects_doubted, home.verify("orders").warnings) == (1, 1)
+    week_ago = day_ago - 0.2 * 24 * 3600
+    os.utime(orphan, (week_ago, week_ago))
     with embedded.open() as home:
-        assert home.verify("orders").warnings == 0
         assert home.sweep("1h").objects_deleted == 1
+        assert home.verify("orders").findings == ()
     assert not orphan.exists()
 
 
@@ -275,7 +280,7 @@ def test_value_of_an_update_after_a_forgotten_amendment_proves_a_loss(house: Hou
         key = layout.amendment(topic.incarnation, 0, 0, sequence, f"{sequence}")
         house.store.put(key, b"x")
     report = verify_topic(house.log, topic)
-    assert (report.proven_losses, report.possible_losses, report.orphans) == (1, 1, 3)
+    assert (report.proven_losses, report.possible_losses, report.orphans) == (1, 2, 3)
     assert "amendment 5" in refusal(house)
 
 
@@ -334,7 +339,7 @@ def test_sweep_that_does_not_look_for_gaps_deletes_what_the_lost_row_named(
     topic = house.topic()
     for value in ("a", "b", "c"):
         house.append(topic, [value])
-    house.clock.advance(DAY_S)
+    house.clock.advance(WEEK_S)
     house.append(topic, ["d"])
     where = layout.topic_partition(topic.incarnation, 0)
     house.catalog.write(where, Delete(layout.run_row(1)), write_id="lost")

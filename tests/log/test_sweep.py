@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import cast
 import msgspec
 import pytest
 
-from tests.log.upkeep import DAY_S, HOUR_MS, House
+from tests.log.upkeep import DAY_S, HOUR_MS, WEEK_S, House
 from tests.opening import a_catalog, a_store
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.clock import SystemClock
@@ -46,7 +47,7 @@ def house() -> House:
     return House()
 
 
-def test_orphans_go_when_they_are_old_enough(house: House) -> None:
+def test_orphans_go_after_a_week(house: House) -> None:
     topic = house.topic(partitions=2)
     house.append(topic, ["a"])
     house.append(topic, ["b"], 1)
@@ -57,11 +58,15 @@ def test_orphans_go_when_they_are_old_enough(house: House) -> None:
     kept = sweep_home(house.log, HOUR_MS)
     assert kept == SweepReport(topics=1, objects_seen=3, objects_doubted=1)  # may be a loss
     house.append(topic, ["c"])
+    house.clock.advance(WEEK_S - 3601)
+    house.append(topic, ["d"])
+    assert sweep_home(house.log, 0).objects_doubted == 1, "newer commits change nothing"
+    house.clock.advance(1)
     size = house.store.head(orphan.key).size
     swept = sweep_home(house.log, HOUR_MS)
-    assert swept == SweepReport(topics=1, objects_seen=4, objects_deleted=1, bytes_deleted=size)
+    assert swept == SweepReport(topics=1, objects_seen=5, objects_deleted=1, bytes_deleted=size)
     assert orphan.key not in house.objects()
-    assert house.values(topic) + house.values(topic, 1) == ["a", "c", "b"]
+    assert house.values(topic) + house.values(topic, 1) == ["a", "c", "d", "b"]
     assert sweep_home(house.log, 0).objects_deleted == 0
     with pytest.raises(InvalidError):
         sweep_home(house.log, -1)
@@ -99,7 +104,7 @@ def test_a_producer_that_stalls_for_days_before_its_commit_loses_nothing(house: 
     appender = house.appender(topic)
     segment = house.segment(["stalled"])
     stored = appender.upload(segment)
-    house.clock.advance(3 * DAY_S)
+    house.clock.advance(WEEK_S)
     house.append(topic, ["by another"], 1)
     assert sweep_home(house.log, HOUR_MS).objects_deleted == 1
     assert stored.key not in house.objects()
@@ -117,7 +122,7 @@ def test_a_commit_with_a_head_that_it_read_before_the_sweep_uploads_anew(house: 
     first, second = house.segment(["one"]), house.segment(["two"])
     appender.commit(appender.upload(first), first.pieces[0])  # it remembers the head
     stored = appender.upload(second)
-    house.clock.advance(DAY_S)
+    house.clock.advance(WEEK_S)
     house.append(topic, ["by another"])
     assert sweep_home(house.log, HOUR_MS).objects_deleted == 1
     appender.commit(stored, second.pieces[0])
@@ -157,6 +162,7 @@ def test_deletes_come_in_batches(house: House, monkeypatch: pytest.MonkeyPatch) 
     house.append(topic, ["kept"])
     for _ in range(7):
         house.orphan(topic)
+    house.clock.advance(WEEK_S)
     monkeypatch.setattr(sweep_module, "_DELETES_AT_ONCE", 3)
     faults = Faults()
     batches = []
@@ -173,6 +179,7 @@ def test_an_unknown_kind_of_row_makes_it_leave_that_topic_alone(house: House) ->
     orphans = [house.orphan(topic) for topic in (newer, plain)]
     kept = [house.append(topic, ["kept"]) for topic in (newer, plain)]
     house.put(newer, "tide/00000000000000000000", b"?", partition=1)
+    house.clock.advance(WEEK_S)
     report = sweep_home(house.log, 0)
     assert [refused.topic for refused in report.refused] == ["newer"]
     assert isinstance(report.refused[0].error, InvalidError)
@@ -268,6 +275,7 @@ def test_a_topic_deleted_in_the_middle_of_a_sweep_is_passed_over(house: House) -
     other = house.topic("other")
     orphan = house.orphan(other)
     house.append(other, ["kept"])
+    house.clock.advance(WEEK_S)
 
     class Deleting(MemoryCatalog):
         """The topic goes as soon as its generation was raised."""
@@ -336,9 +344,10 @@ def test_on_files(house: House, tmp_path: Path) -> None:
     delete_topic(house.log, "gone")
     late.upload(house.segment(["late"]))
     report = sweep_home(house.log, 0)
-    assert (report.topics, report.objects_seen, report.objects_deleted) == (1, 32, 27)
+    assert (report.topics, report.objects_seen, report.objects_deleted) == (1, 32, 26)
     assert house.values(topic) == ["20", "22", "24", "26", "28"]
-    assert verify_topic(house.log, topic).findings == ()
+    report = verify_topic(house.log, topic)
+    assert (report.errors, report.possible_losses, len(report.findings)) == (0, 1, 1)
     catalog.close()
 
 
@@ -396,12 +405,12 @@ class Between:
 
 
 def commit_between(call: int) -> None:
-    """Segments that are a day old are committed between two calls of a sweep."""
+    """Segments that are a week old are committed between two calls of a sweep."""
     house = House()
     topic = house.topic(partitions=2)
     appender = house.appender(topic)
     stored = [appender.upload(house.segment([f"p{p}"], p)) for p in range(2)]
-    house.clock.advance(DAY_S)
+    house.clock.advance(WEEK_S)
     house.append(topic, ["old"], 1)
 
     def commit() -> None:
@@ -411,7 +420,7 @@ def commit_between(call: int) -> None:
     between = Between(call, commit)
     sweep_home(house.faulty(Faults(scheduler=cast(Scheduler, between))), HOUR_MS)
     assert between.calls_left <= 0, "the sweep made fewer calls"
-    house.clock.advance(DAY_S)
+    house.clock.advance(WEEK_S)
     sweep_home(house.log, HOUR_MS)
     assert verify_topic(house.log, topic).findings == ()
     assert (house.values(topic), house.values(topic, 1)) == (["p0"], ["old", "p1"])
@@ -479,12 +488,11 @@ class Sweeping:
         catalog = FaultyCatalog(self.catalog, self.faults, clock)
         return Log(store, catalog, clock, self.ids, chance)
 
-    def stall_s(self, hours: int) -> float:
-        """Whole hours, beyond the grace, so that many wake up together."""
-        woken_s = self.scheduler.time.monotonic_s() + 2 * 3600 * self.scheduler.random.randrange(
-            hours
-        )
-        return woken_s // 3600 * 3600 + 3600 - self.scheduler.time.monotonic_s()
+    def stall_s(self, most: int) -> float:
+        """Whole days, some beyond the week for which strays stay, so that many wake up together."""
+        now_s = self.scheduler.time.monotonic_s()
+        woken_s = now_s + 2 * DAY_S * self.scheduler.random.randrange(most)
+        return woken_s // DAY_S * DAY_S + DAY_S - now_s
 
     def produce(self, name: str) -> None:
         log = self.log()
@@ -507,10 +515,8 @@ class Sweeping:
         log = self.log()
         for _ in range(6):
             log.clock.sleep(self.stall_s(4))
-            try:
+            with contextlib.suppress(UnavailableError, UnknownOutcomeError):
                 self.deleted += sweep_home(log, HOUR_MS).objects_deleted
-            except (UnavailableError, UnknownOutcomeError):
-                continue
 
     def check(self) -> None:
         """The object of every live row exists."""

@@ -23,6 +23,7 @@ from tidelog.store.memory import MemoryStore
 from tidelog.testing.clock import FakeClock, seeded_ids
 from tidelog.testing.faults import Faults, FaultyCatalog, FaultyStore
 
+WEEK_S = 7 * 24 * 3600  # for which a sweep keeps strays
 DAY_S = 24 * 3600
 HOUR_MS = 3600 * 1000
 

@@ -400,7 +400,7 @@ class JournalWorld(HomeWorld):
         desk = Desk(self.quiet)
         for _ in range(2):
             desk.compile("t")
-            self.scheduler.time.advance(86_400)
+            self.scheduler.time.advance(8 * 86_400)  # strays are kept for a week
             sweep_home(self.quiet, 1_000)
         self._check_scribe(desk)
         for partition in range(PARTITIONS):
@@ -414,7 +414,7 @@ class JournalWorld(HomeWorld):
         how = Scribing(policy=Policy.everything(), grace_ms=1_000, sweep_every_ms=3_600_000)
         sweeps = 0
         for _ in range(2):
-            self.scheduler.time.advance(86_400)
+            self.scheduler.time.advance(8 * 86_400)  # strays are kept for a week
             turn = desk.scribe_once(how)
             sweeps += turn is not None and turn.swept is not None
         assert sweeps, "a scribe no longer sweeps"

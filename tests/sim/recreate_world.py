@@ -71,7 +71,7 @@ class RecreateWorld(JournalWorld):
             self.read_to_end(topic, partition)
         Desk(self.quiet).compile("t")
         for _ in range(2):
-            self.scheduler.time.advance(86_400)
+            self.scheduler.time.advance(8 * 86_400)  # strays are kept for a week
             sweep_home(self.quiet, 1_000)
         for partition in range(PARTITIONS):
             self.read_to_end(topic, partition)

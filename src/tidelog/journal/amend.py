@@ -30,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import msgspec
@@ -286,9 +286,16 @@ class Amender:
             found = self._lookup.find([mark.id for mark in moved if mark.id is not None])
             heads.update(found.heads)
             there = {
-                (each.partition, each.offset) for some in found.events.values() for each in some
+                (each.partition, each.offset): each.amendment
+                for some in found.events.values()
+                for each in some
             }
-            marks = [mark for mark in moved if (mark.partition, mark.offset) in there]
+            marks = [
+                replace(mark, before=row.object if row is not None else None)
+                for mark in moved
+                if (mark.partition, mark.offset) in there
+                for row in [there[mark.partition, mark.offset]]
+            ]
         raise UnavailableError(
             f"topic `{self._topic.name}`: is compiled again and again: try again"
         )
@@ -332,7 +339,17 @@ def _marks(
 ) -> Iterator[Mark]:
     for each in ids:
         for event in found.events.get(each, ()):
-            yield Mark(each, event.partition, event.offset, op, values[each], event.time_ms)
+            row = event.amendment
+            yield Mark(
+                each,
+                event.partition,
+                event.offset,
+                op,
+                values[each],
+                event.time_ms,
+                is_looked=True,
+                before=row.object if row is not None else None,
+            )
 
 
 def _audited(marks: Iterable[Mark]) -> tuple[Audited, ...]:

@@ -3,18 +3,20 @@
 For one partition, in six steps; anybody may die, run twice or sweep between any two of them:
 
 1. take the partition's ``compile`` row: owner, epoch + 1
-2. plan: read the head, then amendments, then rows; choose neighbours by policy, from the oldest on
+2. plan: read the head, then amendments, then rows; choose neighbours by policy, from the oldest on;
+   list the journals that will be made as unused
 3. read them, encode journals, and upload each under the epoch
-4. swap: in one write the head (``journaled``, ``compiled`` + 1), the journal and its slot rows, and
-   the journals that it replaces go; it expects the head and the ``compile`` row (``journal.swap``)
-5. delete the rows of runs below ``journaled``, with their slot rows
+4. swap: in one write the head (``journaled``, ``compiled`` + 1), the journal and its slot rows; the
+   journals that it replaces go, and are listed as unused, and the row of step 2 goes; it expects
+   the head and the ``compile`` row (``journal.swap``)
+5. delete the rows of runs below ``journaled``, with their slot rows; list their objects as unused
 6. release the ``compile`` row
 
 | dies after | what is there                          | who repairs it                          |
 |------------|----------------------------------------|-----------------------------------------|
 | 1, 2       | an owner that is silent                | the next compile, after the time to     |
 |            |                                        | live; at once on the same host          |
-| 3          | the same; journals that no row names   | the next sweep                          |
+| 3          | the same; journals that no row needs   | the next sweep                          |
 | 4          | the journal; rows of runs that no      | the next compile, trim or sweep does    |
 |            | reader counts                          | step 5                                  |
 | 5, partly  | the same, fewer                        | the same                                |
@@ -125,12 +127,19 @@ class Compiling:
         return replace(plan, amendments=amendments, sequence=head.amendments)
 
     def prepare(self, plan: Plan, group: Group) -> Planned:
-        """The work of a group, as of now; those before it in the plan may be swapped already."""
+        """The work of a group, as of now; those before it in the plan may be swapped already.
+
+        Its journals are listed as unused until the swap: should this process die, they are garbage.
+        ``FencedError`` when another process compiles the partition by now.
+        """
         head, _ = read_head(self._log, self._topic, self._partition)
+        work_id = self._log.ids.new()
+        epoch = self._swap.list_work(work_id)
         work = Work(
             topic=self._topic,
             partition=self._partition,
-            epoch=self.holding.epoch,
+            epoch=epoch,
+            id=work_id,
             group=group,
             start=head.start,
             applied=head.amendments,

@@ -41,6 +41,7 @@ class Work:
     topic: Topic
     partition: int
     epoch: int
+    id: str  # which all its journals have in their keys
     group: Group
     start: int  # events below it were trimmed
     applied: int  # the sequence that amendments were read up to, at least
@@ -71,7 +72,9 @@ def make_journals(
             reading.part(None if is_last else work.max_raw_bytes), work.applied
         )
         end = reading.end
-        key = layout.journal(work.topic.incarnation, work.partition, work.epoch, base, ids.new())
+        key = layout.journal(
+            work.topic.incarnation, work.partition, work.epoch, base, work.id, ids.new()
+        )
         put_fresh(store, key, encoded.data)
         journals.append(encoded.run(base, end - base, key, committed_ms))
         base = end

@@ -1,6 +1,6 @@
 """Amendments of one partition on their way into the catalog: a few rows in a write, with the head.
 
-Every write expects the head as it is known, and counts its rows in it. Three rules follow:
+Every write expects the head as it is known, and counts its rows in it. Four rules follow:
 
 - An update is written only against a head whose amendments, up to that head, were all looked at for
   the update's own offsets. ``_looked`` is the sequence up to which that is true of every mark still
@@ -8,6 +8,8 @@ Every write expects the head as it is known, and counts its rows in it. Three ru
   them reads the rows of its offsets first. So an update never lands on a delete it has not seen.
 - A swap of compile may have removed those rows: the events are then looked up again, by a caller
   that repeats only what is not in ``applied``.
+- A row that names an object and is replaced is known before the write, which lists the object as
+  unused: by the look that found the event, while all amendments since are our own, or by a read.
 - A lost reply is settled by the rows of the lot, once the head has moved past the version that the
   write expects. A row with a higher sequence than the head had before that write is ours, or
   newer than ours: either way the mark is done, and writing it again would bring an older value
@@ -30,6 +32,7 @@ from tidelog.log.amended import all_pending
 from tidelog.log.base import Log
 from tidelog.log.heads import RACE
 from tidelog.log.topics import find_topic, read_head
+from tidelog.log.unused import list_unused
 from tidelog.model import layout, limits
 from tidelog.model.run import Amendment, Head, encode_row
 from tidelog.model.topic import Topic
@@ -38,7 +41,7 @@ from tidelog.store.fresh import put_fresh
 __all__ = ["INLINE_BYTES_MAX", "Applied", "Mark", "Marker"]
 
 INLINE_BYTES_MAX = 8_192  # of a new value in a row; a larger one is an object
-_ROWS_AT_ONCE = limits.CHANGES_MAX - 1  # beside the head
+_ROWS_AT_ONCE = limits.CHANGES_MAX - 2  # beside the head, and the row of unused objects
 _NEAR = 8  # offsets for each mark: a scan over this many costs less than a read of each row
 
 
@@ -52,6 +55,8 @@ class Mark:
     kind: Literal["update", "delete"]
     value: bytes | None = None
     time_ms: int = 0  # of the event
+    is_looked: bool = False  # whether its amendment was looked for when the event was found
+    before: str | None = None  # the object that this amendment names, if it was
 
 
 Applied = dict[tuple[int, int], Mark]
@@ -116,6 +121,7 @@ class Marker:
             if not marks:
                 return
             new_head, rows = self._plan(marks, head)
+            rows += list_unused(write_id, self._replaced(marks, head))
             try:
                 where = layout.topic_partition(self.topic.incarnation, self.partition)
                 change = Put("head", encode_row(new_head), expect=version)
@@ -187,6 +193,19 @@ class Marker:
             return [amendment_of(self.log, self.topic, self.partition, each) for each in offsets]
         found = all_pending(self.log, self.topic, self.partition, self.seen[0], first, last + 1)
         return [found.get(each) for each in offsets]
+
+    def _replaced(self, marks: Sequence[Mark], head: Head) -> Sequence[str]:
+        """Objects that rows of these offsets name, by a head that the write expects."""
+        first, last = head.amended or (0, -1)
+        inside = [mark for mark in marks if first <= mark.offset <= last]
+        if not inside:
+            return ()
+        if self._looked == head.amendments and all(mark.is_looked for mark in inside):
+            found = [mark.before for mark in inside]
+        else:
+            found = [None if row is None else row.object for row in self._rows(inside)]
+        ours = {key for _, key in self._stored.values()}
+        return [key for key in found if key is not None and key not in ours]
 
     def _plan(self, marks: Sequence[Mark], head: Head) -> tuple[Head, list[Put]]:
         """What one write makes true."""

@@ -1,6 +1,7 @@
 """The swap: journals take the place of the rows that they were made from, in one write.
 
-The write expects the head as it was read a moment before, and the row of the compiler. A head that
+The write expects the head as it was read a moment before, and the row of the compiler. It lists the
+objects of journals that it replaces as unused. A head that
 has moved is read again and the write repeated with the same journals: producers, trims and
 amendments may get between. Another swap may not: who finds ``compiled`` changed plans anew. Each
 row that is replaced must still reach above the start, so no trim that was before the swap can mean
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tidelog.catalog.base import Change, Delete, Put
+from tidelog.catalog.base import Change, Check, Delete, Put
 from tidelog.errors import (
     ConflictError,
     FencedError,
@@ -25,6 +26,7 @@ from tidelog.log.base import Log
 from tidelog.log.heads import RACE
 from tidelog.log.holding import Holding
 from tidelog.log.topics import read_head
+from tidelog.log.unused import list_unused
 from tidelog.model import layout
 from tidelog.model.run import Head, Run, decode_row, encode_row
 from tidelog.model.slot import journal_slots
@@ -43,6 +45,31 @@ class Swap:
         self._holding = holding
         self._where = layout.topic_partition(topic.incarnation, partition)
 
+    def list_work(self, work_id: str) -> int:
+        """List all journals that a work will make as unused; under which epoch it makes them.
+
+        The swap deletes that row. The write expects the head and the row of the compiler: a swap
+        changes one, a sweep the other, so it never lands after these have deleted what it puts.
+        ``FencedError`` when another compiler has the partition.
+        """
+        for delay_s in RACE.delays_s(self._log.random):
+            epoch, check = self._holding.current()
+            _, version = read_head(self._log, self._topic, self._partition)
+            key = layout.journal(self._topic.incarnation, self._partition, epoch, 0, work_id)
+            listed = list_unused(work_id, [key])
+            try:
+                checks = (Check("head", version), check)
+                write_id = self._log.ids.new()
+                self._log.catalog.write(self._where, *listed, *checks, write_id=write_id)
+            except ConflictError:
+                self._hold_on()
+            except UnknownOutcomeError:
+                pass
+            else:
+                return epoch
+            self._log.clock.sleep(delay_s)
+        raise self._busy()
+
     def run(self, group: Group, made: tuple[Run, ...], compiled: int, seen: Head) -> bool:
         """Whether the journals took their place; False: plan anew, since rows have changed.
 
@@ -52,6 +79,7 @@ class Swap:
         ``FencedError`` when another compiler has the partition, ``NotFoundError`` when the topic
         was deleted.
         """
+        left: list[str] = []  # of lower epochs, under which no swap can land any more
         for delay_s in RACE.delays_s(self._log.random):
             epoch, check = self._holding.current()
             head, version = read_head(self._log, self._topic, self._partition)
@@ -64,13 +92,16 @@ class Swap:
             if is_passed or not _is_next(group, head):
                 return False
             if layout.journal_place(made[0].object)[1] != epoch:
-                moved = self._move(made, epoch)
+                moved = self._move(made)
                 if moved is None:
                     return False
+                left += [run.object for run in made]
                 made = moved
+                continue  # the epoch may be another one by now
+            write_id = self._log.ids.new()
             changes = _changes(self._topic, group, made, (head, version))
+            changes += list_unused(write_id, [*(old.object for old in group.journals), *left])
             try:
-                write_id = self._log.ids.new()
                 self._log.catalog.write(self._where, *changes, check, write_id=write_id)
             except ConflictError:
                 self._hold_on()
@@ -79,7 +110,10 @@ class Swap:
             else:
                 return True
             self._log.clock.sleep(delay_s)
-        raise UnavailableError(
+        raise self._busy()
+
+    def _busy(self) -> UnavailableError:
+        return UnavailableError(
             f"partition `{self._topic.name}/{self._partition}`: too many writers at once: "
             "compile again"
         )
@@ -98,13 +132,15 @@ class Swap:
                 "leave it to that one"
             )
 
-    def _move(self, made: tuple[Run, ...], epoch: int) -> tuple[Run, ...] | None:
+    def _move(self, made: tuple[Run, ...]) -> tuple[Run, ...] | None:
         """The journals under another epoch of ours; None where a sweep has removed one."""
+        work_id = self._log.ids.new()
+        epoch = self.list_work(work_id)
+        incarnation, partition = self._topic.incarnation, self._partition
         moved = []
         for run in made:
-            key = layout.journal(
-                self._topic.incarnation, self._partition, epoch, run.base, self._log.ids.new()
-            )
+            new_id = self._log.ids.new()
+            key = layout.journal(incarnation, partition, epoch, run.base, work_id, new_id)
             try:
                 self._log.store.copy(run.object, key)
             except NotFoundError:
@@ -137,4 +173,5 @@ def _changes(
         if old.base not in bases:
             changes.append(Delete(layout.journal_row(old.base)))
         changes += [Delete(row) for row in journal_slots(old, topic.slot_ms)]
+    changes.append(Delete(layout.unused_row(layout.journal_work(made[0].object)[1])))
     return changes

@@ -9,27 +9,36 @@ A time that lies far ahead comes from a wrong clock, and says nothing.
 from __future__ import annotations
 
 import contextlib
+from typing import NamedTuple
 
 from tidelog.errors import NotFoundError, UnavailableError, UnknownOutcomeError
 from tidelog.log.base import Log
 from tidelog.model import layout
 
-__all__ = ["FUTURE_MS", "clock_ahead_ms", "is_old", "now_bounds_ms", "trusted_now_ms"]
+__all__ = ["FUTURE_MS", "Times", "clock_ahead_ms", "is_old", "read_times", "trusted_now_ms"]
 
 FUTURE_MS = 24 * 3_600_000  # a time that is further ahead comes from a wrong clock
 _TRIES = 5  # of a look at the store's time
 _LEFT_MS = 3_600_000  # probes that a sweep left when it died are deleted after this
 
 
-def now_bounds_ms(log: Log) -> tuple[int, int]:
-    """The earlier and the later of this machine's time and the store's."""
+class Times(NamedTuple):
+    """What time it is."""
+
+    earlier_ms: int  # of this machine's time and the store's
+    later_ms: int
+    store_ms: int
+
+
+def read_times(log: Log) -> Times:
+    """This machine's time and the store's, as they are now."""
     now_ms, store_ms = log.clock.now_ms(), _store_ms(log)
-    return min(now_ms, store_ms), max(now_ms, store_ms)
+    return Times(min(now_ms, store_ms), max(now_ms, store_ms), store_ms)
 
 
 def trusted_now_ms(log: Log) -> int:
     """The earlier of this machine's time and the store's."""
-    return now_bounds_ms(log)[0]
+    return read_times(log).earlier_ms
 
 
 def clock_ahead_ms(log: Log, trusted_ms: int) -> int:

@@ -5,10 +5,11 @@ Append, in five steps; what a crash after each leaves behind:
 1. collect events                                  → nothing
 2. encode one segment for all partitions touched   → nothing
 3. upload it, under a fresh id, in the topic's
-   current generation                              → an orphan, swept later; never a hole
+   current generation, with what the heads say     → an orphan, kept for a week; never a hole
 4. for each partition one conditional write: the
-   ``head`` from n to n+k, the ``run``, its
-   ``slot`` rows, and the ``producer`` row         → the events, where it was written
+   ``head`` from n to n+k, which names the run,
+   the ``run``, its ``slot`` rows, and the
+   ``producer`` row                                → the events, where it was written
 5. acknowledge with positions                      → the same
 
 On a conflict the write is planned again from the rows that the conflict returned, without a read,
@@ -30,6 +31,7 @@ the appender, and it stays fenced for every partition.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -57,8 +59,6 @@ from tidelog.model.topic import Topic
 from tidelog.store.fresh import copy_fresh, put_fresh
 
 __all__ = ["Appender", "Stored"]
-
-_OWN_RUNS = 8  # that a segment names of its appender: few, since flushes may be small
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,6 @@ class Appender:
         self._once = once  # one commit for each partition, whoever makes it
         self._heads: dict[int, tuple[Head, str]] = {}
         self._states: dict[int, tuple[ProducerState, str | None]] = {}
-        self._runs: dict[int, Run] = {}  # the last one of ours in each partition
         self._fenced_by = -1  # the newest epoch of another process that was seen
 
     @property
@@ -127,36 +126,39 @@ class Appender:
         """The highest sequence that this producer has stored in a partition; -1 for none."""
         return self._state(partition)[0].last
 
-    def known(self, partitions: Sequence[int], *, read: bool = True) -> dict[int, Known]:
+    def known(self, partitions: Sequence[int]) -> dict[int, Known]:
         """What we know of partitions that a segment is for, which it then carries.
 
-        Where we know of none yet, the head of the first is read, which its commit then need not do;
-        not without ``read``.
+        Heads that we do not know yet are read, which commits then need not do.
         """
-        if read and not any(partition in self._heads for partition in partitions):
-            head = read_head(self._log, self._topic, partitions[0])
-            self._heads.setdefault(partitions[0], head)  # a commit may know a newer one by now
         found = {}
-        for number, partition in enumerate(partitions):
-            at = self._heads.get(partition)
-            run = self._runs.get(partition)
-            if at is not None and run is not None and number < _OWN_RUNS:
-                found[partition] = Known(next=at[0].next, base=run.base, object=run.object)
-            elif at is not None:
-                found[partition] = Known(next=at[0].next)
+        for partition in partitions:
+            at = self._heads.get(partition)  # a commit of another thread may forget it
+            if at is None:
+                at = read_head(self._log, self._topic, partition)
+                self._heads.setdefault(partition, at)  # a commit may know a newer one by now
+            head = at[0]
+            found[partition] = Known(next=head.next, base=head.last_base, object=head.last_object)
         return found
 
     def upload(self, segment: Segment) -> Stored:
         """Step 3. ``UnavailableError`` when it fails in any way: nothing names the object."""
-        key, generation = self._fresh_key()
-        put_fresh(self._log.store, key, segment.data)
-        return Stored(segment, key, generation)
+        return self._upload(segment, self._log.ids.new(), "")
 
     def adopt(self, staged: str, pieces: tuple[Piece, ...]) -> Stored:
-        """Step 3 for a segment that is staged in the store: a copy. ``NotFoundError``."""
-        key, generation = self._fresh_key()
+        """Step 3 for a segment that is staged in the store: a copy. ``NotFoundError``.
+
+        All copies of one staged segment have one id, whoever makes them.
+        """
+        origin = hashlib.sha256(staged.encode()).hexdigest()[:32]
+        key, generation = self._key(origin, len(pieces), self._log.ids.new())
         copy_fresh(self._log.store, staged, key)
         return Stored(Segment(b"", pieces), key, generation, staged)
+
+    def _upload(self, segment: Segment, segment_id: str, copy_id: str) -> Stored:
+        key, generation = self._key(segment_id, len(segment.pieces), copy_id)
+        put_fresh(self._log.store, key, segment.data)
+        return Stored(segment, key, generation)
 
     def commit(
         self,
@@ -174,7 +176,9 @@ class Appender:
         and reading back could not settle it.
         """
         if expected_offset is not None:
-            self._heads.pop(piece.partition, None)  # others may have appended since it was read
+            at = self._heads.get(piece.partition)
+            if at is not None and at[0].next != expected_offset:
+                self._heads.pop(piece.partition, None)  # others may have appended since
         is_stale = True  # what we know of the partition, which others may have changed since
         for delay_s in self._delays():
             self._check_fence(piece.partition)
@@ -197,7 +201,6 @@ class Appender:
                 stored = self._upload_anew(stored, head.floor)
             plan = self._plan(stored, piece, sequences, (head, head_version))
             if self._write(piece.partition, plan):
-                self._runs[piece.partition] = plan.run
                 self._log.wakeups.committed(
                     self._topic.incarnation, piece.partition, plan.head.next
                 )
@@ -256,7 +259,9 @@ class Appender:
             ids_start=piece.byte_end if piece.ids_end else 0,
             ids_end=piece.ids_end,
         )
-        new_head = msgspec.structs.replace(head, next=run.end)
+        new_head = msgspec.structs.replace(
+            head, next=run.end, last_base=run.base, last_object=run.object
+        )
         new_state = ProducerState(
             self._epoch, batch.sequences()[-1], recent_batches(state.recent, batch), now_ms
         )
@@ -443,11 +448,13 @@ class Appender:
         self._topic = topic
         if stored.staged is not None:
             return self.adopt(stored.staged, stored.segment.pieces)
-        return self.upload(stored.segment)
+        origin, _ = layout.segment_origin(stored.key)
+        return self._upload(stored.segment, origin, self._log.ids.new())
 
-    def _fresh_key(self) -> tuple[str, int]:
+    def _key(self, segment_id: str, partitions: int, copy_id: str) -> tuple[str, int]:
         generation = self._topic.generation  # read once: another thread may see a newer one
-        return layout.segment(self._topic.incarnation, generation, self._log.ids.new()), generation
+        key = layout.segment(self._topic.incarnation, generation, segment_id, partitions, copy_id)
+        return key, generation
 
     def _remove_state(self, partition: int, version: str) -> None:
         where = layout.topic_partition(self._topic.incarnation, partition)

@@ -113,8 +113,7 @@ class Carrier:
         stored: Stored | None = None
         try:
             parts = flush.parts(self.keyless.next, self._named)
-            places = [part.partition for part in parts]
-            known = self._appender.known(places, read=flush.expected_offset is None)
+            known = self._appender.known([part.partition for part in parts])
             segment = encode_segment([(part.partition, part.table) for part in parts], known)
             with spans.span("tidelog.upload", bytes=len(segment.data)):
                 stored = self._appender.upload(segment)

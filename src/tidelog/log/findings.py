@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -36,6 +36,7 @@ class Tally:
     objects: dict[str, ObjectInfo]  # of the topic, as they were listed first
     progress: Callable[[int], None] | None
     named: set[str] = field(default_factory=set)  # objects
+    uses: dict[int, set[str]] = field(default_factory=dict)  # objects each partition names or lists
     nexts: dict[int, int] = field(default_factory=dict)  # of each partition, when it was read
     floor: int = 0  # the highest of all heads
     runs: int = 0
@@ -53,6 +54,15 @@ class Tally:
         self.counts[severity] += 1
         if self.counts[severity] <= _FINDINGS_MAX:
             self.findings.append(Finding(severity, where, what))
+
+    def name(self, partition: int, key: str) -> None:
+        """A row of a partition names an object."""
+        self.named.add(key)
+        self.uses.setdefault(partition, set()).add(key)
+
+    def list_unused(self, partition: int, keys: Iterable[str]) -> None:
+        """A row of a partition says that it needs objects no more."""
+        self.uses.setdefault(partition, set()).update(keys)
 
     def owns(self, key: str) -> bool:
         """Whether a key can be that of an object of the topic."""

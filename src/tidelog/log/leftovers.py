@@ -5,15 +5,15 @@
 - amendments that the journal of their offset has
 
 Compile, trim and sweep all call this, whoever comes first. A run or a journal goes with its slot
-rows in one write, so there is never one without its slots. Rows of runs are deleted whatever their
-version, also twice, as offsets are never reused. A journal's row may be replaced by another one at
-the same offset, and an amendment's by a newer one: these are deleted by the version that was read.
+rows in one write, so there is never one without its slots. The same write lists the objects that
+its rows named as unused (``unused``), which is what lets a sweep delete them. Rows are deleted by
+the version that was read: a journal's row may be replaced by another one at the same offset, and an
+amendment's by a newer one.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -23,8 +23,9 @@ from tidelog.errors import ConflictError, CorruptError, UnknownOutcomeError
 from tidelog.log.base import Log
 from tidelog.log.heads import raise_head
 from tidelog.log.hold import write_repeatedly
+from tidelog.log.unused import list_unused
 from tidelog.model import layout, limits
-from tidelog.model.run import Head, Run, decode_row
+from tidelog.model.run import Amendment, Head, Run, decode_row
 from tidelog.model.slot import journal_slots, slots_of
 from tidelog.model.topic import Topic
 
@@ -39,6 +40,24 @@ __all__ = [
 
 _RUNS_AT_ONCE = 500  # run rows whose slot rows are looked for together
 _SLOTS_APART = 16  # slots further from each other than this are looked for one by one
+
+
+@dataclass(frozen=True, slots=True)
+class _Gone:
+    """A row that goes, with its slot rows, and the object that it names."""
+
+    row: Row
+    slots: Iterable[str] = ()
+    object: str | None = None
+
+    @property
+    def changes(self) -> list[Change]:
+        return [Delete(self.row.row, self.row.version), *map(Delete, self.slots)]
+
+    def is_as_read(self, rows: Mapping[str, Row | None]) -> bool:
+        """Whether its row is as it was, by those that a conflict returned; one left out is."""
+        now = rows.get(self.row.row, self.row)
+        return now is not None and now.version == self.row.version
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,23 +88,25 @@ def remove_shadowed(log: Log, topic: Topic, partition: int, journaled: int) -> R
 
 
 def remove_amendments(
-    log: Log, topic: Topic, partition: int, rows: Sequence[tuple[str, str]]
+    log: Log, topic: Topic, partition: int, rows: Sequence[tuple[str, str, str | None]]
 ) -> set[str]:
-    """Delete rows of amendments, each by its version; those that went.
+    """Delete rows of amendments, each by its version, with the object it names; those that went.
 
     One that somebody has replaced stays, and with it those of the same write: whoever comes next
     looks again. ``narrow_amended`` is to follow.
     """
     where = layout.topic_partition(topic.incarnation, partition)
     gone: set[str] = set()
-    for first in range(0, len(rows), limits.CHANGES_MAX):
-        chunk = rows[first : first + limits.CHANGES_MAX]
+    for first in range(0, len(rows), limits.CHANGES_MAX - 1):
+        chunk = rows[first : first + limits.CHANGES_MAX - 1]
+        write_id = log.ids.new()
         try:
-            changes = [Delete(row, expect=version) for row, version in chunk]
-            log.catalog.write(where, *changes, write_id=log.ids.new())
+            changes = [Delete(row, expect=version) for row, version, _ in chunk]
+            unused = list_unused(write_id, [key for _, _, key in chunk if key is not None])
+            log.catalog.write(where, *changes, *unused, write_id=write_id)
         except (ConflictError, UnknownOutcomeError):
             continue
-        gone.update(row for row, _ in chunk)
+        gone.update(row for row, _, _ in chunk)
     return gone
 
 
@@ -127,13 +148,14 @@ def _remove_runs(log: Log, topic: Topic, partition: int, end: int) -> Removed:
     runs = total = at = 0
     while at < end:
         rows = list(log.catalog.scan(where, layout.run_row(at), layout.run_row(end), _RUNS_AT_ONCE))
-        below = [run for row in rows if (run := decode_run(row, topic, partition)).end <= end]
-        if not below:
+        decoded = [(row, decode_run(row, topic, partition)) for row in rows]
+        pairs = [(row, run) for row, run in decoded if run.end <= end]
+        if not pairs:
             break
+        below = [run for _, run in pairs]
         slots = _slot_rows(log, topic, where, below)
-        each = ([layout.run_row(run.base), *slots.get(run.base, ())] for run in below)
-        for chunk in _chunks([Delete(row) for row in rows] for rows in each):
-            _delete_rows(log, where, chunk)
+        gone = (_Gone(row, slots.get(run.base, ()), run.object) for row, run in pairs)
+        _delete_rows(log, where, gone)
         runs += len(below)
         total += sum(map(_size, below))
         at = below[-1].base + 1 if len(rows) == _RUNS_AT_ONCE else end
@@ -152,12 +174,8 @@ def _remove_journals(
     log: Log, topic: Topic, partition: int, journals: Sequence[tuple[Row, Run]]
 ) -> None:
     where = layout.topic_partition(topic.incarnation, partition)
-    each = (
-        [Delete(row.row, expect=row.version), *map(Delete, journal_slots(run, topic.slot_ms))]
-        for row, run in journals
-    )
-    for chunk in _chunks(each):
-        _delete_rows(log, where, chunk)
+    gone = (_Gone(row, journal_slots(run, topic.slot_ms), run.object) for row, run in journals)
+    _delete_rows(log, where, gone)
 
 
 def _remove_amendments_below(log: Log, topic: Topic, partition: int, head: Head) -> None:
@@ -174,8 +192,11 @@ def _remove_amendments_below(log: Log, topic: Topic, partition: int, head: Head)
         for row in log.catalog.scan(where, f"{kind}/", f"{kind}0", 1):
             end = min(end, decode_row(row.value, Run, row.row).base)
     bounds = layout.amend_row(0), layout.amend_row(end)
-    for chunk in _chunks([Delete(row.row)] for row in log.catalog.scan(where, *bounds)):
-        _delete_rows(log, where, chunk)
+    gone = (
+        _Gone(row, object=decode_row(row.value, Amendment, row.row).object)
+        for row in log.catalog.scan(where, *bounds)
+    )
+    _delete_rows(log, where, gone)
     narrow_amended(log, topic, partition)
 
 
@@ -208,26 +229,39 @@ def _spans(slots: Sequence[int], apart_ms: int) -> list[tuple[int, int]]:
     return spans
 
 
-def _chunks(groups: Iterable[Sequence[Change]]) -> Iterator[list[Change]]:
-    """Writes of the largest size, a group never apart."""
-    chunk: list[Change] = []
+def _chunks(groups: Iterable[_Gone]) -> Iterator[list[_Gone]]:
+    """As many as one write takes, beside the row that lists their objects."""
+    chunk: list[_Gone] = []
+    size = 1
     for group in groups:
-        if len(chunk) + len(group) > limits.CHANGES_MAX:
+        own = len(group.changes)
+        if size + own > limits.CHANGES_MAX:
             yield chunk
-            chunk = []
-        chunk += group
+            chunk, size = [], 1
+        chunk.append(group)
+        size += own
     if chunk:
         yield chunk
 
 
-def _delete_rows(log: Log, where: str, changes: Sequence[Change]) -> None:
-    """Deletes that may land twice, so a lost reply is no matter.
+def _delete_rows(log: Log, where: str, groups: Iterable[_Gone]) -> None:
+    """Delete rows by their versions, so no write of it can land twice.
 
-    A version that is no longer there, that of a journal, says that it went or was replaced: what
-    is left is met again by whoever comes next.
+    One whose version is no longer there went, or was replaced, by another process: the others of
+    its write go without it.
     """
-    with contextlib.suppress(ConflictError):
-        write_repeatedly(log, where, *changes)
+    for chunk in _chunks(groups):
+        left = chunk
+        while left:
+            changes = [change for group in left for change in group.changes]
+            objects = [group.object for group in left if group.object is not None]
+            try:
+                write_repeatedly(log, where, *changes, *list_unused(log.ids.new(), objects))
+            except ConflictError as exc:
+                still = [group for group in left if group.is_as_read(exc.rows)]
+                left = still if len(still) < len(left) else []
+            else:
+                break
 
 
 def _size(run: Run) -> int:

@@ -1,27 +1,30 @@
-"""What objects that no row names say about the catalog: garbage, a possible loss, or a proven one.
+"""What objects that no row names or lists say about the catalog: a possible loss, or a proven one.
 
-A catalog that was damaged, or restored from an older copy, has lost commits. Then the objects of
-these commits are the only copy of acknowledged events, and look like garbage. What they carry tells
-them apart, without any clock:
+A row lists every object that a partition needs no more (``unused``). So a **stray**, an object that
+no row names and that fewer partitions list than it is for, was never committed, or the catalog has
+lost that commit: it was damaged, or restored from an older copy. Then the object is the only copy
+of acknowledged events. One lost commit cannot be told from a producer that died before its commit.
+What strays carry tells more, without any clock:
 
-- a segment carries the next offset of each of its partitions, as its appender knew it, and the
-  appender's own last run there; an update's value has the newest amendment before it in its key.
-  A number above that of the head, or another run at that offset, **proves** that the catalog went
-  back. So do a generation above the registry's, and a journal's epoch above the ``compile`` row's:
-  none of these ever shrinks
-- a segment which the rows rule out as committed (no run was compiled or trimmed since, or the
-  partition ends before its last event) was never committed: its producer died, or the catalog lost
-  exactly this commit. It is a **possible loss** while the newest object that a row names is not
-  newer by the grace. The same goes for a value after which nothing was amended
-- all else was committed once, and is garbage now
+- a segment carries the next offset of each of its partitions as its appender knew it, and the run
+  before that offset, whoever committed it. A higher number than the head's, another object at the
+  offset of that run, or an object of that run which is still there and which the partition neither
+  names nor lists **prove** that the catalog went back: it had this commit once. No compile, trim or
+  later commit hides that
+- an update's value has the newest amendment before it in its key, a journal the epoch of its
+  compiler: a number above that of the head or of the ``compile`` row is a proof. So is a generation
+  above the registry's. None of these ever shrinks
+- any other stray is a **possible loss**. It is kept for a week
 
 What was found is compared with rows that are read after the listing, so nothing that is under way
-counts as proof. A person may accept a loss; the row ``accepted`` remembers up to which date.
+counts as proof. An object that is gone when its rows were read is none: a sweep deletes objects
+before the rows that list them. A person may accept a loss; the row ``accepted`` remembers up to
+which date.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tidelog.codec.segment import read_known
@@ -30,6 +33,7 @@ from tidelog.log.base import Log
 from tidelog.log.heads import RACE
 from tidelog.log.hold import put_held
 from tidelog.log.topics import find_topic, read_head
+from tidelog.log.unused import read_unused
 from tidelog.model import layout
 from tidelog.model.run import Head, HeldRow, Known, LossAccepted, Run, decode_row, encode_row
 from tidelog.model.topic import Topic
@@ -38,7 +42,6 @@ from tidelog.store.base import ObjectInfo
 __all__ = ["Losses", "Proof", "accept_losses", "accepted_until_ms", "find_losses", "newer_than"]
 
 _TAIL_BYTES = 64 << 10  # of a segment: what its appender knew and the footer, of most
-_SAMPLES = 200  # segments that are looked into although newer commits make a loss unlikely
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,35 +85,21 @@ def newer_than(log: Log, topic: Topic) -> list[ObjectInfo]:
 
 
 def find_losses(
-    log: Log,
-    topic: Topic,
-    unnamed: Sequence[ObjectInfo],
-    may_doubt: Callable[[ObjectInfo], bool],
-    samples: int = _SAMPLES,
+    log: Log, topic: Topic, strays: Sequence[ObjectInfo], accepted_ms: int = -1
 ) -> Losses:
-    """Look at objects that no row names.
+    """Look at every stray: what it proves, or that it is a possible loss.
 
-    ``may_doubt`` says whether one that was never committed is a possible loss, by its date. Of the
-    other segments only a sample is read, for proofs.
+    What a person has accepted, as the store dates it, is no part of a proof.
     """
-    check = _Check(log, topic)
-    segments = []
-    for info in unnamed:
+    check = _Check(log, topic, accepted_ms)
+    for info in strays:
         if info.key.startswith(layout.segments(topic.incarnation)):
-            segments.append(info)
+            check.add_segment(info)
         elif info.key.startswith(layout.amendments(topic.incarnation)):
-            check.add_value(info, may_doubt(info))
+            check.add_value(info)
         elif info.key.startswith(layout.journals(topic.incarnation)):
             check.add_journal(info)
-    others = []
-    for info in segments:
-        if may_doubt(info):
-            check.add_segment(info, True)
-        else:
-            others.append(info)
-    for info in others[:: max(1, -(-len(others) // samples))]:
-        check.add_segment(info, False)
-    return check.found
+    return check.finish()
 
 
 def accepted_until_ms(log: Log, topic: Topic) -> int:
@@ -123,7 +112,10 @@ def accepted_until_ms(log: Log, topic: Topic) -> int:
 
 
 def accept_losses(log: Log, topic: Topic, until_ms: int) -> None:
-    """Remember that a person accepts the loss of objects up to a date."""
+    """Remember that a person accepts the loss of objects up to a date.
+
+    Never give one that is to come: objects of that time would go without being looked at.
+    """
     where, what = layout.topic_partition(topic.incarnation, 0), f"topic `{topic.name}`"
     for delay_s in RACE.delays_s(log.random):
         row = log.catalog.get(where, layout.ACCEPTED_ROW)
@@ -139,35 +131,38 @@ def accept_losses(log: Log, topic: Topic, until_ms: int) -> None:
 
 
 class _Check:
-    """One look at a topic's objects, with rows that are read when they are first needed."""
+    """One look at a topic's strays, with rows that are read when they are first needed."""
 
-    def __init__(self, log: Log, topic: Topic) -> None:
+    def __init__(self, log: Log, topic: Topic, accepted_ms: int) -> None:
         self._log = log
         self._topic = topic
+        self._accepted_ms = accepted_ms
         self._heads: dict[int, Head] = {}
-        self._epochs: dict[int, int] = {}
-        self.found = Losses()
+        self._compilers: dict[int, HeldRow] = {}
+        # Strays whose run has no row any more: whether its object was listed is looked at last.
+        self._named: list[tuple[ObjectInfo, Known]] = []
+        self._found = Losses()
 
-    def add_segment(self, info: ObjectInfo, may_doubt: bool) -> None:
-        """``may_doubt``: it is also looked at as a possible loss."""
+    def add_segment(self, info: ObjectInfo) -> None:
         try:
             known = _known(self._log, info)
         except NotFoundError:
             return  # another sweep has deleted it meanwhile
         except CorruptError:
-            known = None
-        what = None if known is None else self._first_proof(known)
+            known = []
+        what = self._first_proof(known)
         if what is not None:
-            self.found.proofs.append(Proof(info, what))
-        elif may_doubt and (known is None or not all(map(self._may_be_gone, known))):
-            self.found.doubts.append(info)
+            self._found.proofs.append(Proof(info, what))
+            return
+        self._found.doubts.append(info)
+        self._named += [(info, each) for each in known if self._may_prove(each)]
 
-    def add_value(self, info: ObjectInfo, may_doubt: bool) -> None:
+    def add_value(self, info: ObjectInfo) -> None:
         try:
             partition, sequence = layout.amendment_place(info.key)
         except ValueError:
             return  # not ours
-        if not 0 <= partition < self._topic.partitions:
+        if not 0 <= partition < self._topic.partitions or not self._is_there(info.key):
             return
         amendments = self._head(partition).amendments
         if sequence > amendments:
@@ -175,21 +170,46 @@ class _Check:
                 f"was stored after amendment {sequence} of partition {partition}, of which the "
                 f"catalog knows {amendments}"
             )
-            self.found.proofs.append(Proof(info, what))
-        elif sequence == amendments and may_doubt:
-            self.found.doubts.append(info)
+            self._found.proofs.append(Proof(info, what))
+        else:
+            self._found.doubts.append(info)
 
     def add_journal(self, info: ObjectInfo) -> None:
         try:
             partition, epoch = layout.journal_place(info.key)
         except ValueError:
             return  # not ours
-        if 0 <= partition < self._topic.partitions and epoch > self._epoch(partition):
+        if not 0 <= partition < self._topic.partitions or not self._is_there(info.key):
+            return
+        compiler = self._compiler(partition)
+        if epoch > compiler.epoch:
             what = (
                 f"was compiled under epoch {epoch} of partition {partition}, the catalog is at "
-                f"{self._epoch(partition)}"
+                f"{compiler.epoch}"
             )
-            self.found.proofs.append(Proof(info, what))
+            self._found.proofs.append(Proof(info, what))
+        elif epoch < compiler.epoch or not compiler.owner:  # else it is being compiled
+            self._found.doubts.append(info)
+
+    def finish(self) -> Losses:
+        """All were added; the proofs that need rows which are read after them all."""
+        listed: dict[int, set[str]] = {}
+        proven: set[str] = set()
+        for info, known in self._named:
+            if known.partition not in listed:
+                rows = read_unused(self._log, self._topic, known.partition)
+                listed[known.partition] = {key for row in rows for key in row.objects}
+            if known.object in listed[known.partition] or info.key in proven:
+                continue
+            if self._is_older(known.object, info):
+                proven.add(info.key)
+                what = (
+                    f"was stored after `{known.object}` was committed at offset {known.base} of "
+                    f"partition {known.partition}, and the catalog does not know that object"
+                )
+                self._found.proofs.append(Proof(info, what))
+        self._found.doubts = [info for info in self._found.doubts if info.key not in proven]
+        return self._found
 
     def _first_proof(self, known: Iterable[Known]) -> str | None:
         return next((what for each in known if (what := self._proof(each)) is not None), None)
@@ -205,50 +225,66 @@ class _Check:
                 f"was stored when {where} had events up to offset {known.next}, the catalog has "
                 f"them up to {head.next}"
             )
-        if known.base < max(head.start, head.journaled):
+        row = self._run(known)
+        if row is None or row.object == known.object:
             return None
-        partition = layout.topic_partition(self._topic.incarnation, known.partition)
-        row = self._log.catalog.get(partition, layout.run_row(known.base))
-        if (
-            row is not None
-            and decode_row(row.value, Run, f"row `{row.row}`").object == known.object
-        ):
-            return None
-        head, _ = read_head(self._log, self._topic, known.partition)
-        self._heads[known.partition] = head
-        if known.base < max(head.start, head.journaled):
-            return None  # trimmed or compiled meanwhile
         return (
             f"was stored after offset {known.base} of {where} was given to `{known.object}`, and "
             "the catalog has given it to another object"
         )
 
-    def _may_be_gone(self, known: Known) -> bool:
-        """Whether it may have been committed, and compiled or trimmed since."""
-        if not 0 <= known.partition < self._topic.partitions:
+    def _may_prove(self, known: Known) -> bool:
+        """Whether it names a run that has no row: the object must be listed, or be gone."""
+        is_here = 0 <= known.partition < self._topic.partitions
+        return is_here and known.base >= 0 and self._run(known) is None
+
+    def _run(self, known: Known) -> Run | None:
+        """The run at the offset that a segment names, as rows are now."""
+        if known.base < 0:
+            return None
+        partition = layout.topic_partition(self._topic.incarnation, known.partition)
+        row = self._log.catalog.get(partition, layout.run_row(known.base))
+        return None if row is None else decode_row(row.value, Run, f"row `{row.row}`")
+
+    def _is_older(self, key: str, than: ObjectInfo) -> bool:
+        """Whether an object is there, and the store dates it before another one.
+
+        One that is dated later was put a second time, by a request that was delayed until a sweep
+        had deleted the object.
+        """
+        try:
+            info = self._log.store.head(key)
+        except NotFoundError:
             return False
-        head = self._head(known.partition)
-        is_removed = known.next < max(head.start, head.journaled)
-        return is_removed and known.next + known.count <= head.next
+        return self._accepted_ms < info.modified_ms <= than.modified_ms
+
+    def _is_there(self, key: str) -> bool:
+        try:
+            self._log.store.head(key)
+        except NotFoundError:
+            return False  # another sweep has deleted it meanwhile
+        return True
 
     def _head(self, partition: int) -> Head:
         if partition not in self._heads:
             self._heads[partition] = read_head(self._log, self._topic, partition)[0]
         return self._heads[partition]
 
-    def _epoch(self, partition: int) -> int:
-        if partition not in self._epochs:
+    def _compiler(self, partition: int) -> HeldRow:
+        if partition not in self._compilers:
             where = layout.topic_partition(self._topic.incarnation, partition)
             row = self._log.catalog.get(where, layout.COMPILE_ROW)
             what = f"compile row of `{self._topic.name}/{partition}`"
-            self._epochs[partition] = decode_row(row.value, HeldRow, what).epoch if row else 0
-        return self._epochs[partition]
+            found = HeldRow("", 0) if row is None else decode_row(row.value, HeldRow, what)
+            self._compilers[partition] = found
+        return self._compilers[partition]
 
 
 def _known(log: Log, info: ObjectInfo) -> list[Known]:
     """What a segment carries. ``CorruptError``, ``NotFoundError``."""
     what = f"segment `{info.key}`"
     start = max(0, info.size - _TAIL_BYTES)
+    log.store.head(info.key)  # what a cache has may be gone
     try:
         return read_known(log.store.get(info.key, start, info.size), what)
     except CorruptError:

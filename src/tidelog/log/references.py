@@ -1,7 +1,9 @@
 """What the rows of a partition refer to, and which of them a sweep may remove. Reads only.
 
 Rows come in the order of their keys, so amendments before journals: a journal that is seen to have
-an amendment has it for good. Slot rows are passed over: there are many, and they name no object.
+an amendment has it for good. Rows of unused objects come last, so an object that is taken out of
+another row meanwhile is met there or here. Slot rows are passed over: there are many, and they name
+no object.
 
 Journals and runs must tile from the head's start to its next offset. Where they do not, a row is
 lost or hidden, and the object that it names would look like garbage.
@@ -18,9 +20,10 @@ from tidelog.errors import CorruptError, InvalidError, UnavailableError
 from tidelog.log.base import Log
 from tidelog.log.leftovers import decode_run
 from tidelog.log.topics import read_head
+from tidelog.log.unused import ListedRow
 from tidelog.model import layout
 from tidelog.model.producers import UNNAMED
-from tidelog.model.run import Amendment, Head, ProducerState, Run, decode_row
+from tidelog.model.run import Amendment, Head, ProducerState, Run, Unused, decode_row
 from tidelog.model.topic import Topic
 
 __all__ = [
@@ -38,7 +41,7 @@ _READS = 10  # of a partition that is compiled or trimmed while it is read
 
 # What a sweep understands. What a sink has staged is its own, and no sweep looks there.
 KNOWN = frozenset(
-    {"accepted", "amend", "compile", "head", "journal", "producer", "run", "sink", "slot"}
+    {"accepted", "amend", "compile", "head", "journal", "producer", "run", "sink", "slot", "unused"}
 )
 
 
@@ -74,7 +77,9 @@ class References:
     objects: set[str] = field(default_factory=set)  # that are needed
     spans: list[tuple[int, int]] = field(default_factory=list)  # offsets of journals and runs
     applied: list[Pending] = field(default_factory=list)  # amendments that a journal has
+    leftovers: set[str] = field(default_factory=set)  # objects that rows name which do not count
     has_leftovers: bool = False  # of trims or compiles
+    unused: list[ListedRow] = field(default_factory=list)
     producers: list[Silent] = field(default_factory=list)  # unnamed ones
     newest_ms: int = 0  # the newest time that a commit or a producer has noted
 
@@ -138,6 +143,9 @@ def read_references(log: Log, topic: Topic, partition: int, head: Head) -> Refer
         elif kind == "run":
             run = decode_run(row, topic, partition)
             _note_run(run, run.end > head.start and run.base >= head.journaled, found)
+        elif kind == "unused":
+            objects = decode_row(row.value, Unused, what).objects
+            found.unused.append(ListedRow(row.row, row.version, objects))
         elif kind == "producer":
             state = decode_row(row.value, ProducerState, what)
             found.newest_ms = max(found.newest_ms, state.seen_ms)
@@ -160,6 +168,7 @@ def _note_run(run: Run, counts: bool, found: References) -> None:
         found.spans.append((run.base, run.end))
     else:
         found.has_leftovers = True
+        found.leftovers.add(run.object)
 
 
 def _note_amendment(
@@ -169,8 +178,8 @@ def _note_amendment(
     offset = layout.amend_offset(row.row)
     if offset < head.start:
         found.has_leftovers = True  # goes with its row, or when a journal has it
-    elif amendment.object is not None:
-        found.objects.add(amendment.object)
+    if amendment.object is not None:
+        (found.leftovers if offset < head.start else found.objects).add(amendment.object)
     pending.append(
         Pending(offset, row.row, row.version, amendment.sequence, amendment.at_ms, amendment.object)
     )

@@ -16,31 +16,36 @@ For each topic that is ready:
    amendment that was under way fails, and nothing of an older generation can be committed any more
 3. the epoch of every ``compile`` row that somebody holds is raised, by a conditional write: a swap
    that was under way fails, and no journal of a lower epoch can take its place any more
-4. all references are read: every row of runs, journals and amendments of every partition; runs
-   below the head's ``journaled`` do not count; a row of an unknown kind, one that does not decode,
-   or offsets between the head's start and next that no row holds make the sweep refuse this topic;
-   then the topic's objects are listed. A row whose object is not there, and an object that proves
-   that the catalog went back, make it refuse too. Nothing was deleted so far
-5. rows that trims and compiles left behind are deleted (``leftovers``)
+4. all references are read: every row of runs, journals and amendments of every partition, and last
+   the rows of unused objects; runs below the head's ``journaled`` do not count; a row of an unknown
+   kind, one that does not decode, or offsets between the head's start and next that no row holds
+   make the sweep refuse this topic; then the topic's objects are listed. A row whose object is not
+   there makes it refuse too. So does a stray that proves that the catalog went back (``losses``):
+   an object that no row names, and that fewer partitions list as unused than it is for. Nothing
+   was deleted so far
+5. rows that trims and compiles left behind are deleted, their objects listed as unused
+   (``leftovers``)
 6. amendments that the journal of their offset has, and that are older than the grace, are deleted,
-   by their versions; then the head says where some are left
-7. objects that no row names are deleted, if they are older than the grace: segments and values of
-   updates below the floor, journals below the epoch of their partition. Possible losses are kept:
-   segments and values that were never committed, while nothing that is committed is newer by the
-   grace
-8. rows of unnamed producers that were not seen for a week are marked as silent, with the time of
+   by their versions, and their values listed; then the head says where some are left
+7. the rows of unused objects are read again. Objects that they list for as many partitions as they
+   are for, and that no row names, are deleted, if they are older than the grace: segments and
+   values of updates below the floor, journals below the epoch of their partition. Strays are kept
+   for a week, or until a person accepts that they go
+8. of the rows of unused objects that step 4 has read, those are deleted, by their versions, that
+   list nothing which is there any more
+9. rows of unnamed producers that were not seen for a week are marked as silent, with the time of
    the sweep; one that is marked and unchanged a week later is deleted. Both weeks end at the newest
    time that the topic's own rows note, or earlier
 
 Then, for topics that are no more:
 
-9. of the incarnations that were listed first, those with a ``deleted`` row are taken
-10. the registry is read: a topic that was made meanwhile is not among them
-11. their objects are deleted, if they are older than the grace
+10. of the incarnations that were listed first, those with a ``deleted`` row are taken
+11. the registry is read: a topic that was made meanwhile is not among them
+12. their objects are deleted, if they are older than the grace
 
 Then, for the store as a whole:
 
-12. uploads in parts that began before the grace are aborted: copies whose reply was lost leave them
+13. uploads in parts that began before the grace are aborted: copies whose reply was lost leave them
 
 | dies after | what is on disk                          | who repairs it                          |
 |------------|------------------------------------------|-----------------------------------------|
@@ -49,10 +54,11 @@ Then, for the store as a whole:
 | 2, partly  | some heads refuse older segments         | producers upload anew where they must   |
 | 3, partly  | some compilers lost their row            | they take it anew, and go on            |
 | 4          | the same in every head                   | the same                                |
-| 5 to 8     | fewer rows, fewer objects                | the next sweep goes on                  |
+| 5 to 9     | fewer rows, fewer objects                | the next sweep goes on                  |
 | 6, partly  | a head that names too many amendments    | the next sweep; readers find none there |
-| 9, 10, 11  | fewer objects                            | the next sweep goes on                  |
-| 12         | fewer broken uploads                     | the next sweep goes on                  |
+| 7          | rows that list objects which are gone    | the next sweep deletes them             |
+| 10, 11, 12 | fewer objects                            | the next sweep goes on                  |
+| 13         | fewer broken uploads                     | the next sweep goes on                  |
 
 Why nothing is lost: a run of an old generation was committed before its head's floor was raised,
 and then step 4 sees its row, or its commit expects a version of the head that never comes again.
@@ -64,8 +70,10 @@ a reader may still look for. Ages are counted to the earlier of this machine's t
 registry, since step 1 goes before step 2. An amendment goes only when a journal that has it is
 there, and readers read amendments before rows, so they never see an older state.
 
-A catalog that has lost commits makes the only copy of acknowledged events look like garbage. Steps
-0 and 4 prove it where they can. Then a person decides: restores the catalog, or accepts the loss.
+A catalog that has lost commits names the only copy of acknowledged events no more. But no row lists
+it as unused either, and only what is listed is garbage. Steps 0 and 4 prove the loss where they
+can. Then a person decides: restores the catalog, or accepts the loss. An object is deleted before
+the row that lists it, so no object is taken for a stray because its row went first.
 """
 
 from __future__ import annotations
@@ -86,7 +94,7 @@ from tidelog.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from tidelog.log.ages import clock_ahead_ms, is_old, now_bounds_ms
+from tidelog.log.ages import clock_ahead_ms, is_old, read_times
 from tidelog.log.base import Log
 from tidelog.log.heads import RACE, raise_head
 from tidelog.log.incarnations import (
@@ -113,7 +121,8 @@ from tidelog.log.losses import (
 )
 from tidelog.log.references import References, Silent, UnknownRowError, read_whole
 from tidelog.log.topics import find_topic, list_topics, read_head
-from tidelog.model import layout
+from tidelog.log.unused import Uses, read_unused, remove_unused
+from tidelog.model import layout, limits
 from tidelog.model.run import Head, HeldRow, decode_row, encode_row
 from tidelog.model.topic import Topic
 from tidelog.store.base import ObjectInfo, Store
@@ -178,18 +187,24 @@ class _Age:
 
     now_ms: int  # the earlier of this machine's time and the store's
     latest_ms: int  # the later one
+    store_ms: int  # the store's
     grace_ms: int
 
     def is_old(self, then_ms: int) -> bool:
         return is_old(self.now_ms, then_ms, self.grace_ms)
 
+    def is_kept(self, then_ms: int) -> bool:
+        """Whether a stray of that date is still kept."""
+        return self.now_ms - then_ms < limits.STRAY_KEEP_MS
+
 
 @dataclass(frozen=True, slots=True)
 class _Listed:
-    """A topic's objects that no row names, or may soon name no more, and what they say."""
+    """A topic's objects that no row needs, or will soon need no more."""
 
     unneeded: list[ObjectInfo]
-    losses: Losses
+    strays: list[ObjectInfo]  # of them, those that no row names, and too few list
+    keys: set[str]  # of all objects
 
 
 def sweep_home(log: Log, grace_ms: int, accept_loss: Collection[str] = ()) -> SweepReport:
@@ -206,8 +221,8 @@ def sweep_home(log: Log, grace_ms: int, accept_loss: Collection[str] = ()) -> Sw
     for name in accept_loss:
         if not accept_unexplained(log, name):
             find_topic(log, name)
-    now_ms, latest_ms = now_bounds_ms(log)
-    age = _Age(now_ms, latest_ms, grace_ms)
+    times = read_times(log)
+    age = _Age(times.earlier_ms, times.later_ms, times.store_ms, grace_ms)
     tally = _Tally(clock_ahead_ms=clock_ahead_ms(log, age.now_ms))
     stored = list(stored_incarnations(log))
     strange = unexplained(log, stored)
@@ -229,7 +244,7 @@ def sweep_home(log: Log, grace_ms: int, accept_loss: Collection[str] = ()) -> Sw
 
 
 def abort_uploads(store: Store, before_ms: int) -> int:
-    """Step 12; how many. Zero also where our credentials may not list uploads.
+    """Step 13; how many. Zero also where our credentials may not list uploads.
 
     The bucket's own rule then aborts them, as the template of ``deploy/aws`` has it; they cost
     money, and nothing else.
@@ -247,7 +262,7 @@ def _sweep_topic(log: Log, name: str, age: _Age, tally: _Tally, accept: bool) ->
     newer = newer_than(log, topic)
     if newer:
         what = f"has a generation above {topic.generation}, which is the registry's"
-        _settle(log, topic, Losses([Proof(info, what) for info in newer]), accept)
+        _settle(log, topic, Losses([Proof(info, what) for info in newer]), age, accept)
     topic = _raise_generation(log, name)
     if topic is None:
         return
@@ -257,16 +272,23 @@ def _sweep_topic(log: Log, name: str, age: _Age, tally: _Tally, accept: bool) ->
     epochs = [_raise_epoch(log, topic, partition) for partition in partitions]
     read = [read_whole(log, topic, partition, head) for partition, head in enumerate(heads)]
     heads, references = [head for head, _ in read], [found for _, found in read]
-    listed = _list_objects(log, topic, references, age, tally)
-    doubted = _settle(log, topic, listed.losses, accept)
+    listed = _list_objects(log, topic, references, tally)
+    losses = _look_at(log, topic, epochs, listed.strays)
+    doubted = _settle(log, topic, losses, age, accept)
     for partition, (head, found) in enumerate(zip(heads, references, strict=True)):
         if found.has_leftovers:
             tally.runs_removed += remove_shadowed(log, topic, partition, head.journaled).runs
             tally.runs_removed += remove_trimmed(log, topic, partition, head).runs
         if head.amended is not None:
             _remove_applied(log, topic, partition, found, age, tally)
-    needed = set().union(*(found.objects for found in references))
-    _delete_old(log, _garbage(topic, epochs, listed, needed | doubted), age, tally)
+    lost = {info.key for info in losses.doubts} | {proof.info.key for proof in losses.proofs}
+    garbage = _garbage(log, topic, epochs, references, listed, lost - doubted)
+    gone = _delete_old(log, garbage, age, tally)
+    for partition, found in enumerate(references):
+        over = [
+            row for row in found.unused if all(_is_over(key, topic, epochs) for key in row.objects)
+        ]
+        remove_unused(log, topic, partition, over, listed.keys - gone)
     tally.objects_doubted += len(doubted)
     newest_ms = min(age.now_ms, max((found.newest_ms for found in references), default=0))
     for partition, found in enumerate(references):
@@ -277,15 +299,16 @@ def _sweep_topic(log: Log, name: str, age: _Age, tally: _Tally, accept: bool) ->
     tally.topics += 1
 
 
-def _settle(log: Log, topic: Topic, losses: Losses, accept: bool) -> frozenset[str]:
+def _settle(log: Log, topic: Topic, losses: Losses, age: _Age, accept: bool) -> frozenset[str]:
     """The possible losses to keep. ``CorruptError`` where objects prove that commits are lost.
 
-    With ``accept`` a person has accepted that all of these go, which is remembered.
+    With ``accept`` a person has accepted that all of these go, which is remembered: for objects of
+    a date that has come, since one that is ahead would accept what nobody has seen.
     """
     if not losses.proofs and not losses.doubts:
         return frozenset()
     if accept:
-        accept_losses(log, topic, losses.newest_ms)
+        accept_losses(log, topic, min(losses.newest_ms, age.store_ms))
         return frozenset()
     until_ms = accepted_until_ms(log, topic)
     proofs = [proof for proof in losses.proofs if proof.info.modified_ms > until_ms]
@@ -295,35 +318,47 @@ def _settle(log: Log, topic: Topic, losses: Losses, accept: bool) -> frozenset[s
             f"{proofs[0].what} (objects that show it: {len(proofs)}): nothing was deleted: restore "
             f"the catalog, or accept the loss by `tidelog sweep --accept-loss {topic.name}`"
         )
-    return frozenset(info.key for info in losses.doubts if info.modified_ms > until_ms)
+    return frozenset(
+        info.key
+        for info in losses.doubts
+        if info.modified_ms > until_ms and age.is_kept(info.modified_ms)
+        if age.is_old(info.modified_ms)  # else the grace keeps it
+    )
 
 
 def _list_objects(
-    log: Log, topic: Topic, references: Sequence[References], age: _Age, tally: _Tally
+    log: Log, topic: Topic, references: Sequence[References], tally: _Tally
 ) -> _Listed:
     """The end of step 4. ``CorruptError`` where a row names an object that is not there."""
     needed = set().union(*(found.objects for found in references))
     applied = {each.object for found in references for each in found.applied}
-    missing = set(needed)
+    keys: set[str] = set()
     unnamed, kept = [], []
-    newest_ms = 0  # of the objects that rows name
     for folder in (layout.segments, layout.amendments, layout.journals):
         for info in _seen(log, folder(topic.incarnation), tally):
+            keys.add(info.key)
             if info.key not in needed:
                 unnamed.append(info)
-                continue
-            missing.discard(info.key)
-            newest_ms = max(newest_ms, info.modified_ms)
-            if info.key in applied:
+            elif info.key in applied:
                 kept.append(info)  # until its amendment goes
-    if missing:
-        _check_missing(log, topic, missing)
+    if not needed <= keys:
+        _check_missing(log, topic, needed - keys)
+    uses = Uses(info.key for info in unnamed)
+    for partition, found in enumerate(references):
+        uses.add(partition, found.objects)
+        uses.add(partition, found.leftovers)
+        uses.add_rows(partition, found.unused)
+    strays = [info for info in unnamed if not uses.is_settled(info.key)]
+    return _Listed([*unnamed, *kept], strays, keys)
 
-    def may_doubt(info: ObjectInfo) -> bool:
-        return age.is_old(info.modified_ms) and info.modified_ms > newest_ms - age.grace_ms
 
-    below = [info for info in unnamed if _is_below_floor(info.key, topic)]
-    return _Listed([*unnamed, *kept], find_losses(log, topic, below, may_doubt))
+def _look_at(log: Log, topic: Topic, epochs: Sequence[int], strays: list[ObjectInfo]) -> Losses:
+    """What strays say: those that can be committed no more, and journals, of any epoch."""
+    journals = layout.journals(topic.incarnation)
+    over = {info.key for info in strays if _is_over(info.key, topic, epochs)}
+    asked = [info for info in strays if info.key in over or info.key.startswith(journals)]
+    losses = find_losses(log, topic, asked, accepted_until_ms(log, topic))
+    return Losses(losses.proofs, [info for info in losses.doubts if info.key in over])
 
 
 def _check_missing(log: Log, topic: Topic, missing: Collection[str]) -> None:
@@ -343,25 +378,30 @@ def _check_missing(log: Log, topic: Topic, missing: Collection[str]) -> None:
 
 
 def _garbage(
-    topic: Topic, epochs: Sequence[int], listed: _Listed, needed: Collection[str]
+    log: Log,
+    topic: Topic,
+    epochs: Sequence[int],
+    references: Sequence[References],
+    listed: _Listed,
+    lost: Collection[str],
 ) -> Iterator[ObjectInfo]:
-    """Step 7: what no row names, and no row can come to name."""
-    journals = layout.journals(topic.incarnation)
+    """Step 7: what rows list as unused by now, or what was ``lost`` and shall go."""
+    needed = set().union(*(found.objects for found in references))
+    uses = Uses(info.key for info in listed.unneeded)
+    for partition, found in enumerate(references):
+        uses.add(partition, found.objects)
+        uses.add_rows(partition, read_unused(log, topic, partition))
     for info in listed.unneeded:
-        is_journal = info.key.startswith(journals)
-        if info.key not in needed and (
-            _is_below(info.key, epochs) if is_journal else _is_below_floor(info.key, topic)
-        ):
+        if info.key in needed or not _is_over(info.key, topic, epochs):
+            continue
+        if info.key in lost or uses.is_settled(info.key):
             yield info
 
 
-def _is_below_floor(key: str, topic: Topic) -> bool:
-    """Whether a segment or a value can be committed no more; always true of a journal.
-
-    False for a name that is not ours.
-    """
+def _is_over(key: str, topic: Topic, epochs: Sequence[int]) -> bool:
+    """Whether no row can come to name an object any more; False for a name that is not ours."""
     if key.startswith(layout.journals(topic.incarnation)):
-        return True
+        return _is_below(key, epochs)
     return _generation(key, topic.generation) < topic.generation
 
 
@@ -447,7 +487,9 @@ def _remove_applied(
 ) -> None:
     """Step 6, for one partition; the values of amendments that went are needed no more."""
     old = [each for each in found.applied if age.is_old(each.at_ms)]
-    gone = remove_amendments(log, topic, partition, [(each.row, each.version) for each in old])
+    gone = remove_amendments(
+        log, topic, partition, [(each.row, each.version, each.object) for each in old]
+    )
     tally.amendments_removed += len(gone)
     found.objects -= {each.object for each in old if each.object and each.row in gone}
     narrow_amended(log, topic, partition)
@@ -476,13 +518,17 @@ def _seen(log: Log, prefix: str, tally: _Tally) -> Iterator[ObjectInfo]:
         yield info
 
 
-def _delete_old(log: Log, garbage: Iterable[ObjectInfo], age: _Age, tally: _Tally) -> None:
-    """Steps 7 and 11: delete what is older than the grace, in batches."""
+def _delete_old(
+    log: Log, garbage: Iterable[ObjectInfo], age: _Age, tally: _Tally
+) -> frozenset[str]:
+    """Steps 7 and 12: delete what is older than the grace, in batches; what went."""
     batch: list[ObjectInfo] = []
+    gone: set[str] = set()
 
     def delete() -> None:
         if batch:
             log.store.delete([info.key for info in batch])
+            gone.update(info.key for info in batch)
             tally.objects_deleted += len(batch)
             tally.bytes_deleted += sum(info.size for info in batch)
             batch.clear()
@@ -495,12 +541,13 @@ def _delete_old(log: Log, garbage: Iterable[ObjectInfo], age: _Age, tally: _Tall
         if len(batch) == _DELETES_AT_ONCE:
             delete()
     delete()
+    return frozenset(gone)
 
 
 def _forget_producer(
     log: Log, place: tuple[Topic, int], row: Silent, newest_ms: int, age: _Age
 ) -> bool:
-    """Step 8, for one row: whether it was deleted."""
+    """Step 9, for one row: whether it was deleted."""
     state = row.state
     if newest_ms - state.seen_ms <= PRODUCER_EXPIRES_MS:
         return False
@@ -520,7 +567,7 @@ def _note_silence(log: Log, place: tuple[Topic, int], row: Silent, now_ms: int) 
 
 
 def _remove_producer(log: Log, topic: Topic, partition: int, row: Silent) -> bool:
-    """Step 8, for one row: whether it went. One that has changed belongs to a living producer."""
+    """Step 9, for one row: whether it went. One that has changed belongs to a living producer."""
     where = layout.topic_partition(topic.incarnation, partition)
     try:
         log.catalog.write(where, Delete(row.row, expect=row.version), write_id=log.ids.new())
@@ -530,7 +577,7 @@ def _remove_producer(log: Log, topic: Topic, partition: int, row: Silent) -> boo
 
 
 def _sweep_deleted(log: Log, stored: Iterable[str], age: _Age, tally: _Tally) -> None:
-    """Step 11."""
+    """Step 12."""
     known = {topic.incarnation for topic in list_topics(log)}
     for incarnation in stored:
         if incarnation not in known and is_deleted(log, incarnation):

@@ -10,10 +10,11 @@ start to the next offset, the bytes of each of them with their checksums, counts
 id indexes, and the slot rows, which must be those of journals and runs; last, the objects that no
 row names. Rows that trims and compiles left behind are no damage.
 
-An object that no row names is an error where it proves that the catalog has lost commits, and part
-of a warning where it may be a loss (``losses``). A producer that died between upload and commit
-leaves the same behind, so this alone is no error: it ends when something newer is committed, or
-when a person accepts it. What a person has accepted is a note.
+An object that no row needs is a note where rows list it as unused: a sweep deletes it. A stray,
+which no row names or lists, is an error where it proves that the catalog has lost commits, and a
+warning where it may be a loss (``losses``). A producer that is at work, or died between upload and
+commit, leaves the same behind, so this alone is no error. It ends after a week, or when a person
+accepts it. What a person has accepted is a note.
 """
 
 from __future__ import annotations
@@ -29,15 +30,14 @@ from tidelog.log.base import Log
 from tidelog.log.findings import Finding, Severity, Tally
 from tidelog.log.losses import accepted_until_ms, find_losses
 from tidelog.log.topics import find_topic
+from tidelog.log.unused import Uses, read_unused
 from tidelog.log.verify_partition import PartitionCheck
 from tidelog.model import layout
-from tidelog.model.run import Run, decode_fields
+from tidelog.model.run import Amendment, Run, decode_fields
 from tidelog.model.topic import Topic
 from tidelog.store.base import ObjectInfo
 
 __all__ = ["Finding", "Severity", "VerifyReport", "verify_topic"]
-
-_GRACE_MS = 3_600_000  # a commit that is newer by this rules out a possible loss, as for sweeps
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,26 +116,42 @@ def _orphans(tally: Tally) -> list[ObjectInfo]:
 
     if unnamed():
         for partition, after in tally.nexts.items():
-            where = layout.topic_partition(tally.topic.incarnation, partition)
-            for row in tally.log.catalog.scan(where, layout.run_row(after), "run0"):
-                with contextlib.suppress(CorruptError):
-                    tally.named.add(decode_fields(row.value, Run, row.row).object)
+            _name_late(tally, partition, after)
     return unnamed()
 
 
+def _name_late(tally: Tally, partition: int, after: int) -> None:
+    """Note what was committed, amended or compiled since a partition was read, in order of keys."""
+    where = layout.topic_partition(tally.topic.incarnation, partition)
+    kinds: tuple[tuple[str, str, type[Amendment | Run]], ...] = (
+        ("amend/", "amend0", Amendment),
+        ("journal/", "journal0", Run),
+        (layout.run_row(after), "run0", Run),
+    )
+    for first, end, kind in kinds:
+        for row in tally.log.catalog.scan(where, first, end):
+            with contextlib.suppress(CorruptError):
+                key = decode_fields(row.value, kind, row.row).object
+                if key is not None:
+                    tally.name(partition, key)
+    with contextlib.suppress(CorruptError):
+        for listed in read_unused(tally.log, tally.topic, partition):
+            tally.list_unused(partition, listed.objects)
+
+
+def _strays(tally: Tally, orphans: list[ObjectInfo]) -> list[ObjectInfo]:
+    """Those that fewer partitions name or list than they are for."""
+    uses = Uses(info.key for info in orphans)
+    for partition, keys in tally.uses.items():
+        uses.add(partition, keys)
+    return [info for info in orphans if not uses.is_settled(info.key)]
+
+
 def _check_orphans(tally: Tally, orphans: list[ObjectInfo], generation: int) -> tuple[int, int]:
-    """How many objects prove a loss, and how many may be one; both are told."""
-    named = (info.modified_ms for key, info in tally.objects.items() if key in tally.named)
-    newest_ms = max(named, default=0)
+    """How many objects prove a loss, and how many may be one; each is told."""
     try:
-        losses = find_losses(
-            tally.log,
-            tally.topic,
-            orphans,
-            lambda info: info.modified_ms > newest_ms - _GRACE_MS,
-            samples=max(1, len(orphans)),
-        )
         until_ms = accepted_until_ms(tally.log, tally.topic)
+        losses = find_losses(tally.log, tally.topic, _strays(tally, orphans), until_ms)
     except CorruptError as exc:
         tally.add("error", f"topic `{tally.topic.name}`", str(exc))
         return 0, 0
@@ -152,16 +168,16 @@ def _check_orphans(tally: Tally, orphans: list[ObjectInfo], generation: int) -> 
             lost = "no row names it: the catalog has lost commits: restore it, or accept the loss"
             tally.add("error", where, f"{proofs[info.key]}, and {lost}")
             continue
-        doubted += info.key in doubts and not is_accepted
-        tally.add("note", where, f"no run names it, {info.size} bytes: a sweep decides")
-    if doubted:
-        tally.add(
-            "warning",
-            f"topic `{tally.topic.name}`",
-            f"{doubted} objects were uploaded after the newest commit: a producer is at work or "
-            "died, or the catalog lost commits: sweeps keep them until a newer commit is an hour "
-            f"old, or until `tidelog sweep --accept-loss {tally.topic.name}`",
-        )
+        if info.key in doubts and not is_accepted:
+            doubted += 1
+            what = (
+                f"{info.size} bytes, no row names it or says that it is not needed: a producer is "
+                "at work or died before its commit, or the catalog has lost this commit: sweeps "
+                f"keep it for a week, or until `tidelog sweep --accept-loss {tally.topic.name}`"
+            )
+            tally.add("warning", where, what)
+            continue
+        tally.add("note", where, f"no row needs it, {info.size} bytes: a sweep decides")
     return proven, doubted
 
 

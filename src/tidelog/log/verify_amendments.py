@@ -29,6 +29,7 @@ class AmendmentCheck:
 
     def __init__(self, tally: Tally, partition: int) -> None:
         self._tally = tally
+        self._partition = partition
         self._name = f"`{tally.topic.name}/{partition}`"
         self._where = layout.topic_partition(tally.topic.incarnation, partition)
         self._met: list[_Met] = []
@@ -45,7 +46,7 @@ class AmendmentCheck:
             self._error(row.row, f"amends offset {offset}, whose row has another name")
             return
         if amendment.object is not None:
-            self._tally.named.add(amendment.object)
+            self._tally.name(self._partition, amendment.object)
         met = _Met(offset, row.row, row.version, amendment.sequence, amendment.object)
         self._met.append(met)
 

@@ -19,7 +19,7 @@ from tidelog.log.verify_object import problem_of_object
 from tidelog.log.verify_slots import SlotCheck
 from tidelog.model import layout, limits
 from tidelog.model.decoding import Persisted
-from tidelog.model.run import Head, HeldRow, LossAccepted, ProducerState, Run, decode_row
+from tidelog.model.run import Head, HeldRow, LossAccepted, ProducerState, Run, Unused, decode_row
 
 __all__ = ["PartitionCheck"]
 
@@ -95,6 +95,9 @@ class PartitionCheck:
             self._decode(row, HeldRow)
         elif kind == "accepted":
             self._decode(row, LossAccepted)
+        elif kind == "unused":
+            found = self._decode(row, Unused)
+            self._tally.list_unused(self._partition, () if found is None else found.objects)
         elif kind not in layout.TOPIC_ROW_KINDS:
             what = "is of an unknown kind: a newer version wrote it; sweeps leave this topic"
             self._tally.add("note", self._row(row.row), what)
@@ -126,7 +129,7 @@ class PartitionCheck:
         is_live = head is None or run.end > head.start
         is_shadowed = head is not None and run.journal is None and run.base < head.journaled
         self._slots.expect(run, is_live and not is_shadowed)
-        self._tally.named.add(run.object)
+        self._tally.name(self._partition, run.object)
         if is_shadowed:
             self._shadowed += 1
         elif not is_live:
@@ -215,7 +218,7 @@ class PartitionCheck:
         except (CorruptError, NotFoundError):
             return False  # trimmed ones are left out by the start
         for run in found:
-            self._tally.named.add(run.object)
+            self._tally.name(self._partition, run.object)
             self._slots.expect(run, True)
             self._begin(run)
         return at >= end

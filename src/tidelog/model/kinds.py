@@ -29,12 +29,12 @@ OBJECTS = (
         "tries out the store at init, and shows its time to a sweep; deleted at once",
     ),
     Kind(
-        "topics/<t>/segments/<generation>/<xx>/<id>.arrow",
+        "topics/<t>/segments/<generation>/<xx>/<id>-<partitions>[_<copy>].arrow",
         "segment: Arrow IPC file, zstd; the events of one flush, partition by partition; before "
-        "the footer what its appender knew",
+        "the footer what its appender knew; the name says of how many partitions it has events",
     ),
     Kind(
-        "topics/<t>/journals/<partition>/<epoch>/<base>_<id>.parquet",
+        "topics/<t>/journals/<partition>/<epoch>/<base>_<work>-<id>.parquet",
         "journal: compiled runs with their offsets, amendments applied; Parquet, zstd",
     ),
     Kind(
@@ -115,12 +115,16 @@ ROWS = (
     Kind("registry · playback/<name>", "that a playback of this name may be there; for listing"),
     Kind(
         "topic/<t>/<p> · head",
-        "next and start offset, segment floor, closed or not; where journals end, amendments",
+        "next and start offset, segment floor, closed or not; last run, where journals end, "
+        "amendments",
     ),
     Kind("topic/<t>/<p> · run/<base>", "a run: object, byte range, checksum, times"),
     Kind("topic/<t>/<p> · journal/<base>", "a compiled run; what is below the head's `journaled`"),
     Kind("topic/<t>/<p> · slot/<level>/<start>/<base>/<write id>", "time index: the run's end"),
     Kind("topic/<t>/<p> · amend/<offset>", "an update or a delete that waits to be compiled in"),
+    Kind(
+        "topic/<t>/<p> · unused/<id>", "objects that a write has made this partition need no more"
+    ),
     Kind("topic/<t>/<p> · compile", "who compiles it, under which epoch"),
     Kind(
         "topic/<t>/0 · accepted",

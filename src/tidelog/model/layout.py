@@ -47,6 +47,7 @@ __all__ = [
     "journal",
     "journal_place",
     "journal_row",
+    "journal_work",
     "journals",
     "keeper_row",
     "lease_partition",
@@ -69,6 +70,7 @@ __all__ = [
     "run_row",
     "segment",
     "segment_generation",
+    "segment_origin",
     "segments",
     "shard_row",
     "sink_batch",
@@ -89,6 +91,7 @@ __all__ = [
     "topic_partition",
     "topic_row",
     "unsettled_row",
+    "unused_row",
     "waiting_row",
     "waiting_rows",
 ]
@@ -120,6 +123,7 @@ TOPIC_ROW_KINDS = (
     "run",
     "sink",
     "slot",
+    "unused",
 )  # what a sweep must understand
 
 
@@ -133,9 +137,23 @@ def segments(incarnation: str) -> str:
     return f"topics/{incarnation}/segments/"
 
 
-def segment(incarnation: str, generation: int, segment_id: str) -> str:
-    """A segment's key; two digits of its id spread keys over prefixes."""
-    return f"{segments(incarnation)}{generation:010}/{segment_id[:2]}/{segment_id}.arrow"
+def segment(
+    incarnation: str, generation: int, segment_id: str, partitions: int = 1, copy_id: str = ""
+) -> str:
+    """A segment's key; two digits of its id spread keys over prefixes.
+
+    It says for how many partitions the segment has events. A segment that is stored again, and one
+    that was staged, has a ``copy_id``: of all copies each partition commits one.
+    """
+    name = f"{segment_id}-{partitions}" + (f"_{copy_id}" if copy_id else "")
+    return f"{segments(incarnation)}{generation:010}/{segment_id[:2]}/{name}.arrow"
+
+
+def segment_origin(key: str) -> tuple[str, int]:
+    """The id that all copies of a segment share, and for how many partitions it has events."""
+    name = key.rpartition("/")[2].removesuffix(".arrow").partition("_")[0]
+    segment_id, _, partitions = name.rpartition("-")
+    return segment_id, int(partitions)
 
 
 def segment_generation(key: str) -> int:
@@ -148,15 +166,28 @@ def journals(incarnation: str) -> str:
     return f"topics/{incarnation}/journals/"
 
 
-def journal(incarnation: str, partition: int, epoch: int, base: int, journal_id: str) -> str:
+def journal(
+    incarnation: str, partition: int, epoch: int, base: int, work_id: str, journal_id: str = ""
+) -> str:
+    """A journal's key. One work may make several, also twice: each has its own ``journal_id``.
+
+    Without that it stands for all journals of the work, in a row of unused objects.
+    """
     folder = f"{journals(incarnation)}{partition:06}/{epoch:010}"
-    return f"{folder}/{base:020}_{journal_id}.parquet"
+    name = f"{base:020}_{work_id}" + (f"-{journal_id}" if journal_id else "")
+    return f"{folder}/{name}.parquet"
 
 
 def journal_place(key: str) -> tuple[int, int]:
     """The partition of a journal, and under which epoch it was compiled."""
     partition, epoch = key.split("/")[3:5]
     return int(partition), int(epoch)
+
+
+def journal_work(key: str) -> tuple[str, str]:
+    """The folder of a journal, and the work that made it."""
+    folder, _, name = key.rpartition("/")
+    return folder, name.removesuffix(".parquet").partition("_")[2].partition("-")[0]
 
 
 def amendments(incarnation: str) -> str:
@@ -240,6 +271,15 @@ def amend_row(offset: int) -> str:
 def amend_offset(row: str) -> int:
     """The offset of the event that a row amends."""
     return int(row[6:])
+
+
+def unused_row(row_id: str) -> str:
+    """Which objects a partition needs no more.
+
+    Its kind comes after those of rows that name objects: a scan in order of keys meets an object
+    that goes from such a row into this one at least once.
+    """
+    return f"unused/{row_id}"
 
 
 def audit_partition(incarnation: str) -> str:

@@ -21,6 +21,7 @@ __all__ = [
     "ProducerState",
     "Run",
     "SentBatch",
+    "Unused",
     "decode_fields",
     "decode_row",
     "encode_row",
@@ -43,6 +44,8 @@ class Head(Persisted, frozen=True):
     amended: tuple[int, int] | None = None  # first and last offset with an amendment row, or more
     copied: bool = False  # pumps, restores or playbacks may copy events into it
     erasures: int = 0  # how often such copies were told that the ledger has grown
+    last_base: int = -1  # of the newest run that was committed; -1 for none
+    last_object: str = ""  # that holds it, or held it
 
 
 class Piece(Persisted, frozen=True):
@@ -65,8 +68,14 @@ class Known(Persisted, frozen=True, array_like=True):
     partition: int = 0
     count: int = 0  # events that the segment has for it
     next: int = 0  # the head's, or an earlier one; 0 also where nothing was known
-    base: int = -1  # of the appender's own last run there; -1 for none
-    object: str = ""  # that holds this run
+    base: int = -1  # of the last run before that ``next``; -1 for none
+    object: str = ""  # that held this run
+
+
+class Unused(Persisted, frozen=True):
+    """Objects that a partition needs no more, since one write took their last mention away."""
+
+    objects: tuple[str, ...]
 
 
 class LossAccepted(Persisted, frozen=True):

@@ -132,7 +132,11 @@ def _rounds(
             if not plan.groups:
                 compiling.clean()
                 living.remove(compiling)
-            ready += [_Ready(compiling, compiling.prepare(plan, each)) for each in plan.groups]
+            try:
+                ready += [_Ready(compiling, compiling.prepare(plan, each)) for each in plan.groups]
+            except FencedError:
+                living.remove(compiling)
+                yield CompileReport(busy=1)
         if not ready:
             return
         failed: set[Compiling] = set()  # whose groups after it must wait for another plan
