@@ -21,6 +21,7 @@ from tests.pipeline.fakes import ListSource
 from tests.pipeline.looking import AT, AT_OR_WHEN, a_home, an_archive, drive, fill, value
 from tests.pipeline.racing import race_two
 from tidelog import Event, Home
+from tidelog.catalog.base import ABSENT, Put
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.codec.events import EVENT_SCHEMA, table_of, with_position
 from tidelog.codec.formats import open_format
@@ -33,16 +34,18 @@ from tidelog.errors import (
 from tidelog.log.archives import read_partitions
 from tidelog.log.base import Log
 from tidelog.log.replays import counting_files, dead_files, replay_effect, replay_pipeline
+from tidelog.model import layout
 from tidelog.model.archive import Archive, Making
 from tidelog.model.backoff import Backoff
 from tidelog.model.pipeline import Begin, FileEntry
+from tidelog.model.run import encode_row
 from tidelog.pipeline import replay as replaying
 from tidelog.pipeline.archive import committed_files, find_archive, open_pipeline, open_sink
 from tidelog.pipeline.base import Pipeline
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.dead import dead_letters, read_dead_files, remove_replaced
 from tidelog.pipeline.driver import Driver, Driving
-from tidelog.pipeline.generations import begin_backfill, promote
+from tidelog.pipeline.generations import begin_backfill, drop_generation, promote
 from tidelog.pipeline.places import source_at
 from tidelog.pipeline.replay import Replaying, open_replay, replay
 from tidelog.pipeline.verify import Verifying, verify_archive
@@ -137,6 +140,8 @@ class Ground:
             makings={1: Making(parser=AT)},
             state="ready",
         )
+        row = Put(layout.archive_row("daily"), encode_row(self.archive), ABSENT)
+        self.rows.write(layout.REGISTRY, row, write_id="made")
         self.epoch = 0
         self.store: Store = self.objects  # as workers see it
         monkeypatch.setattr(files_module, "open_store_here", lambda _: self.store)
@@ -397,7 +402,9 @@ def test_a_generation_that_goes_takes_its_replays_along(home: Home) -> None:
     _, number = begin_backfill(home, "daily", Making(parser=AT_OR_WHEN))
     pipeline = open_pipeline(home, find_archive(home, "daily"), LocalWorkers(), number)
     Driver(home.log, pipeline, Driving()).run()
-    promoted = promote(home, "daily")
+    promote(home, "daily")
+    assert replay(home, find_archive(home, "daily"), Replaying(), LocalWorkers()).tried
+    promoted = drop_generation(home, "daily", 1)
     assert not any(old in info.key for info in home.store.list())
     assert all("/2_0_" in info.key for info in home.store.list("dead/"))
     assert replay(home, archive, Replaying(), LocalWorkers()).tried == 0  # by who knows it not yet

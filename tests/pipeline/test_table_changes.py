@@ -20,12 +20,12 @@ from tests.pipeline.looking import FIRST_S, a_home, an_archive, drive
 from tidelog import Event, Home
 from tidelog.errors import InvalidError, UnavailableError
 from tidelog.model.archive import Archive, Making
-from tidelog.pipeline import erase
+from tidelog.pipeline import erase, generations
 from tidelog.pipeline.archive import find_archive, open_pipeline
 from tidelog.pipeline.driver import Driver, Driving
 from tidelog.pipeline.erase import erase_from_archives
 from tidelog.pipeline.erasure import ArchiveEraser, carry_out
-from tidelog.pipeline.generations import begin_backfill, promote
+from tidelog.pipeline.generations import begin_backfill, drop_generation, promote
 from tidelog.pipeline.proof import prove_erased
 from tidelog.pipeline.sweep import sweep_archives
 from tidelog.pipeline.tables import (
@@ -166,13 +166,16 @@ def test_proof_names_stale_tables_and_registering_again_repairs_them(
 
 @pytest.mark.parametrize("keep", [True, False])
 def test_promote_to_an_empty_generation_empties_the_table(
-    home: Home, table: str, keep: bool
+    home: Home, table: str, keep: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     archive = an_archive(home, parser="json:at")
     drive(home, archive)
     is_kept(home, archive, table, keep)
     begin_backfill(home, "daily", Making(parser="json:at", layout={"granularity": "hour"}))
-    promoted = promote(home, "daily", force=True)
+    with monkeypatch.context() as patch:  # as if neither source nor files could be read any more
+        patch.setattr(generations._Promote, "_catch_up", lambda self, _: self._lacking())
+        promoted = promote(home, "daily", force=True)
+    drop_generation(home, "daily", 1)
     assert list(home.store.list("archives/daily/g1/")) == []
     if table == "delta":
         assert list(home.store.list("archives/daily/g2/")) == []  # no file, and no table of none
@@ -189,15 +192,14 @@ def test_promote_brings_over_a_table_registered_once(home: Home, table: str) -> 
     register_table(home, archive, table)
     build(home, Making(parser="json:at"))
     promoted = promote(home, "daily")
+    drop_generation(home, "daily", 1)
     assert list(home.store.list("archives/daily/g1/")) == []
     assert numbers(promoted, table) == left([])
 
 
-def test_sweep_brings_tables_over_before_it_deletes_old_files(
+def test_drop_brings_tables_over_before_it_deletes_old_files(
     home: Home, table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tidelog.pipeline import generations
-
     archive = an_archive(home, parser="json:at")
     drive(home, archive)
     register_table(home, archive, table)
@@ -211,7 +213,8 @@ def test_sweep_brings_tables_over_before_it_deletes_old_files(
         with pytest.raises(Crash):
             promote(home, "daily")
     sweep_archives(home, grace_ms=-1)
-    promoted = find_archive(home, "daily")
+    assert numbers(archive, table) == left([])
+    promoted = drop_generation(home, "daily", 1)
     assert (promoted.generation, list(promoted.makings)) == (2, [2])
     assert numbers(promoted, table) == left([])
 
@@ -221,7 +224,7 @@ def test_tables_of_an_older_generation_that_is_kept_follow_erasures(home: Home) 
     drive(home, archive)
     register_table(home, archive, "delta")
     build(home, Making(parser="json:at"))
-    promoted = promote(home, "daily", keep=True)
+    promoted = promote(home, "daily")
     erase_gone(home)
     assert numbers(archive, "delta") == numbers(promoted, "delta") == left()
 

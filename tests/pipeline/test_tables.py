@@ -329,7 +329,7 @@ def test_a_new_generation_replaces_the_old_one(home: Home, table: str) -> None:
 
     pipeline = open_pipeline(home, built, LocalWorkers(2), generation)
     Driver(home.log, pipeline, Driving()).run()
-    promoted = promote(home, archive.name, keep=True)
+    promoted = promote(home, archive.name)
     assert promoted.tables == (table,)
     (done,) = register(home, promoted)
     assert done.events == 0, "promoting has brought the table over"

@@ -15,6 +15,7 @@ from tidelog.cli.archive_generations import (
     drop,
     flush,
     promote,
+    rollback,
     with_dead_share,
 )
 from tidelog.cli.archive_look import cat, dead, find, verify
@@ -245,7 +246,7 @@ def _describe(archive: Archive) -> dict[str, Any]:
         "name": archive.name,
         "kind": archive.kind,
         "source": archive.source,
-        "folder": f"{archive.store}/{archive.root}",
+        "folder": f"{archive.store}/{archive.folder()}",
         "parser": archive.making().parser,
         "format": archive.making().format,
         "state": archive.state,
@@ -254,6 +255,6 @@ def _describe(archive: Archive) -> dict[str, Any]:
 
 for _command in (
     *(backfill, cat, dead, drop, finalize, find, flush),
-    *(promote, register, restore, status, verify, audit, erase),
+    *(promote, register, restore, rollback, status, verify, audit, erase),
 ):
     archive.add_command(_command)

@@ -1,10 +1,11 @@
-"""``tidelog archive``: backfill, promote and drop of generations, and flush."""
+"""``tidelog archive``: backfill, promote, rollback and drop of generations, and flush."""
 
 from __future__ import annotations
 
 import functools
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import click
 import msgspec
@@ -16,15 +17,27 @@ from tidelog.cli.output import Output, json_option
 from tidelog.home import open_home
 from tidelog.model.archive import Archive
 from tidelog.pipeline.archive import find_archive, open_pipeline
+from tidelog.pipeline.base import Workers
 from tidelog.pipeline.driver import Driver, Driving
 from tidelog.pipeline.flush import request_flush, wait_until_done
 from tidelog.pipeline.generations import begin_backfill, drop_generation
 from tidelog.pipeline.generations import promote as promote_newest
+from tidelog.pipeline.generations import rollback as roll_back
 from tidelog.pipeline.places import source_at
 from tidelog.pipeline.policy import Policy
 from tidelog.sources.base import waits
 
-__all__ = ["backfill", "dead_share_option", "drop", "flush", "promote", "with_dead_share"]
+__all__ = [
+    "backfill",
+    "dead_share_option",
+    "drop",
+    "flush",
+    "promote",
+    "rollback",
+    "with_dead_share",
+]
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
 
 dead_share_option = click.option(
     "--dead-share",
@@ -83,46 +96,113 @@ def backfill(
         output.say(f"Next: tidelog archive promote {name}")
 
 
+def _switch_options(command: _Command) -> _Command:
+    """The options of promote and rollback."""
+    for option in (
+        json_option,
+        click.option("--conf", "confs", multiple=True, metavar="K=V", help="A setting of Spark."),
+        click.option(
+            "--master",
+            metavar="URL",
+            help="Spark master for a generation with a transform. [default: no Spark]",
+        ),
+        click.option(
+            "--force",
+            is_flag=True,
+            help="Switch although it lacks events that the live generation has; recorded.",
+        ),
+        click.argument("name"),
+    ):
+        command = option(command)
+    return command
+
+
 @click.command()
-@click.argument("name")
-@click.option("--force", is_flag=True, help="Even if it is behind the present generation.")
-@click.option("--keep", is_flag=True, help="Leave the old generation to the next sweep.")
-@json_option
+@_switch_options
 @click.pass_obj
-def promote(home_text: str | None, output: Output, /, name: str, force: bool, keep: bool) -> None:
-    """Let readers and drivers go over to the newest generation, and remove the old one.
+def promote(home_text: str | None, output: Output, /, name: str, **given: Any) -> None:
+    """Make the generation that was built the live one, and keep the old one.
+
+    The new generation is brought up to the live one first. Promote refuses, and changes nothing, if
+    it then lacks events that the live one has. `tidelog archive rollback` goes back.
 
     \b
     Examples:
       tidelog archive promote daily
-      tidelog archive promote daily --keep
+      tidelog archive promote daily --master local[*]
     """
     with open_home(home_text) as home:
-        found = promote_newest(home, name, force=force, keep=keep)
-        output.record(
-            {
-                "archive": name,
-                "generation": found.generation,
-                "folder": f"{found.store}/{found.folder()}",
-            }
+        workers = _workers(name, given)
+        found = promote_newest(home, name, force=given["force"], workers=workers)
+        _tell_live(output, found)
+
+
+@click.command()
+@click.option("--to", "generation", type=int, metavar="N", help="Which generation, if several.")
+@_switch_options
+@click.pass_obj
+def rollback(home_text: str | None, output: Output, /, name: str, **given: Any) -> None:
+    """Make the generation that was live before a promote the live one again.
+
+    It first gets all events that came in since, from the source or from the live generation. The
+    same test as for promote decides, and the other generation is kept.
+
+    \b
+    Examples:
+      tidelog archive rollback daily
+      tidelog archive rollback daily --to 1
+    """
+    with open_home(home_text) as home:
+        found = roll_back(
+            home,
+            name,
+            generation=given["generation"],
+            force=given["force"],
+            workers=_workers(name, given),
         )
+        _tell_live(output, found)
 
 
 @click.command()
 @click.argument("name")
 @click.argument("generation", type=int)
+@click.option(
+    "--force", is_flag=True, help="Although neither the live generation nor the source has it all."
+)
 @json_option
 @click.pass_obj
-def drop(home_text: str | None, output: Output, /, name: str, generation: int) -> None:
-    """Give up a generation that is being built, and remove its files.
+def drop(home_text: str | None, output: Output, /, name: str, generation: int, force: bool) -> None:
+    """Delete a generation that is being built or kept, with its files.
 
     \b
     Examples:
-      tidelog archive drop daily 2
+      tidelog archive drop daily 1
     """
     with open_home(home_text) as home:
-        drop_generation(home, name, generation)
+        drop_generation(home, name, generation, force=force)
         output.record({"archive": name, "dropped": generation})
+
+
+def _workers(name: str, given: dict[str, Any]) -> Workers:
+    """Spark only where it is asked for: there is little left to read."""
+    return open_workers(name, {**given, "no_spark": given["master"] is None})
+
+
+def _tell_live(output: Output, found: Archive) -> None:
+    kept = found.in_state("kept")
+    output.record(
+        {
+            "archive": found.name,
+            "generation": found.generation,
+            "folder": f"{found.store}/{found.folder()}",
+            "kept": kept,
+        }
+    )
+    for number in kept:
+        output.say(
+            f"Generation {number} is kept: go back with `tidelog archive rollback {found.name}`, "
+            f"or delete it with `tidelog archive drop {found.name} {number}`"
+        )
 
 
 @click.command()

@@ -257,6 +257,8 @@ def _show(output: Output, found: ArchiveStatus) -> None:
             if each.intent_ms is None
             else (found.read_ms - each.intent_ms) / 1000,
             "generation": found.generation,
+            "folder": f"{found.archive.store}/{found.archive.folder(found.generation)}",
+            "generations": _generations(found.archive),
             "watermark": _watermark(found),
             "drivers": found.drivers,
             "aside": [_aside(one) for one in found.aside if one.partition == each.partition],
@@ -276,6 +278,7 @@ def _show(output: Output, found: ArchiveStatus) -> None:
         f"{counted(files, 'file')}, {behind} behind, watermark {_watermark(found) or '-'}, "
         f"drivers: {driver}"
     )
+    _show_generations(output, found)
     for one in found.aside:
         output.say(
             f"{found.archive.name}: {one.partition}: {one.start} to {one.end} was set aside at "
@@ -302,6 +305,25 @@ def _show(output: Output, found: ArchiveStatus) -> None:
         )
     if found.source_error:
         output.say(f"{found.archive.name}: its source cannot be asked: {found.source_error}")
+
+
+def _show_generations(output: Output, found: ArchiveStatus) -> None:
+    output.say(f"Files: {found.archive.store}/{found.archive.folder(found.generation)}")
+    others = _generations(found.archive)
+    if len(others) > 1:
+        said = ", ".join(f"{number} {state}" for number, state in others.items())
+        output.say(f"Generations: {said}")
+    for force in found.archive.forced:
+        ranges = ", ".join(f"{name} {start} to {end}" for name, start, end in force.ranges[:10])
+        output.say(
+            f"{found.archive.name}: promoted with --force at {to_iso(force.at_ms)}: generation "
+            f"{force.new} lacks of generation {force.old}: {ranges}"
+        )
+
+
+def _generations(archive: Archive) -> dict[str, str]:
+    """Every generation, with its state."""
+    return {str(number): archive.state_of(number) for number in sorted(archive.makings)}
 
 
 def _aside(found: Aside) -> dict[str, Any]:

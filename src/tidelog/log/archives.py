@@ -140,9 +140,10 @@ def list_partitions(log: Log, pipeline: str, listed: Iterable[Listed]) -> None:
 
 
 def read_progress(log: Log, pipeline: str, partition: str) -> Progress | None:
-    """How far a pipeline has come in a source partition."""
+    """How far a pipeline has come in a source partition; None where it has not begun."""
     row = log.catalog.get(layout.pipeline_partition(pipeline, partition), "head")
-    return decode_row(row.value, Progress, f"head of `{partition}`") if row else None
+    head = decode_row(row.value, Progress, f"head of `{partition}`") if row else None
+    return head if head is not None and head.position else None  # without one it only fences
 
 
 def read_erased(log: Log, pipeline: str, partition: str) -> ErasedEvents:

@@ -145,12 +145,11 @@ def _pipelines(log: Log, topic: str) -> Iterator[tuple[str, str]]:
     for row in log.catalog.scan(layout.REGISTRY, layout.archive_row(""), "archive0"):
         archive = decode_row(row.value, Archive, f"registry row `{row.row}`")
         if archive.state == "ready" and _reads(archive.source, topic):
-            for generation in sorted(archive.makings):
-                if generation >= archive.generation:
-                    what = f"archive `{archive.name}`"
-                    if generation > archive.generation:
-                        what += f" (generation {generation})"
-                    yield what, archive.pipeline(generation)
+            for generation in archive.in_state("live", "building"):
+                what = f"archive `{archive.name}`"
+                if generation != archive.generation:
+                    what += f" (generation {generation})"
+                yield what, archive.pipeline(generation)
     for row in log.catalog.scan(layout.REGISTRY, layout.pipeline_row(""), "pipeline0"):
         named = decode_row(row.value, NamedPipeline, f"registry row `{row.row}`")
         if named.state == "ready" and _reads(named.source, topic):

@@ -11,7 +11,7 @@ from tidelog.errors import InvalidError, NotFoundError
 from tidelog.model import limits
 from tidelog.model.decoding import Persisted
 
-__all__ = ["Archive", "Making", "check_archive_name"]
+__all__ = ["Archive", "Forced", "GenerationState", "Making", "Promotion", "check_archive_name"]
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
@@ -26,6 +26,28 @@ class Making(Persisted, frozen=True):
     layout: dict[str, str] = msgspec.field(default_factory=dict)
     format_settings: dict[str, Any] = msgspec.field(default_factory=dict)
     source: str = ""  # of a backfill; empty: the archive's own
+
+
+GenerationState = Literal["building", "live", "kept", "removing"]
+"""What a generation is: one that a backfill fills, the one that is read, one that was, or one
+whose files are being deleted. Only conditional writes of the archive's row change it."""
+
+
+class Promotion(Persisted, frozen=True):
+    """A promote or rollback under way: it has frozen the heads of the live generation."""
+
+    id: str
+    generation: int  # that shall become the live one
+    began_ms: int
+
+
+class Forced(Persisted, frozen=True):
+    """What a person let go, by promoting a generation that lacks it."""
+
+    old: int  # generation that has it
+    new: int
+    at_ms: int
+    ranges: tuple[tuple[str, str, str], ...]  # source partition, start and end
 
 
 class Archive(Persisted, frozen=True):
@@ -49,6 +71,9 @@ class Archive(Persisted, frozen=True):
     kept: tuple[str, ...] = ()  # those of them that drivers bring up to date
     state: Literal["creating", "ready"] = "creating"
     home: str = ""  # id of the home that an outside folder belongs to; empty: it is in the home
+    states: dict[int, GenerationState] = msgspec.field(default_factory=dict)  # but the live one's
+    promotion: Promotion | None = None  # under way
+    forced: tuple[Forced, ...] = ()  # ranges that live generations lack, by a person's decision
 
     def __post_init__(self) -> None:
         for making in self.makings.values():
@@ -67,6 +92,25 @@ class Archive(Persisted, frozen=True):
                 f"archive `{self.name}`: has no generation {number}: it has {known}"
             )
         return self.makings[number]
+
+    def state_of(self, generation: int) -> GenerationState:
+        """Returns what a generation is now. ``NotFoundError``."""
+        self.making(generation)
+        return "live" if generation == self.generation else self.states.get(generation, "kept")
+
+    def in_state(self, *states: GenerationState) -> list[int]:
+        """Returns the generations that are in one of these states, in order."""
+        return [number for number in sorted(self.makings) if self.state_of(number) in states]
+
+    @property
+    def from_live(self) -> list[int]:
+        """All generations, the live one first: another one may be filled from it."""
+        return sorted(self.makings, key=lambda number: (number != self.generation, number))
+
+    @property
+    def building(self) -> int | None:
+        """The generation that a backfill fills; there is one at most."""
+        return next(iter(self.in_state("building")), None)
 
     def pipeline(self, generation: int | None = None) -> str:
         """What names the rows and manifests of a generation."""

@@ -19,6 +19,7 @@ __all__ = [
     "FILE_PARTITION_BYTES_MAX",
     "FOLDER_NAME_BYTES_MAX",
     "FOLDER_PATH_BYTES_MAX",
+    "FORCED_RANGES_MAX",
     "HEADERS_MAX",
     "HEADER_OVERHEAD_BYTES",
     "ID_BYTES_MAX",
@@ -42,6 +43,7 @@ __all__ = [
     "PRODUCER_NAME_MAX",
     "PRODUCER_RECENT",
     "PRODUCER_ROW_BYTES",
+    "PROMOTION_MS",
     "RANGE_FOLDERS_MAX",
     "ROW_BYTES_MAX",
     "SEGMENT_EVENTS_MAX",
@@ -98,6 +100,8 @@ PLAYBACK_NAME_MAX = 150  # characters; a producer's name holds it
 FOLDER_NAME_BYTES_MAX = 200  # one folder of an archive, as UTF-8; a key takes 240 a part
 FILE_PARTITION_BYTES_MAX = 100  # a source partition in the name of an archive's file, as UTF-8
 FOLDER_PATH_BYTES_MAX = 500  # all of them; a key has 900, with root, topic and file name
+PROMOTION_MS = 60_000  # that a promote may keep heads frozen; then drivers go on without it
+FORCED_RANGES_MAX = 1_000  # that an archive's row lists of one forced promote
 PIPELINE_COMMITS_MAX = 10_000  # that a sweep leaves of a named pipeline's source partition
 COMMITS_UNMERGED = 100  # the newest of an archive's source partition, each in a row of its own
 MERGED_RANGES_MAX = 1_000  # of commits that are merged into one row

@@ -141,6 +141,7 @@ class Totals(Persisted, frozen=True):
     deleted: int = 0  # offsets whose events were deleted from the source before they were read
     absent: int = 0  # offsets that never held an event for readers
     skipped: int = 0  # offsets in gaps
+    filled: int = 0  # events that were read from another generation's files
     committed_ms: int = 0  # when the last commit was made
     dead_ms: int = 0  # when the last one with dead letters was
     lost_ms: int = 0  # when the last one with a gap was
@@ -161,6 +162,7 @@ class Totals(Persisted, frozen=True):
             deleted=self.deleted + manifest.deleted,
             absent=self.absent + manifest.absent,
             skipped=self.skipped + sum(gap.offsets for gap in manifest.lost),
+            filled=self.filled + (manifest.read if manifest.filled else 0),
             committed_ms=now_ms,
             dead_ms=now_ms if manifest.dead else self.dead_ms,
             lost_ms=now_ms if manifest.lost else self.lost_ms,
@@ -178,6 +180,7 @@ class Progress(Persisted, frozen=True):
     ordinal: int  # how many events were committed so far; numbers what has no offset of its own
     epoch: int  # of the driver that works on it
     closed: bool = False  # its generation is retired; nobody adopts it again
+    frozen: str = ""  # id of the promote that has frozen it, until a driver may adopt it again
     incarnation: str = ""  # of what the source reads; empty: not known
     totals: Totals = Totals()
     looked: int = 0  # epoch of the last driver that looked for forgotten ranges, then committed
@@ -247,6 +250,8 @@ class Manifest(Persisted, frozen=True):
     ranges: tuple[Manifest, ...] = ()  # of a merged one: those of its ranges, which have all files
     deleted: int = 0  # offsets whose events were deleted from the source before they were read
     absent: int = 0  # offsets that never held an event for readers: compaction, transaction markers
+    filled: int = 0  # generation whose files its events were read from; 0: they are the source's
+    as_is: bool = False  # those hold what a transform returned, and no other one got it
 
     @property
     def parts(self) -> tuple[Manifest, ...]:

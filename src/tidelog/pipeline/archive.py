@@ -38,10 +38,13 @@ from tidelog.model.address import parse_address
 from tidelog.model.archive import Archive, check_archive_name
 from tidelog.model.pipeline import FileEntry, Manifest
 from tidelog.pipeline.base import Pipeline, Workers
+from tidelog.pipeline.fill import FillSource
+from tidelog.pipeline.gate import Gate
 from tidelog.pipeline.listing import list_seen
 from tidelog.pipeline.places import files_at, source_at, store_at
 from tidelog.pipeline.policy import Policy
 from tidelog.sinks.files import FilesSettings, FilesSink
+from tidelog.sources.base import Source
 from tidelog.sources.file_names import place_of
 
 __all__ = [
@@ -115,16 +118,21 @@ def open_pipeline(
     """The pipeline that fills a generation of an archive, the promoted one by default."""
     making = archive.making(generation)
     files_at(home, archive)  # is the folder ours
-    backfill = generation is not None and generation != archive.generation
-    url = making.source if backfill and making.source else archive.source
+    number = archive.generation if generation is None else generation
+    if archive.state_of(number) == "building":
+        given = source_at(home, making.source or archive.source)
+        source: Source = FillSource(home, archive, number, given)
+    else:
+        source = source_at(home, archive.source)
     return Pipeline(
         archive.name,
         archive.pipeline(generation),
-        source_at(home, url),
+        source,
         open_sink(archive, generation),
         workers,
         making.transform,
         rate,
+        Gate(home.log, archive, number),
     )
 
 

@@ -277,7 +277,7 @@ def finish_archive(home: Home, archive: Archive) -> list[ArchiveErasure]:
         done = [
             erase_from_archive(home, each, generation, offsets)
             for each in _with_copies(home, archive)
-            for generation in each.makings
+            for generation in each.from_live
         ]
         erased = _erased(record)
         for each in _with_copies(home, archive):

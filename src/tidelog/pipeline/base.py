@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from tidelog.clock import Clock, SystemClock
 from tidelog.errors import TidelogError
 from tidelog.sinks.base import Sink, Written
-from tidelog.sources.base import Chunk, Range, RangeReader, Source, SourcePartition
+from tidelog.sources.base import Chunk, Counted, Range, RangeReader, Source, SourcePartition
 
-__all__ = ["Outcome", "Pipeline", "Produced", "Task", "Workers"]
+__all__ = ["Carried", "CarriedReader", "Outcome", "Pipeline", "Produced", "Task", "Workers"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,30 @@ class Produced:
     read: int
     staged: Written
     note: bytes = b""  # what the source wants to find again
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """What a pipeline must know of a range that is read from another generation's files."""
+
+    generation: int
+    as_is: bool  # they hold what a transform returned: no other one gets it
+    counted: Counted | None = None  # of ranges whose events the pipeline numbers itself
+
+
+@dataclass(frozen=True, slots=True)
+class CarriedReader:
+    """A range of another generation's files; pickles."""
+
+    reader: RangeReader
+    carried: Carried
+
+    @property
+    def range(self) -> Range:
+        return self.reader.range
+
+    def read(self) -> Iterator[Chunk]:
+        return self.reader.read()
 
 
 @dataclass(frozen=True)
@@ -89,3 +113,4 @@ class Pipeline:
     workers: Workers
     transform: str = ""
     rate: float | None = None  # events a second over all tasks
+    gate: Callable[[], None] = lambda: None  # raises where no head may be created or thawed now

@@ -66,7 +66,7 @@ from tidelog.model.pipeline import (
 )
 from tidelog.model.run import decode_row, encode_row
 from tidelog.model.sealed import seal_json
-from tidelog.pipeline.base import Outcome, Pipeline, Produced, Task
+from tidelog.pipeline.base import Carried, CarriedReader, Outcome, Pipeline, Produced, Task
 from tidelog.pipeline.forgotten import (
     SettingAside,
     committed_manifests,
@@ -77,17 +77,30 @@ from tidelog.sinks.base import AsideSink
 from tidelog.sources.base import Bounds, Missing, Range, SourcePartition, missing_in
 from tidelog.store.fresh import put_same
 
-__all__ = ["ADOPTION", "Cycle", "CycleReport", "LostError"]
+__all__ = ["ADOPTION", "Cycle", "CycleReport", "FrozenError", "LostError", "Track", "frozen"]
 
 ADOPTION = Backoff(attempts=16, base_ms=5, max_ms=1_000)  # 5 to 10 s in all, of a source partition
 
 _NAMES_CHARS = 16  # of an id: as many as no two of them ever share
 
 
+class FrozenError(UnavailableError):
+    """The partition's head is frozen while another generation is promoted; it may go on after."""
+
+
 class LostError(InvalidError):
     """A source no longer holds what was to be read next: a person must decide."""
 
     kind = "lost"
+
+
+def frozen(pipeline: str, partition: str) -> FrozenError:
+    """The error for a partition whose generation another one is about to replace."""
+    return FrozenError(
+        f"source partition `{partition}` of pipeline `{pipeline}`: is frozen while another "
+        "generation is promoted: wait, it goes on when that is done",
+        partition=partition,
+    )
 
 
 @dataclass
@@ -104,7 +117,7 @@ class CycleReport:
 
 
 @dataclass
-class _Track:
+class Track:
     """A source partition as its rows were last seen or written."""
 
     partition: SourcePartition
@@ -114,6 +127,7 @@ class _Track:
     intent: Intent | None = None
     intent_version: str = ""
     late: Sequence[str] = ()  # manifests that a restored catalog may have forgotten
+    carried: Carried | None = None  # of the range under way, where it is from another generation
 
 
 class Cycle:
@@ -124,7 +138,7 @@ class Cycle:
         self._pipeline = pipeline
         self._epoch = epoch
         self._accept_loss = accept_loss
-        self._tracks: dict[SourcePartition, _Track] = {}
+        self._tracks: dict[SourcePartition, Track] = {}
         self._stale: set[SourcePartition] = set()
         self._looked: set[SourcePartition] = set()  # for ranges that the catalog has forgotten
         self._listed: dict[int, dict[str, list[str]]] = {}  # manifests, by epoch and partition
@@ -140,27 +154,30 @@ class Cycle:
         where = layout.pipeline_partition(self._pipeline.id, partition.text)
         for delay_s in ADOPTION.delays_s(self._log.random):
             row = self._log.catalog.get(where, "head")
-            if row is None:
+            found = None
+            if row is not None:
+                found = decode_row(row.value, Progress, f"head of `{partition.text}`")
+                if found.closed or found.epoch > self._epoch:
+                    raise self._fenced(partition, found.epoch)
+            if found is None or not found.position:
                 head = Progress(
                     begin.position, 0, self._epoch, incarnation=incarnation, begin=begin
                 )
-                change = Put("head", encode_row(head), expect=ABSENT)
-                before = 0
             else:
-                found = decode_row(row.value, Progress, f"head of `{partition.text}`")
-                before = found.looked
-                if found.closed or found.epoch > self._epoch:
-                    raise self._fenced(partition, found.epoch)
                 known = found.incarnation or incarnation
-                head = msgspec.structs.replace(found, epoch=self._epoch, incarnation=known)
-                change = Put("head", encode_row(head), expect=row.version)
-            late = self._late(partition, before)
+                head = msgspec.structs.replace(
+                    found, epoch=self._epoch, incarnation=known, frozen=""
+                )
+            change = Put("head", encode_row(head), expect=ABSENT if row is None else row.version)
+            late = self._late(partition, 0 if found is None else found.looked)
             write_id = self._log.ids.new()
             with contextlib.suppress(ConflictError, UnknownOutcomeError):
                 if row is None:
                     self._list(partition)
+                if found is None or found.frozen:
+                    self._pipeline.gate()  # after the list: a promote that began since has read it
                 self._log.catalog.write(where, change, write_id=write_id)
-                track = _Track(partition, where, head, write_id, late=late)
+                track = Track(partition, where, head, write_id, late=late)
                 self._read_intent(track)
                 self._tracks[partition] = track
                 self._stale.discard(partition)
@@ -224,7 +241,7 @@ class Cycle:
             self._listed[epoch] = late_manifests(self._log, self._pipeline.id, epoch)
         return self._listed[epoch].get(layout.manifest_folder(partition.text), ())
 
-    def _set_aside(self, track: _Track, report: CycleReport) -> None:
+    def _set_aside(self, track: Track, report: CycleReport) -> None:
         """Before step 3: files of ranges that the catalog has forgotten (``forgotten``)."""
         sink, partition = self._pipeline.sink, track.partition.text
         if track.late and isinstance(sink, AsideSink):
@@ -240,7 +257,7 @@ class Cycle:
         track.head = msgspec.structs.replace(track.head, looked=self._epoch)  # at the next commit
         self._looked.add(track.partition)
 
-    def _decide(self, track: _Track, rows: Sequence[Put]) -> None:
+    def _decide(self, track: Track, rows: Sequence[Put]) -> None:
         """Decide to set ranges aside: no file that begins after this has the name of theirs."""
         head = msgspec.structs.replace(track.head, names=self._log.ids.new()[:_NAMES_CHARS])
         change = Put("head", encode_row(head), expect=track.head_version)
@@ -252,7 +269,7 @@ class Cycle:
         listed = Listed(partition.text, seen_ms=self._log.clock.now_ms())
         list_partitions(self._log, self._pipeline.id, [listed])
 
-    def _check_same(self, track: _Track, bounds: Bounds | None) -> None:
+    def _check_same(self, track: Track, bounds: Bounds | None) -> None:
         """Refuse to read on in a source partition that is not the one which was begun."""
         known, found = track.head.incarnation, bounds.incarnation if bounds else ""
         if known and found and known != found:
@@ -264,7 +281,7 @@ class Cycle:
                 incarnation=found,
             )
 
-    def _intend(self, track: _Track, limit: str, bounds: Bounds) -> None:
+    def _intend(self, track: Track, limit: str, bounds: Bounds) -> None:
         """Step 3."""
         source, start = self._pipeline.source, track.head.position
         lost: tuple[Gap, ...] = ()
@@ -303,7 +320,7 @@ class Cycle:
         )
         self._read_intent(track)
 
-    def _task(self, track: _Track, intent: Intent) -> Task:
+    def _task(self, track: Track, intent: Intent) -> Task:
         """Step 4, as a task."""
         start = intent.lost[-1].end if intent.lost else intent.start
         staging = layout.staging(self._pipeline.id, self._epoch, self._log.ids.new())
@@ -317,7 +334,9 @@ class Cycle:
         sink = self._pipeline.sink
         if head.names and isinstance(sink, AsideSink):
             sink = sink.named(head.names)
-        return Task(reader, sink, staging, self._pipeline.transform)
+        track.carried = reader.carried if isinstance(reader, CarriedReader) else None
+        as_is = track.carried is not None and track.carried.as_is
+        return Task(reader, sink, staging, "" if as_is else self._pipeline.transform)
 
     def _outcomes(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
         """What comes back; workers that fail as a whole are an error of each range left."""
@@ -325,9 +344,11 @@ class Cycle:
         if self._pipeline.rate is not None:
             tasks = [replace(task, rate=self._pipeline.rate / len(tasks)) for task in tasks]
         try:
-            for outcome in self._pipeline.workers.run(tasks) if tasks else ():
-                left.discard(outcome.partition)
-                yield outcome
+            for transform in dict.fromkeys(task.transform for task in tasks):
+                alike = [task for task in tasks if task.transform == transform]
+                for outcome in self._pipeline.workers.run(alike):
+                    left.discard(outcome.partition)
+                    yield outcome
         except UnavailableError as exc:
             for partition in sorted(left):
                 yield Outcome(partition, error=exc)
@@ -337,13 +358,13 @@ class Cycle:
             for partition in sorted(left):
                 yield Outcome(partition, error=unexpected("workers", exc))
 
-    def _is_idle(self, track: _Track, produced: Produced) -> bool:
+    def _is_idle(self, track: Track, produced: Produced) -> bool:
         """Whether a range held nothing, and ended where it began: its source knows no ends."""
         intent = track.intent
         same = intent is not None and not intent.lost and produced.end == intent.start
         return same and not produced.read
 
-    def _withdraw(self, track: _Track) -> None:
+    def _withdraw(self, track: Track) -> None:
         """Nothing was decided, so the next intent may be another one."""
         self._write(
             track,
@@ -352,12 +373,18 @@ class Cycle:
         )
         track.intent, track.intent_version = None, ""
 
-    def _record(self, track: _Track, produced: Produced) -> Manifest:
+    def _record(self, track: Track, produced: Produced) -> Manifest:
         """Step 5."""
         intent = track.intent
         if intent is None:
             raise self._fenced(track.partition, -1)
         missing = self._missing(track, intent, produced)
+        carried, counted = track.carried, track.carried.counted if track.carried else None
+        if counted is not None:  # events keep their numbers, also after some that are gone
+            gone = counted.read - counted.dropped - produced.read
+            staged = replace(produced.staged, left_out=produced.staged.left_out + gone)
+            produced = replace(produced, read=counted.read, staged=staged, note=counted.note)
+            missing = counted.missing
         manifest = Manifest(
             pipeline=self._pipeline.id,
             partition=track.partition.text,
@@ -377,6 +404,8 @@ class Cycle:
             note=produced.note,
             deleted=missing.deleted,
             absent=missing.absent,
+            filled=carried.generation if carried else 0,
+            as_is=carried is not None and carried.as_is,
         )
         key = layout.manifest(
             self._pipeline.id, self._epoch, track.partition.text, self._log.ids.new()
@@ -391,7 +420,7 @@ class Cycle:
         self._read_intent(track)
         return manifest
 
-    def _missing(self, track: _Track, intent: Intent, produced: Produced) -> Missing:
+    def _missing(self, track: Track, intent: Intent, produced: Produced) -> Missing:
         """In step 5: why the range has fewer events than offsets."""
         start = intent.lost[-1].end if intent.lost else intent.start
         reached = Range(track.partition, start, produced.end, incarnation=intent.incarnation)
@@ -404,7 +433,7 @@ class Cycle:
         self._check_gaps(track, missing.gaps)
         return missing
 
-    def _check_gaps(self, track: _Track, more: tuple[Gap, ...]) -> None:
+    def _check_gaps(self, track: Track, more: tuple[Gap, ...]) -> None:
         """Refuse gaps that the head has no room for."""
         if len(joined_gaps(track.head.gaps, more)) > limits.GAPS_MAX:
             raise LostError(
@@ -413,7 +442,7 @@ class Cycle:
                 partition=track.partition.text,
             )
 
-    def _finish(self, track: _Track, manifest: Manifest, report: CycleReport) -> None:
+    def _finish(self, track: Track, manifest: Manifest, report: CycleReport) -> None:
         """Steps 6 and 7."""
         partition, events = manifest.partition, manifest.read
         with self._log.spans.span("tidelog.publish", partition=partition, events=events):
@@ -450,7 +479,7 @@ class Cycle:
         report.committed[track.partition] = manifest
         self._pipeline.sink.discard(manifest)
 
-    def _publish(self, track: _Track, manifest: Manifest) -> int:
+    def _publish(self, track: Track, manifest: Manifest) -> int:
         """Step 6; how many events were left out, as they were erased from the target.
 
         Where another driver has the partition, it has published the range, or left it out, gone on
@@ -466,7 +495,7 @@ class Cycle:
 
     # Inside.
 
-    def _write(self, track: _Track, *changes: Change) -> str:
+    def _write(self, track: Track, *changes: Change) -> str:
         """One conditional write; ``FencedError`` when another driver has the partition."""
         write_id = self._log.ids.new()
         try:
@@ -475,7 +504,7 @@ class Cycle:
             raise self._fenced(track.partition, -1) from exc
         return write_id
 
-    def _read_intent(self, track: _Track) -> None:
+    def _read_intent(self, track: Track) -> None:
         row = self._log.catalog.get(track.where, "intent")
         track.intent, track.intent_version = None, ""
         if row is not None:
@@ -487,7 +516,7 @@ class Cycle:
         return read_manifest(self._log.store.get(key), key)
 
     @contextlib.contextmanager
-    def _kept(self, track: _Track, report: CycleReport) -> Iterator[None]:
+    def _kept(self, track: Track, report: CycleReport) -> Iterator[None]:
         """Report any exception of one partition; it does not stop the others.
 
         What is known of that partition's rows may be wrong then, so it must be adopted again.
@@ -496,8 +525,26 @@ class Cycle:
             yield
         except Exception as exc:  # noqa: BLE001 - one source partition must not stop the others
             what = f"source partition `{track.partition.text}`"
-            report.errors[track.partition] = unexpected(what, exc)
+            report.errors[track.partition] = self._explained(track, unexpected(what, exc))
             self._stale.add(track.partition)
+
+    def _explained(self, track: Track, error: TidelogError) -> TidelogError:
+        """The error; that a promote or another driver has the partition, if that is why.
+
+        Where another driver has it, what it published, moved on from and removed is no damage.
+        """
+        if isinstance(error, (LostError, UnavailableError)):
+            return error
+        try:
+            row = self._log.catalog.get(track.where, "head")
+        except TidelogError:
+            return error
+        if row is not None and row.version == track.head_version:
+            return error
+        head = decode_row(row.value, Progress, track.where) if row is not None else None
+        if head is not None and head.frozen and not head.closed:
+            return frozen(self._pipeline.name, track.partition.text)
+        return error if isinstance(error, FencedError) else self._fenced(track.partition, -1)
 
     def _fenced(self, partition: SourcePartition, epoch: int) -> FencedError:
         other = f" (epoch {epoch})" if epoch >= 0 else ""

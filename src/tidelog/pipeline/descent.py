@@ -16,8 +16,8 @@ __all__ = ["archives_of", "partitions_of"]
 def archives_of(home: Home, topic: Topic) -> list[tuple[Archive, int]]:
     """The generations of archives whose events come from a topic, also by way of another one.
 
-    An archive stands before those that are made of it: what was taken out of the one is not in what
-    the other reads after that.
+    An archive comes before those that are made of it, and its live generation before one that is
+    filled from it: what was taken out of the one is not in what the other reads after that.
     """
     archives = [archive for archive in list_archives(home) if archive.state == "ready"]
     named = {archive.name: archive for archive in archives}
@@ -34,7 +34,7 @@ def archives_of(home: Home, topic: Topic) -> list[tuple[Archive, int]]:
         return max((each + 1 for each in before if each is not None), default=None)
 
     found = [
-        (max(ways), archive, generation)
+        (max(ways), generation != archive.generation, archive, generation)
         for archive in archives
         for generation, making in sorted(archive.makings.items())
         if (
@@ -45,7 +45,8 @@ def archives_of(home: Home, topic: Topic) -> list[tuple[Archive, int]]:
             ]
         )
     ]
-    return [(archive, generation) for _, archive, generation in sorted(found, key=lambda x: x[0])]
+    ordered = sorted(found, key=lambda each: each[:2])
+    return [(archive, generation) for _, _, archive, generation in ordered]
 
 
 def partitions_of(log: Log, pipeline: str, topic: Topic) -> dict[str, int]:

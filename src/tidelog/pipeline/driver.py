@@ -32,7 +32,7 @@ from tidelog.log.base import Log
 from tidelog.log.hold import beating
 from tidelog.model.pipeline import Begin, Listed
 from tidelog.pipeline.base import Pipeline
-from tidelog.pipeline.cycle import Cycle, CycleReport
+from tidelog.pipeline.cycle import Cycle, CycleReport, FrozenError
 from tidelog.pipeline.failures import Failures
 from tidelog.pipeline.flush import flush_version
 from tidelog.pipeline.lineage import Lineage
@@ -303,7 +303,8 @@ class Driver:
             return False
         for partition, error in report.errors.items():
             passing = isinstance(error, UnavailableError)
-            if not passing or self._failures.attempts(partition) >= _ATTEMPTS:
+            attempts = self._failures.attempts(partition)
+            if not passing or (attempts >= _ATTEMPTS and not isinstance(error, FrozenError)):
                 self._ended[partition] = error
         if report.errors.keys() - self._ended.keys():
             self._how.stop.wait(0.2)

@@ -1,55 +1,109 @@
-"""Generations of an archive: made anew beside the live one, then promoted.
+"""Generations of an archive: built beside the live one, promoted, rolled back, and dropped.
 
-A backfill is a pipeline of its own, with its own rows, manifests and folder, so the live one runs
-on undisturbed. It reads the archive's source, or a backup of it, whose positions are the same; so
-the promoted generation goes on from the source where the backfill came to.
+A generation is a pipeline of its own, with its own rows, manifests and folder, so the live one runs
+on undisturbed while another one is built. Its state is in the archive's row, which only conditional
+writes change: ``building`` (a backfill fills it), ``live`` (readers and drivers use it), ``kept``
+(it was live), ``removing`` (its files are being deleted). At most one is being built.
 
-Beginning one is one conditional write of the registry row. Promoting, in four steps:
+A backfill reads the archive's source, or a backup, and takes what that no longer holds from the
+files of the live generation (``fill``). Beginning one is one conditional write of the row.
 
-1. the new generation must have come as far as the old one, in every source partition
-2. registry row: readers and drivers are told of the new one → dead: drivers switch; old files stay
-   then every table of the archive lists the new files        → dead: promote again, or a sweep
-3. the old heads are closed, so no driver commits there       → dead: promote again goes on here
-4. old files, dead letters, manifests, staged files and
-   commit rows go, then the old generation in the registry    → dead: promote again goes on here
+Promote; rollback is the same with a kept generation, which step 0 makes one that is being built:
 
-A driver of the old generation may still copy files of a range that was decided before its head was
-closed; nobody reads that folder any more, and the next promote or sweep removes them. Closed heads
-stay for good: they are what keeps such a driver from starting anew.
+0. rollback: the row says ``building``                        → dead: rollback or promote goes on
+1. catch up: a driver brings the new generation to where the
+   live one is, and their coverage is compared                → dead: nothing has changed
+2. the row gets a ``promotion``, with an id                    → dead: a driver or the next promote
+                                                                withdraws it
+3. freeze: every head of the live generation names that id, so
+   no driver commits there; ranges under way are settled       → dead: the same; then drivers thaw
+4. catch up with what was committed since, and compare again:
+   the new one must cover, of every source partition, all that
+   the live one covers. If not: the promotion is withdrawn,
+   heads are released, and the ranges are listed. Else what
+   the live one accounts for is recorded beside the new heads  → dead: the same
+5. switch, in one write that expects the promotion's id: the
+   new one is live, the other one kept, the promotion is gone  → dead: tables are not told yet
+6. every table of the archive lists the files of the new one   → dead: the next register, or drop
+
+The heads of a kept generation stay frozen: only a rollback opens the gate again (``freezing``).
+A generation is kept until ``drop`` removes it:
+
+1. refuse, with the ranges, if it covers what neither the live
+   one nor the source has                                      → dead: nothing has changed
+2. the row says ``removing``                                    → dead: the next drop or sweep
+3. its heads are closed, so no driver commits there             → dead: the same
+4. files, dead letters, manifests, staged files and rows go     → dead: the same
+5. the generation goes from the row
+
+A driver may still copy files of a range that was decided before its head was closed; nobody reads
+that folder any more, and a sweep removes them. Closed heads stay for good: they are what keeps such
+a driver from starting again. Numbers are not used again.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+from collections.abc import Sequence
+
 import msgspec
 
-from tidelog.errors import InvalidError
+from tidelog.errors import InvalidError, NotFoundError, TidelogError
 from tidelog.home import Home
-from tidelog.log.archives import change_archive, read_partitions, read_progress
+from tidelog.log.archives import change_archive
 from tidelog.log.replays import replay_pipeline
-from tidelog.model.archive import Archive, Making
+from tidelog.model import limits
+from tidelog.model.archive import Archive, Forced, GenerationState, Making, Promotion
 from tidelog.pipeline.account import note_before
-from tidelog.pipeline.archive import find_archive, open_sink
+from tidelog.pipeline.archive import find_archive, open_pipeline, open_sink
+from tidelog.pipeline.base import Pipeline, Workers
+from tidelog.pipeline.coverage import (
+    MissingRange,
+    are_offsets,
+    missing_ranges,
+    without,
+)
+from tidelog.pipeline.driver import Driver, Driving
+from tidelog.pipeline.freezing import freeze_heads, release_heads
+from tidelog.pipeline.gate import is_stale, withdraw
 from tidelog.pipeline.places import files_at, source_at
 from tidelog.pipeline.removal import close_heads, delete_below, remove_work
 from tidelog.pipeline.tables import check_tables, replace_files
+from tidelog.pipeline.workers import LocalWorkers
+from tidelog.sources.base import SourcePartition
 
-__all__ = ["begin_backfill", "drop_generation", "promote", "remove_retired", "remove_strays"]
+__all__ = [
+    "begin_backfill",
+    "drop_generation",
+    "finish_removals",
+    "promote",
+    "remove_strays",
+    "rollback",
+]
+
+_SHOWN = 10  # ranges in a message
 
 
 def begin_backfill(home: Home, name: str, making: Making) -> tuple[Archive, int]:
-    """A generation to be built with these settings: a new one, or the one that is being built."""
+    """Returns a generation to be built with these settings: a new one, or the one that is there."""
     present = find_archive(home, name)
     files_at(home, present)  # is the folder ours
     makings = {**present.makings, present.newest + 1: making}
     open_sink(msgspec.structs.replace(present, makings=makings), present.newest + 1)
-    source_at(home, making.source or present.source).partitions()
+    try:
+        source_at(home, making.source or present.source).partitions()
+    except NotFoundError:
+        if making.source:
+            raise  # else what the files have can be built anew all the same
 
     def edit(archive: Archive) -> Archive:
-        building = _building(archive)
+        building = archive.building
         if building is None:
             number = archive.newest + 1
             more = {**archive.makings, number: making}
-            return msgspec.structs.replace(archive, makings=more, newest=number)
+            begun = _with_states(archive, {number: "building"})
+            return msgspec.structs.replace(begun, makings=more, newest=number)
         if archive.makings[building] != making:
             raise InvalidError(
                 f"archive `{name}`: generation {building} is being built with other settings: "
@@ -58,99 +112,301 @@ def begin_backfill(home: Home, name: str, making: Making) -> tuple[Archive, int]
         return archive
 
     archive = change_archive(home.log, name, edit)
-    return archive, max(archive.makings)
+    return archive, archive.building or archive.newest
 
 
-def promote(home: Home, name: str, *, force: bool = False, keep: bool = False) -> Archive:
-    """Let readers and drivers go over to the newest generation, and remove the old ones.
+def promote(
+    home: Home, name: str, *, force: bool = False, workers: Workers | None = None
+) -> Archive:
+    """Make the generation that was built the live one, and keep the other one.
 
-    ``InvalidError`` when there is none, or when it has not come as far as the present one.
+    ``InvalidError`` when there is none, or when it lacks something that the live one has, and that
+    neither its source nor the live one's files can give it; ``force`` records that, and goes on.
     """
     archive = find_archive(home, name)
-    files_at(home, archive)  # before the registry changes
-    building = _building(archive)
-    if building is None:
-        if not _retired(archive):
-            raise InvalidError(
-                f"archive `{name}`: has no generation to promote: make one with "
-                f"`tidelog archive backfill {name}`"
-            )
-    else:
-        check_tables(archive, building)
-        if not force:
-            _check_as_far(home, archive, building)
-        old = (archive.generation, archive.pipeline())
-        reason = "--force" if force else ""
-        note_before(home.log, old, archive.pipeline(building), home.log.clock.now_ms(), reason)
-        archive = change_archive(
-            home.log, name, lambda found: msgspec.structs.replace(found, generation=building)
-        )
-    replace_files(home, archive)  # tables list the new files before the old ones are deleted
-    return archive if keep else remove_retired(home, archive)
-
-
-def drop_generation(home: Home, name: str, generation: int) -> Archive:
-    """Give up a generation that is being built, and remove what it has."""
-    archive = find_archive(home, name)
-    if generation != _building(archive):
+    if archive.building is None:
         raise InvalidError(
-            f"archive `{name}`: generation {generation} is not being built: only such a one can go"
+            f"archive `{name}`: has no generation to promote: make one with "
+            f"`tidelog archive backfill {name}`"
         )
-    return _remove(home, archive, generation)
+    return _Promote(home, archive, archive.building, workers).run(force)
 
 
-def remove_retired(home: Home, archive: Archive) -> Archive:
-    """Steps 3 and 4 for every generation before the promoted one."""
-    retired = _retired(archive)
-    if retired:
-        replace_files(home, archive)  # a promote may have died before it did
-    for generation in retired:
+def rollback(
+    home: Home,
+    name: str,
+    *,
+    generation: int | None = None,
+    force: bool = False,
+    workers: Workers | None = None,
+) -> Archive:
+    """Make a kept generation the live one again, with all that came in since; as ``promote``."""
+    archive = find_archive(home, name)
+    wanted = _kept(archive, generation)
+
+    def edit(found: Archive) -> Archive:
+        if found.building not in (None, wanted):
+            raise InvalidError(
+                f"archive `{name}`: generation {found.building} is being built: promote it, or "
+                f"drop it with `archive drop {name} {found.building}`, before a rollback"
+            )
+        if found.state_of(wanted) not in ("kept", "building"):
+            raise InvalidError(
+                f"archive `{name}`: generation {wanted} is {found.state_of(wanted)}: roll back to "
+                "one that is kept"
+            )
+        return _with_states(found, {wanted: "building"})
+
+    before = archive.state_of(wanted)
+    archive = change_archive(home.log, name, edit)  # step 0
+    try:
+        return _Promote(home, archive, wanted, workers).run(force)
+    except InvalidError:
+        if before == "kept":
+            change_archive(home.log, name, lambda found: _kept_again(found, wanted))
+        raise
+
+
+def drop_generation(home: Home, name: str, generation: int, *, force: bool = False) -> Archive:
+    """Delete a generation that is being built or kept, with all its files.
+
+    ``InvalidError`` for the live one, and when it covers what neither the live one nor the source
+    has, unless ``force`` says that this may go.
+    """
+    archive = find_archive(home, name)
+    state = archive.state_of(generation)
+    if state == "live":
+        raise InvalidError(
+            f"archive `{name}`: generation {generation} is the live one: promote another one first"
+        )
+    if state != "removing" and not force:
+        lacking = _only_there(home, archive, generation)
+        if lacking:
+            raise InvalidError(
+                f"archive `{name}`: generation {generation} holds what neither generation "
+                f"{archive.generation} nor the source has: {_listed(lacking)}: keep it, or drop it "
+                "with --force",
+                missing=[each.text for each in lacking],
+            )
+
+    def edit(found: Archive) -> Archive:
+        if found.state_of(generation) == "live" or _targets(home, found, generation):
+            raise InvalidError(
+                f"archive `{name}`: generation {generation} is being promoted: drop it afterwards"
+            )
+        return _with_states(found, {generation: "removing"})
+
+    return _remove(home, change_archive(home.log, name, edit), generation)
+
+
+def finish_removals(home: Home, archive: Archive) -> Archive:
+    """Go on with the removal of generations that a process left behind."""
+    for generation in archive.in_state("removing"):
         archive = _remove(home, archive, generation)
     return archive
 
 
 def remove_strays(home: Home, archive: Archive) -> None:
-    """What a driver of a removed generation has copied into its folder since."""
+    """Remove what a driver of a removed generation has copied into its folder since."""
     files = files_at(home, archive)
-    for generation in range(1, archive.newest):
+    for generation in range(1, archive.newest + 1):
         if generation not in archive.makings:
             delete_below(files, f"{archive.folder(generation)}/")
+            delete_below(files, f"{archive.dead}/", lambda key, own=generation: _is_of(key, own))  # type: ignore[misc]
 
 
-def _retired(archive: Archive) -> list[int]:
-    """Generations that nobody reads any more."""
-    return sorted(number for number in archive.makings if number < archive.generation)
+class _Promote:
+    """One promote, or rollback, from step 1 on."""
 
+    def __init__(
+        self, home: Home, archive: Archive, generation: int, workers: Workers | None
+    ) -> None:
+        files_at(home, archive)  # is the folder ours, before anything changes
+        self._home = home
+        self._archive = archive
+        self._generation = generation
+        self._workers = workers or LocalWorkers()
+        log = home.log
+        self._promotion = Promotion(log.ids.new(), generation, log.clock.now_ms())
 
-def _building(archive: Archive) -> int | None:
-    """The generation that is not promoted yet; there is one at most."""
-    newest = max(archive.makings)
-    return newest if newest > archive.generation else None
+    def run(self, force: bool) -> Archive:
+        check_tables(self._archive, self._generation)
+        lacking = self._catch_up(force)  # step 1
+        if lacking and not force:
+            raise self._refused(lacking)
+        self._begin()
+        log, live = self._home.log, self._live()
+        try:
+            for pipeline in live:
+                freeze_heads(log, pipeline, self._promotion)
+            lacking = self._catch_up(force)
+            if lacking and not force:
+                raise self._refused(lacking)
+            archive, now_ms = self._archive, log.clock.now_ms()
+            before, after = archive.generation, archive.pipeline(self._generation)
+            reason = "--force" if force else ""
+            note_before(log, (before, archive.pipeline()), after, now_ms, reason)
+            switched = self._switch(lacking)
+        except TidelogError:
+            with contextlib.suppress(TidelogError):  # else a driver does
+                withdraw(log, self._archive.name, self._promotion)
+                for pipeline in live:
+                    release_heads(log, pipeline.id, self._promotion)
+            raise
+        replace_files(self._home, switched)  # step 6
+        return switched
 
+    def _catch_up(self, force: bool) -> list[MissingRange]:
+        """Steps 1 and 4; returns what the new generation lacks after that."""
+        lacking = self._lacking()
+        if not lacking:
+            return []
+        pipeline = open_pipeline(self._home, self._archive, self._workers, self._generation)
+        try:
+            Driver(self._home.log, pipeline, Driving()).run()
+        except InvalidError:
+            if not force:
+                raise
+        return self._lacking()
 
-def _check_as_far(home: Home, archive: Archive, building: int) -> None:
-    """Step 1."""
-    source, old, new = (
-        source_at(home, archive.source),
-        archive.pipeline(),
-        archive.pipeline(building),
-    )
-    for partition in read_partitions(home.log, old):
-        before = read_progress(home.log, old, partition)
-        now = read_progress(home.log, new, partition)
-        if before is None or before.ordinal == 0:
-            continue
-        if now is None or source.before(now.position, before.position):
-            raise InvalidError(
-                f"archive `{archive.name}`: generation {building} has come to "
-                f"{now.position if now else 'nothing'} in `{partition}`, the present one to "
-                f"{before.position}: run `tidelog archive backfill {archive.name}` again first",
-                partition=partition,
+    def _lacking(self) -> list[MissingRange]:
+        archive = self._archive
+        return missing_ranges(self._home.log, archive, archive.generation, self._generation)
+
+    def _begin(self) -> None:
+        """Step 2."""
+        promotion = msgspec.structs.replace(self._promotion, began_ms=self._home.log.clock.now_ms())
+
+        def edit(found: Archive) -> Archive:
+            self._check_same(found)
+            other = found.promotion
+            if (
+                other is not None
+                and other.id != promotion.id
+                and not is_stale(self._home.log, other)
+            ):
+                raise InvalidError(
+                    f"archive `{found.name}`: generation {other.generation} is being promoted by "
+                    "another process: wait for it"
+                )
+            return msgspec.structs.replace(found, promotion=promotion)
+
+        self._promotion = promotion
+        change_archive(self._home.log, self._archive.name, edit)
+
+    def _live(self) -> list[Pipeline]:
+        """The pipelines of the live generation: its own, and that of its dead letters."""
+        own = open_pipeline(self._home, self._archive, self._workers)
+        return [own, dataclasses.replace(own, id=replay_pipeline(own.id))]
+
+    def _switch(self, lacking: Sequence[MissingRange]) -> Archive:
+        """Step 5."""
+        old, new = self._archive.generation, self._generation
+
+        def edit(found: Archive) -> Archive:
+            if found.generation == new and found.promotion is None:
+                return found  # a lost reply: it is done
+            self._check_same(found)
+            if found.promotion is None or found.promotion.id != self._promotion.id:
+                raise InvalidError(
+                    f"archive `{found.name}`: this promote took longer than "
+                    f"{limits.PROMOTION_MS // 1000} s, and drivers have gone on: promote again"
+                )
+            states = {**found.states, old: "kept"}
+            states.pop(new, None)
+            forced = found.forced
+            if lacking:
+                ranges = tuple((each.partition, each.start, each.end) for each in lacking)
+                now_ms = self._home.log.clock.now_ms()
+                forced = (*forced, Forced(old, new, now_ms, ranges[: limits.FORCED_RANGES_MAX]))
+            return msgspec.structs.replace(
+                found, generation=new, states=states, promotion=None, forced=forced
             )
+
+        return change_archive(self._home.log, self._archive.name, edit)
+
+    def _check_same(self, found: Archive) -> None:
+        mine, number = self._archive, self._generation
+        same = (found.incarnation, found.generation) == (mine.incarnation, mine.generation)
+        if not same or number not in found.makings or found.state_of(number) != "building":
+            raise InvalidError(
+                f"archive `{mine.name}`: its generations have changed meanwhile: look at "
+                f"`tidelog archive status {mine.name}`, and try again"
+            )
+
+    def _refused(self, lacking: Sequence[MissingRange]) -> InvalidError:
+        name = self._archive.name
+        return InvalidError(
+            f"archive `{name}`: generation {self._generation} lacks what generation "
+            f"{self._archive.generation} has: {_listed(lacking)}: run `tidelog archive backfill "
+            f"{name}` again first, or lose that with --force",
+            missing=[each.text for each in lacking],
+        )
+
+
+def _kept(archive: Archive, generation: int | None) -> int:
+    """The generation to roll back to."""
+    kept = archive.in_state("kept") or archive.in_state("building")
+    if generation is not None:
+        archive.making(generation)
+        return generation
+    if len(kept) == 1:
+        return kept[0]
+    if not kept:
+        raise InvalidError(f"archive `{archive.name}`: keeps no other generation to roll back to")
+    raise InvalidError(
+        f"archive `{archive.name}`: keeps generations {', '.join(map(str, kept))}: say which with "
+        "--to"
+    )
+
+
+def _kept_again(archive: Archive, generation: int) -> Archive:
+    building = generation in archive.makings and archive.state_of(generation) == "building"
+    return _with_states(archive, {generation: "kept"}) if building else archive
+
+
+def _with_states(archive: Archive, states: dict[int, GenerationState]) -> Archive:
+    return msgspec.structs.replace(archive, states={**archive.states, **states})
+
+
+def _targets(home: Home, archive: Archive, generation: int) -> bool:
+    """Whether a promote of this generation is under way."""
+    promotion = archive.promotion
+    under_way = promotion is not None and promotion.generation == generation
+    return under_way and promotion is not None and not is_stale(home.log, promotion)
+
+
+def _only_there(home: Home, archive: Archive, generation: int) -> list[MissingRange]:
+    """What a generation covers, and neither the live one nor the source has."""
+    lacking = missing_ranges(home.log, archive, generation, archive.generation)
+    if not lacking:
+        return []
+    try:
+        source = source_at(home, archive.source)
+        held = source.bounds(source.partitions())
+    except TidelogError:
+        return lacking  # who cannot be asked has nothing, as far as is known
+    left: list[MissingRange] = []
+    for each in lacking:
+        bounds = held.get(SourcePartition.named(each.partition))
+        if bounds is None or not are_offsets(each.start, each.end, bounds.first, bounds.end):
+            left.append(each)
+            continue
+        taken = [(int(bounds.first), int(bounds.end))]
+        pieces = without([(int(each.start), int(each.end))], taken)
+        left += [MissingRange(each.partition, str(start), str(end)) for start, end in pieces]
+    return left
+
+
+def _listed(ranges: Sequence[MissingRange]) -> str:
+    more = len(ranges) - _SHOWN
+    shown = ", ".join(each.text for each in ranges[:_SHOWN])
+    return f"{shown} and {more} more" if more > 0 else shown
 
 
 def _remove(home: Home, archive: Archive, generation: int) -> Archive:
-    """Steps 3 and 4 for one generation."""
+    """Steps 3 to 5 of a drop."""
+    replace_files(home, archive)  # a promote may have died before it did
     pipeline = archive.pipeline(generation)
     pipelines = (pipeline, replay_pipeline(pipeline))
     files = files_at(home, archive)
@@ -163,7 +419,8 @@ def _remove(home: Home, archive: Archive, generation: int) -> Archive:
 
     def edit(found: Archive) -> Archive:
         makings = {number: each for number, each in found.makings.items() if number != generation}
-        return msgspec.structs.replace(found, makings=makings)
+        states = {number: each for number, each in found.states.items() if number != generation}
+        return msgspec.structs.replace(found, makings=makings, states=states)
 
     return change_archive(home.log, archive.name, edit)
 

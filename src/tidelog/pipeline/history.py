@@ -81,5 +81,5 @@ def _followers(home: Home, name: str) -> Iterator[str]:
             yield each.incarnation
     for archive in list_archives(home):
         if name in pipelines_behind(archive.source):
-            kept = [each for each in archive.makings if each >= archive.generation]
-            yield from (archive.pipeline(generation) for generation in kept)
+            reading = archive.in_state("live", "building")
+            yield from (archive.pipeline(generation) for generation in reading)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from tidelog.catalog.base import Delete, Put
+from tidelog.catalog.base import ABSENT, Delete, Put
 from tidelog.errors import ConflictError, UnavailableError, UnknownOutcomeError
 from tidelog.log.archives import read_partitions
 from tidelog.log.base import Log
@@ -60,12 +60,13 @@ def _close(log: Log, pipeline: str, partition: str) -> None:
     where = layout.pipeline_partition(pipeline, partition)
     for _ in range(_ATTEMPTS):
         row = log.catalog.get(where, "head")
-        if row is None:
-            return
-        head = decode_row(row.value, Progress, f"head of `{partition}`")
+        head = Progress("", 0, 0)  # of a partition that a driver may be about to begin
+        if row is not None:
+            head = decode_row(row.value, Progress, f"head of `{partition}`")
         if head.closed:
             return
-        closed = Put("head", encode_row(msgspec.structs.replace(head, closed=True)), row.version)
+        expect = ABSENT if row is None else row.version
+        closed = Put("head", encode_row(msgspec.structs.replace(head, closed=True)), expect)
         with contextlib.suppress(ConflictError, UnknownOutcomeError):
             log.catalog.write(where, closed, write_id=log.ids.new())
     raise UnavailableError(f"head of `{partition}`: others keep changing it: try again")

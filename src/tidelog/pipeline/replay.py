@@ -45,6 +45,7 @@ from tidelog.pipeline.base import Pipeline, Workers
 from tidelog.pipeline.cycle import CycleReport
 from tidelog.pipeline.dead import read_dead_files, remove_replaced
 from tidelog.pipeline.driver import Driver, Driving
+from tidelog.pipeline.gate import Gate
 from tidelog.pipeline.places import files_at
 from tidelog.sinks.base import RangeWriter, Sink
 from tidelog.sinks.files import FilesSettings, FilesSink
@@ -111,7 +112,14 @@ def open_replay(log: Log, archive: Archive, how: Replaying, workers: Workers) ->
     settings = replace(files_settings(wanted, number), dead_share_max=1.0)
     name, pipeline = f"{archive.name}, dead letters", archive.pipeline(number)
     source = DeadSource(log, archive, pipeline)
-    return Pipeline(name, replay_pipeline(pipeline), source, ReplaySink(settings), workers)
+    return Pipeline(
+        name,
+        replay_pipeline(pipeline),
+        source,
+        ReplaySink(settings),
+        workers,
+        gate=Gate(log, archive, number),
+    )
 
 
 class DeadSource:

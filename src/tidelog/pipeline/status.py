@@ -177,8 +177,11 @@ class _Look:
         catalog, held = self.home.log.catalog, bounds.get(partition)
         row, under_way = catalog.get(where, "head"), catalog.get(where, "intent")
         head = Progress(held.first if held else "", 0, 0)
+        begun = None
         if row is not None:
-            head = decode_row(row.value, Progress, f"head of `{partition.text}`")
+            begun = decode_row(row.value, Progress, f"head of `{partition.text}`")
+        if begun is not None and begun.position:
+            head = begun
         intent_ms = None
         if under_way is not None:
             what = f"intent of `{partition.text}`"

@@ -37,7 +37,7 @@ from tidelog.model.pipeline import Intent, read_manifest
 from tidelog.model.run import decode_row
 from tidelog.pipeline.archive import list_archives
 from tidelog.pipeline.compact import compact_commits, drop_replaced
-from tidelog.pipeline.generations import remove_retired, remove_strays
+from tidelog.pipeline.generations import finish_removals, remove_strays
 from tidelog.pipeline.history import forget_history
 from tidelog.pipeline.places import files_at
 from tidelog.pipeline.registry import list_pipelines
@@ -128,13 +128,12 @@ def _is_looked_at(key: str, named: _Named) -> bool:
 
 def _sweep_archive(home: Home, archive: Archive, grace_ms: int, tally: PipelineSweep) -> None:
     store = files_at(home, archive)
-    for generation in sorted(archive.makings):
-        if generation >= archive.generation:
-            pipeline = archive.pipeline(generation)
-            for each in (pipeline, replay_pipeline(pipeline)):
-                _compact(home, each, tally)
-                sweep_pipeline(home, each, store, grace_ms, tally)
-    remove_strays(home, remove_retired(home, archive))
+    for generation in archive.in_state("building", "live", "kept"):
+        pipeline = archive.pipeline(generation)
+        for each in (pipeline, replay_pipeline(pipeline)):
+            _compact(home, each, tally)
+            sweep_pipeline(home, each, store, grace_ms, tally)
+    remove_strays(home, finish_removals(home, archive))
 
 
 def _compact(home: Home, pipeline: str, tally: PipelineSweep) -> None:
@@ -195,7 +194,7 @@ def _read_named(home: Home, pipeline: str) -> _Named:
     epochs: list[int] = []
     for partition in read_partitions(home.log, pipeline):
         head = read_progress(home.log, pipeline, partition)
-        epochs.append(head.epoch if head else 0)
+        epochs.append(0 if head is None else head.epoch + bool(head.frozen))  # no driver has it
         named.looked[layout.manifest_folder(partition)] = head.looked if head else 0
         where = layout.pipeline_partition(pipeline, partition)
         row = home.log.catalog.get(where, "intent")

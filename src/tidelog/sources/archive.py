@@ -26,12 +26,21 @@ from tidelog.log.base import Log, OpenLog
 from tidelog.log.replays import Replays
 from tidelog.model.address import Address
 from tidelog.model.archive import Archive, check_archive_name
-from tidelog.model.pipeline import BeginReason, Committed, Manifest, Progress, read_manifest
+from tidelog.model.pipeline import (
+    BeginReason,
+    Committed,
+    Gap,
+    GapReason,
+    Manifest,
+    Progress,
+    read_manifest,
+)
 from tidelog.sources.archive_missing import missing_in_commits
 from tidelog.sources.archive_read import PlannedCommits, is_number, plan_commits
 from tidelog.sources.base import (
     Bounds,
     Chunk,
+    Counted,
     Explaining,
     Missing,
     Range,
@@ -65,6 +74,7 @@ class _History:
         self.end = head.position  # of the last, or where the first will begin
         self.first = commits[0].start if commits else self.end
         self.incarnation = head.incarnation
+        self.gaps = head.gaps
         self.begins: BeginReason = head.begin.reason if head.begin is not None else "earliest"
         self.borders = {
             border: place for place, border in enumerate([*(c.start for c in commits), self.end])
@@ -106,15 +116,37 @@ class ArchiveSource:
             for each, h in found.items()
         }
 
-    def missing(self, range: Range, read: int) -> Missing:
+    def gaps(self, partition: SourcePartition) -> tuple[Gap, ...]:
+        """Returns what the archive itself lacks of a source partition."""
+        with self._open_log() as log:
+            return self._histories(log, self._archive(log), [partition])[partition].gaps
+
+    def counted(self, range: Range) -> Counted:
+        """Returns what the commits of a range counted; the range must be whole commits."""
+        with self._open_log() as log:
+            archive = self._archive(log)
+            history = self._histories(log, archive, [range.partition])[range.partition]
+            found = _manifests(log, history, range)
+        lost = tuple(gap for each in found for gap in each.lost)
+        return Counted(
+            read=sum(each.read for each in found),
+            dropped=sum(each.dropped for each in found),
+            note=b"".join(each.note for each in found),
+            missing=Missing(
+                sum(each.absent for each in found), sum(each.deleted for each in found), lost
+            ),
+        )
+
+    def missing(self, range: Range, read: int, reason: GapReason | None = "upstream") -> Missing:
         """What the archive itself lacks in a range, by what its commits counted.
 
-        Its gaps and what its transform dropped are gaps here too.
+        Its gaps and what its transform dropped are gaps here too; without a reason, each for its
+        own.
         """
         with self._open_log() as log:
             archive = self._archive(log)
             history = self._histories(log, archive, [range.partition])[range.partition]
-            return missing_in_commits(range, read, _manifests(log, history, range))
+            return missing_in_commits(range, read, _manifests(log, history, range), reason)
 
     def read(self, range: Range) -> Iterator[Chunk]:
         """As the interface says, and whole: the last position is the limit.

@@ -15,8 +15,13 @@ from tidelog.sources.base import Missing, Range
 __all__ = ["cut_gap", "missing_in_commits"]
 
 
-def missing_in_commits(range: Range, read: int, manifests: Sequence[Manifest]) -> Missing:
-    """Returns why a range has fewer events than offsets, by the manifests that it touches."""
+def missing_in_commits(
+    range: Range, read: int, manifests: Sequence[Manifest], reason: GapReason | None = "upstream"
+) -> Missing:
+    """Returns why a range has fewer events than offsets, by the manifests that it touches.
+
+    Gaps have the reason that is given, or without one their own.
+    """
     span = offsets_between(range.start, range.limit)
     if span is None:
         span = sum(_numbers(each) for each in manifests)
@@ -24,7 +29,7 @@ def missing_in_commits(range: Range, read: int, manifests: Sequence[Manifest]) -
     gaps: tuple[Gap, ...] = ()
     for manifest in manifests:
         for gap in manifest.lost:
-            cut = cut_gap(gap, range.start, range.limit, reason="upstream")
+            cut = cut_gap(gap, range.start, range.limit, reason=reason)
             if cut is not None:
                 gaps = joined_gaps(gaps, (cut,))
     left -= sum(gap.offsets for gap in gaps)

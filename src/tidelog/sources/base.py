@@ -21,6 +21,7 @@ __all__ = [
     "Branching",
     "Chunk",
     "Completing",
+    "Counted",
     "DirectReader",
     "Explaining",
     "Missing",
@@ -202,6 +203,16 @@ class Missing:
     def offsets(self) -> int:
         """How many they are in all."""
         return self.absent + self.deleted + sum(gap.offsets for gap in self.gaps)
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What commits counted in a range, where the pipeline numbers events itself."""
+
+    read: int  # numbers that they took
+    dropped: int
+    note: bytes
+    missing: Missing
 
 
 @runtime_checkable

@@ -1,0 +1,134 @@
+"""What a generation of an archive covers of its source, and what another one lacks of that.
+
+A generation covers, of each source partition, everything from its beginning to its position except
+its gaps. Where positions are offsets, coverage is a set of intervals. Where the pipeline numbers
+events itself (Kinesis, Scylla), readers of the archive hold positions that are borders of commits:
+so another generation covers a commit only if it has both of its borders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from tidelog.log.archives import read_commits, read_partitions, read_progress
+from tidelog.log.base import Log
+from tidelog.model.archive import Archive
+from tidelog.model.pipeline import Gap
+
+__all__ = ["Covered", "MissingRange", "are_offsets", "missing_ranges", "read_covered", "without"]
+
+Interval = tuple[int, int]
+"""Offsets from the first one up to the second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Covered:
+    """What a generation covers of one source partition."""
+
+    begin: str
+    end: str
+    incarnation: str = ""
+    gaps: tuple[Gap, ...] = ()
+    borders: tuple[str, ...] = ()  # of its commits, in order
+
+    @property
+    def by_offset(self) -> bool:
+        """Whether its positions are offsets, which can be cut anywhere."""
+        return are_offsets(self.begin, self.end, *self.borders)
+
+    def intervals(self, reasons: Iterable[str] | None = None) -> list[Interval]:
+        """Returns the offsets that it covers; only gaps of some reasons count, if any are given."""
+        counted = [gap for gap in self.gaps if reasons is None or gap.reason in reasons]
+        gaps = [(int(gap.start), int(gap.end)) for gap in counted]
+        return without([(int(self.begin), int(self.end))], gaps)
+
+
+@dataclass(frozen=True, slots=True)
+class MissingRange:
+    """A part of a source partition that one generation covers and another one does not."""
+
+    partition: str
+    start: str
+    end: str
+
+    @property
+    def text(self) -> str:
+        """How messages name it."""
+        return f"`{self.partition}` from {self.start} to {self.end}"
+
+
+def are_offsets(*positions: str) -> bool:
+    """Returns whether positions are offsets."""
+    return all(each.isascii() and each.isdecimal() for each in positions)
+
+
+def without(intervals: Iterable[Interval], taken: Iterable[Interval]) -> list[Interval]:
+    """Returns intervals without those that are taken out of them."""
+    left = sorted(each for each in intervals if each[0] < each[1])
+    for start, end in taken:
+        pieces = [((a, min(b, start)), (max(a, end), b)) for a, b in left]
+        left = [each for pair in pieces for each in pair if each[0] < each[1]]
+    return left
+
+
+def read_covered(log: Log, pipeline: str, partition: str) -> Covered | None:
+    """Returns what a pipeline covers of a source partition; None where it has not begun."""
+    head = read_progress(log, pipeline, partition)
+    if head is None:
+        return None
+    begin = head.position if head.begin is None else head.begin.position
+    borders: tuple[str, ...] = ()
+    if not are_offsets(begin, head.position):
+        commits = list(read_commits(log, pipeline, partition))
+        borders = (*(commit.start for commit in commits), head.position)
+    return Covered(begin, head.position, head.incarnation, head.gaps, borders)
+
+
+def missing_ranges(log: Log, archive: Archive, old: int, new: int) -> list[MissingRange]:
+    """Returns what one generation covers and another one does not, by source partition."""
+    missing: list[MissingRange] = []
+    transformed = bool(archive.making(old).transform)
+    for partition in read_partitions(log, archive.pipeline(old)):
+        before = read_covered(log, archive.pipeline(old), partition)
+        if before is not None:
+            now = read_covered(log, archive.pipeline(new), partition)
+            missing += _lacks(partition, before, now, transformed)
+    return missing
+
+
+def _lacks(
+    partition: str, old: Covered, new: Covered | None, transformed: bool
+) -> list[MissingRange]:
+    """Returns the ranges of one source partition that the new generation lacks."""
+    if new is not None and new.incarnation and old.incarnation not in ("", new.incarnation):
+        new = None  # it was made of another topic of this name
+    if not old.by_offset:
+        return _lacks_borders(partition, old.borders, () if new is None else new.borders)
+    have: list[Interval] = []
+    if new is not None and new.by_offset:
+        # What a transform of the old generation dropped, it cannot give to the new one.
+        excused = transformed or any(gap.reason == "transform" for gap in old.gaps)
+        have = new.intervals(_FULL if excused else None)
+    left = without(old.intervals(_FULL), have)
+    return [MissingRange(partition, str(start), str(end)) for start, end in left]
+
+
+_FULL = ("retention", "remade", "parent", "upstream")
+"""Reasons of gaps that hold no event at all; a transform leaves some."""
+
+
+def _lacks_borders(partition: str, old: Sequence[str], new: Sequence[str]) -> list[MissingRange]:
+    known = set(new)
+    left: list[MissingRange] = []
+    if len(old) == 1 and old[0] not in known:  # nothing is committed; a reader may begin there
+        left.append(MissingRange(partition, old[0], old[0]))
+    for start, end in pairwise(old):
+        if start in known and end in known:
+            continue
+        if left and left[-1].end == start:
+            left[-1] = MissingRange(partition, left[-1].start, end)
+        else:
+            left.append(MissingRange(partition, start, end))
+    return left

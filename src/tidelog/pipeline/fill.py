@@ -1,0 +1,262 @@
+"""The source of a generation that is being built: its own source, and the live generation's files.
+
+A backfill reads the archive's source, or a backup. What that no longer holds (it was trimmed, its
+retention has passed, or its topic is gone) comes from the live generation: from its data files and
+from its dead letters. So a new generation begins where the live one began, and has its events.
+
+- Each range is read from one of the two. A range of the live generation ends where its source
+  begins to hold events, and the intent of the range is put before any file is read: an erasure
+  that takes an event out of the live generation meanwhile waits for that intent.
+- Files of a generation with a transform hold what it returned, so they are carried over without
+  another transform. What it had dropped is gone: a gap with the reason ``transform``.
+- Where the pipeline numbers events itself (Kinesis, Scylla), all comes from the live generation,
+  one of its commits after another, with the numbers that the events have. Cursors of readers, which
+  are borders of commits, and offsets in records of erasures so mean the same in both.
+- Source partitions of topics that are not the archive's own are left out, whatever a backup holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+
+from tidelog.errors import InvalidError, NotFoundError
+from tidelog.home import Home
+from tidelog.log.archives import read_partitions
+from tidelog.model.archive import Archive
+from tidelog.pipeline.base import Carried, CarriedReader
+from tidelog.pipeline.contents import ArchiveFiles
+from tidelog.pipeline.coverage import Covered, Interval, are_offsets, read_covered, without
+from tidelog.pipeline.places import source_at, store_at
+from tidelog.sources.archive import ArchiveSource
+from tidelog.sources.base import (
+    Bounds,
+    Chunk,
+    Explaining,
+    Missing,
+    Range,
+    RangeReader,
+    Source,
+    SourcePartition,
+    missing_in,
+)
+
+__all__ = ["FillSource"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What is known of one source partition."""
+
+    old: Covered | None  # by the live generation
+    bounds: Bounds
+    spans: tuple[Interval, ...] = ()  # offsets that the source holds
+
+    def end_of_span(self, position: int) -> int | None:
+        """Returns up to where the source holds what begins at an offset; None if it does not."""
+        return next((end for start, end in self.spans if start <= position < end), None)
+
+    def next_span(self, position: int) -> int | None:
+        """Returns from where on the source holds events after an offset."""
+        return next((start for start, _ in self.spans if start > position), None)
+
+
+class FillSource:
+    """What a generation that is being built reads."""
+
+    def __init__(self, home: Home, archive: Archive, generation: int, source: Source) -> None:
+        self._home = home
+        self._archive = archive
+        self._pipeline = archive.pipeline(generation)
+        self._given = archive.making(generation).source
+        self._source = source
+        old = source_at(home, f"archive:{archive.name}?generation={archive.generation}")
+        if not isinstance(old, ArchiveSource):  # pragma: no cover - its address says so
+            raise InvalidError(f"source `{old.url}`: is not an archive")
+        self._old = old
+        self._known: dict[SourcePartition, _Held] = {}
+        self._filled: dict[SourcePartition, str] = {}  # starts of ranges read from the generation
+
+    @property
+    def url(self) -> str:
+        return self._source.url
+
+    def partitions(self) -> list[SourcePartition]:
+        """Those of the source that are the archive's own, and those of the live generation."""
+        return sorted({*self._held(), *self._began()})
+
+    def bounds(self, partitions: Sequence[SourcePartition]) -> dict[SourcePartition, Bounds]:
+        held = self._held()
+        self._known = {each: self._look(each, held.get(each)) for each in partitions}
+        return {each: known.bounds for each, known in self._known.items()}
+
+    def read(self, range: Range) -> Iterator[Chunk]:
+        return self.reader(range).read()
+
+    def reader(self, range: Range) -> RangeReader:
+        """Reads from the one that has the start, up to where the other one is to be read."""
+        self._filled.pop(range.partition, None)
+        held = self._known.get(range.partition)
+        if held is None:
+            self.bounds([range.partition])
+            held = self._known[range.partition]
+        if held.old is not None and not held.old.by_offset:
+            return self._carried(range, self._next_border(range, held.old))
+        end = held.end_of_span(int(range.start))
+        if end is not None:
+            return self._source.reader(_limited(range, str(end)))
+        following = held.next_span(int(range.start))
+        if held.old is None:
+            return self._source.reader(range)
+        ends = [int(held.old.end), *([] if following is None else [following])]
+        return self._carried(range, str(min(ends)))
+
+    def missing(self, range: Range, read: int) -> Missing:
+        """As the one says that the range was read from."""
+        if self._filled.get(range.partition) == range.start:
+            return self._old.missing(range, read, reason=None)
+        return missing_in(self._source, range, read)
+
+    def cut(self, start: str, end: str, events: int) -> str:
+        """A reader stops earlier by itself, where the range goes on in the other one."""
+        if are_offsets(start, end):
+            return str(min(int(end), int(start) + events))
+        return end
+
+    def before(self, one: str, other: str) -> bool:
+        if are_offsets(one, other):
+            return int(one) < int(other)
+        return self._old.before(one, other)
+
+    def count(self, start: str, end: str) -> int | None:
+        if are_offsets(start, end):
+            return max(0, int(end) - int(start))
+        return self._old.count(start, end)
+
+    # Inside.
+
+    def _held(self) -> dict[SourcePartition, Bounds]:
+        """What the source holds of the archive's own topics, where positions are offsets."""
+        try:
+            there = self._source.partitions()
+        except NotFoundError:
+            if self._given:
+                raise
+            return {}  # the topic is gone, and the archive's files are all there is
+        own = [each for each in there if not self._given or each.topic in self._topics]
+        bounds = self._source.bounds(own)
+        return {each: b for each, b in bounds.items() if are_offsets(b.first, b.end)}
+
+    def _began(self) -> list[SourcePartition]:
+        """The source partitions that the live generation has begun."""
+        log, pipeline = self._home.log, self._archive.pipeline()
+        names = read_partitions(log, pipeline)
+        begun = [name for name in names if read_covered(log, pipeline, name) is not None]
+        return [SourcePartition.named(name) for name in begun]
+
+    @cached_property
+    def _topics(self) -> frozenset[str]:
+        """The archive's own topics: those that it has, and those that its source has now."""
+        known = {each.topic for each in self._began()}
+        own = source_at(self._home, self._archive.source)
+        with contextlib.suppress(NotFoundError):  # its name is among those that were begun
+            known |= {each.topic for each in own.partitions()}
+        return frozenset(known)
+
+    @cached_property
+    def _is_restorable(self) -> bool:
+        """Whether the files of the live generation hold events, and not only columns of them."""
+        store = store_at(self._home, self._archive.store)
+        return ArchiveFiles(store, self._archive.making()).restorable
+
+    def _look(self, partition: SourcePartition, source: Bounds | None) -> _Held:
+        log = self._home.log
+        old = read_covered(log, self._archive.pipeline(), partition.text)
+        if old is None or (old.by_offset and not self._is_restorable):
+            if source is None:
+                raise NotFoundError(
+                    f"source partition `{partition.text}`: neither the source nor a file of "
+                    f"archive `{self._archive.name}` has it any more"
+                )
+            return _Held(None, source, ((int(source.first), int(source.end)),))
+        if old.by_offset and old.begin == old.end and source is not None:
+            return _Held(None, source, ((int(source.first), int(source.end)),))
+        if not old.by_offset:
+            self._check_restorable(partition)
+            begins = self._old.bounds([partition])[partition]
+            return _Held(old, begins)
+        return self._join(partition, old, source)
+
+    def _join(self, partition: SourcePartition, old: Covered, source: Bounds | None) -> _Held:
+        """What both hold; the source first."""
+        bounds = self._old.bounds([partition])[partition]
+        bounds = replace(bounds, first=old.begin)
+        if source is not None and source.incarnation and old.incarnation:
+            source = source if source.incarnation == old.incarnation else None
+        if source is None:
+            return _Held(old, bounds)
+        spans = [(int(source.first), int(source.end))]
+        if isinstance(self._source, ArchiveSource):  # it may have gaps of its own
+            gaps = [(int(gap.start), int(gap.end)) for gap in self._source.gaps(partition)]
+            spans = without(spans, [each for each in gaps if each[1] <= int(old.end)])
+        first, begins = bounds.first, bounds.begins
+        if int(source.first) <= int(first):
+            first, begins = source.first, source.begins
+        held = _Held(old, source, tuple(spans))
+        position = self._position(partition)
+        if position is not None and position >= int(old.end):
+            # Nobody holds what lies between the end of the files and the source's first event.
+            following = held.next_span(position)
+            if held.end_of_span(position) is None and following is not None:
+                first = str(following)
+        end = str(max(int(source.end), int(old.end)))
+        incarnation = source.incarnation or old.incarnation
+        joined = Bounds(first, end, incarnation, begins=begins)
+        return _Held(old, joined, tuple(spans))
+
+    def _position(self, partition: SourcePartition) -> int | None:
+        """How far the generation that is being built has come."""
+        now = read_covered(self._home.log, self._pipeline, partition.text)
+        return None if now is None else int(now.end)
+
+    def _check_restorable(self, partition: SourcePartition) -> None:
+        if not self._is_restorable:
+            raise InvalidError(
+                f"source partition `{partition.text}`: generation {self._archive.generation} of "
+                f"archive `{self._archive.name}` keeps no raw values, so no other one can be made "
+                "of its files: create a new archive"
+            )
+
+    def _next_border(self, range: Range, old: Covered) -> str:
+        """Where the commit ends that a range begins with."""
+        for start, end in pairwise(old.borders):
+            if start == range.start:
+                return end
+        raise NotFoundError(
+            f"source partition `{range.partition.text}`: generation {self._archive.generation} of "
+            f"archive `{self._archive.name}` has no commit that begins at {range.start}: drop the "
+            "generation that is being built, and backfill again"
+        )
+
+    def _carried(self, range: Range, end: str) -> RangeReader:
+        """A range from the files of the live generation."""
+        self._filled[range.partition] = range.start
+        reader = self._old.reader(_limited(range, end))
+        making = self._archive.making()
+        numbers = None if are_offsets(range.start, end) else self._old.counted(reader.range)
+        carried = Carried(self._archive.generation, bool(making.transform), numbers)
+        return CarriedReader(reader, carried)
+
+
+def _limited(range: Range, end: str) -> Range:
+    """The range, up to an end at the latest."""
+    if are_offsets(range.limit, end) and int(range.limit) <= int(end):
+        return range
+    return replace(range, limit=end)
+
+
+_source: type[Source] = FillSource
+_explaining: type[Explaining] = FillSource

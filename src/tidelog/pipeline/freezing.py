@@ -1,0 +1,93 @@
+"""Freezing the heads of a live generation while another one is promoted, and releasing them.
+
+A frozen head has another version, so the driver that had it fails at its next write, and adopts it
+again only when the *gate* is open (``gate``): the archive's row, whose ``promotion`` names
+the promote under way. The promote withdraws it when it is refused; after a crash a later promote
+does, or a driver that finds it older than ``limits.PROMOTION_MS``. From then on that promote can no
+longer switch generations, since its last write expects its own id there. So a promote that died
+holds drivers up for a minute at most, and clocks decide about nothing else.
+
+A range that was under way is settled under the freeze: what was decided is published and committed,
+what was not is withdrawn. So a generation that is kept has no range under way, for which an erasure
+would wait in vain.
+
+A source partition that is listed and has no head yet gets a frozen one without a position. A driver
+lists a partition before it asks at the gate: one that it lists after the promote has read the list
+finds the gate closed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import msgspec
+
+from tidelog.catalog.base import ABSENT, Change, Delete, Put
+from tidelog.errors import ConflictError, UnavailableError, UnknownOutcomeError
+from tidelog.log.archives import read_partitions
+from tidelog.log.base import Log
+from tidelog.model import layout
+from tidelog.model.archive import Promotion
+from tidelog.model.pipeline import Progress
+from tidelog.model.run import decode_row, encode_row
+from tidelog.pipeline.base import Pipeline
+from tidelog.pipeline.cycle import Cycle, CycleReport, Track
+from tidelog.sources.base import SourcePartition
+
+__all__ = ["freeze_heads", "release_heads"]
+
+_ATTEMPTS = 50  # of a write that others keep changing
+
+
+def freeze_heads(log: Log, pipeline: Pipeline, promotion: Promotion) -> None:
+    """Freeze all heads of a pipeline, and settle the ranges that are under way there."""
+    work = _Freeze(log, pipeline, epoch=0)
+    for partition in read_partitions(log, pipeline.id):
+        work.freeze(SourcePartition.named(partition), promotion.id)
+
+
+def release_heads(log: Log, pipeline: str, promotion: Promotion) -> None:
+    """Let drivers go on at once; those that meet a frozen head later thaw it themselves."""
+    for partition in read_partitions(log, pipeline):
+        where = layout.pipeline_partition(pipeline, partition)
+        row = log.catalog.get(where, "head")
+        head = decode_row(row.value, Progress, where) if row is not None else None
+        if row is None or head is None or head.frozen != promotion.id:
+            continue
+        change: Change = Delete("head", expect=row.version)
+        if head.position:
+            thawed = msgspec.structs.replace(head, frozen="")
+            change = Put("head", encode_row(thawed), expect=row.version)
+        with contextlib.suppress(ConflictError, UnknownOutcomeError):
+            log.catalog.write(where, change, write_id=log.ids.new())
+
+
+class _Freeze(Cycle):
+    """Takes heads from whatever driver has them, and finishes what was decided."""
+
+    def freeze(self, partition: SourcePartition, promotion: str) -> None:
+        """Freeze one head, and settle its range."""
+        where = layout.pipeline_partition(self._pipeline.id, partition.text)
+        for _ in range(_ATTEMPTS):
+            row = self._log.catalog.get(where, "head")
+            found = decode_row(row.value, Progress, where) if row is not None else None
+            if found is not None and found.closed:
+                return
+            if row is not None and found is not None and found.frozen == promotion:
+                self._settle(Track(partition, where, found, row.version))
+                return
+            head = msgspec.structs.replace(found or Progress("", 0, 0), frozen=promotion)
+            expect = ABSENT if row is None else row.version
+            change = Put("head", encode_row(head), expect=expect)
+            with contextlib.suppress(ConflictError, UnknownOutcomeError):
+                self._log.catalog.write(where, change, write_id=self._log.ids.new())
+        raise UnavailableError(f"head of `{partition.text}`: others keep changing it: try again")
+
+    def _settle(self, track: Track) -> None:
+        self._read_intent(track)
+        if track.intent is None:
+            return
+        if track.intent.manifest:
+            self._finish(track, self._manifest(track.intent.manifest), CycleReport())
+        else:
+            self._withdraw(track)
