@@ -22,6 +22,7 @@ from tests.sim.planted import BUGS, SEEDS_MAX, seeds_needed
 from tests.sim.playback_world import PlaybackWorld
 from tests.sim.rebalance import RebalanceWorld
 from tests.sim.recreate_world import RecreateWorld
+from tests.sim.rollback_world import RollbackWorld
 from tests.sim.world import World
 from tidelog.testing.faults import Fault
 
@@ -37,6 +38,7 @@ WORLDS: dict[str, type[SimWorld]] = {
     "lossy": LossyWorld,
     "members": RebalanceWorld,
     "topics": LifecycleWorld,
+    "rollback": RollbackWorld,
 }
 
 

@@ -17,6 +17,7 @@ from tests.sim.base import SimWorld
 from tests.sim.clients import ClientsWorld
 from tests.sim.lifecycle import LifecycleWorld
 from tests.sim.rebalance import RebalanceWorld
+from tests.sim.rollback_world import RollbackWorld
 from tests.sim.world import Parts, World
 from tidelog.catalog.base import Catalog, Change, Delete, Put
 from tidelog.codec.segment import Piece, Segment
@@ -28,7 +29,7 @@ from tidelog.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from tidelog.log import notify, read, readers, sweep, topics
+from tidelog.log import leftovers, notify, read, readers, sweep, topics
 from tidelog.log.append import Appender, Stored, _Plan
 from tidelog.log.base import Log
 from tidelog.log.consumer import Consumer
@@ -40,8 +41,9 @@ from tidelog.log.partitioner import KeylessTurns
 from tidelog.log.pending import Rest
 from tidelog.log.producer import Producer
 from tidelog.log.sweep import sweep_home
-from tidelog.model import layout
-from tidelog.model.run import Head, encode_row
+from tidelog.log.unused import Uses
+from tidelog.model import layout, limits
+from tidelog.model.run import Head, Known, encode_row
 from tidelog.model.topic import Topic
 from tidelog.store.base import exists_already
 from tidelog.testing.faults import Fault, Faults, FaultyCatalog, FaultyStore
@@ -166,9 +168,13 @@ class _NoFloors:
 
 
 def sweep_without_floor(log: Log, grace_ms: int) -> object:
-    """Deletes what nothing refers to, without keeping out commits that are under way."""
+    """Deletes what nothing refers to, without keeping out commits that are under way.
+
+    Strays go after the grace, as a producer of this world never stalls for a week.
+    """
     floorless: Any = _NoFloors(log.catalog)
-    return sweep_home(replace(log, catalog=floorless), grace_ms)
+    with mock.patch.object(limits, "STRAY_KEEP_MS", 0):
+        return sweep_home(replace(log, catalog=floorless), grace_ms)
 
 
 class FencedOnce(Appender):
@@ -369,6 +375,30 @@ def remove_heads_too(log: Log, partition: str) -> None:
         log.catalog.write(partition, Delete(row.row), write_id=log.ids.new())
 
 
+# In the world whose catalog goes back.
+
+
+def list_nothing(row_id: str, objects: Any) -> list[Put]:
+    """Takes the last mention of objects away, and lists them nowhere."""
+    return []
+
+
+def unnamed_is_garbage(self: Uses, key: str) -> bool:
+    """Takes for garbage what no row names."""
+    return True
+
+
+_known = Appender.known
+
+
+def known_of_own_runs(self: Appender, partitions: Sequence[int]) -> dict[int, Known]:
+    """Lets a segment name the last run only where its own appender has committed it."""
+    return {
+        partition: each if partition in self._states else Known(next=each.next)
+        for partition, each in _known(self, partitions).items()
+    }
+
+
 def _protocols(breaks: str, **parts: Any) -> Bug:
     return Bug(breaks, lambda seed: World(seed, Parts(**parts)), World)
 
@@ -379,6 +409,10 @@ def _clients(breaks: str, *patches: tuple[Any, str, Any]) -> Bug:
 
 def _topics(breaks: str, *patches: tuple[Any, str, Any]) -> Bug:
     return Bug(breaks, LifecycleWorld, LifecycleWorld, patches)
+
+
+def _rollback(breaks: str, *patches: tuple[Any, str, Any]) -> Bug:
+    return Bug(breaks, RollbackWorld, RollbackWorld, patches)
 
 
 def _members(breaks: str, *patches: tuple[Any, str, Any]) -> Bug:
@@ -421,4 +455,9 @@ BUGS: dict[str, Bug] = {
     "deleted topic read as damage": _topics("P7", (read, "read_head", read_closed_head)),
     "delete without closing": _topics("P1", (topics, "_close_head", no_closing)),
     "heads go with their topic": _topics("P1", (topics, "remove_partition", remove_heads_too)),
+    "garbage is what no row names": _rollback(
+        "P1", (leftovers, "list_unused", list_nothing), (Uses, "is_settled", unnamed_is_garbage)
+    ),
+    "segments name own runs only": _rollback("P1", (Appender, "known", known_of_own_runs)),
+    "strays go after the grace": _rollback("P1", (limits, "STRAY_KEEP_MS", 0)),
 }

@@ -11,7 +11,7 @@ from tests.sim.planted import BUGS, SEEDS_MAX, notices, seeds_needed
 from tests.test_docs import table_after
 from tidelog.testing.faults import Fault
 
-SEEDS = {"protocols": 40, "clients": 60, "lossy": 20, "topics": 40, "members": 20}
+SEEDS = {"protocols": 40, "clients": 60, "lossy": 20, "topics": 40, "members": 20, "rollback": 40}
 LISTS = [world for world in SEEDS if world not in ("lossy", "members")]  # without a sweeper
 
 
