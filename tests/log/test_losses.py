@@ -332,6 +332,22 @@ def test_sweep_refuses_a_topic_that_has_lost_the_row_of_a_journal() -> None:
     assert "no row holds offsets 0 to 2" in refusal(press)
 
 
+@pytest.mark.parametrize("lost", [[0], [1], [2], [0, 1, 2]])
+@pytest.mark.parametrize("start", [3, 4])
+def test_trim_past_lost_rows_leaves_no_slot_rows(house: House, lost: list[int], start: int) -> None:
+    topic = house.topic()
+    for value in ("a", "b", "c"):
+        house.append(topic, [value])
+    house.append(topic, ["d", "e"])
+    where = layout.topic_partition(topic.incarnation, 0)
+    for base in lost:
+        house.catalog.write(where, Delete(layout.run_row(base)), write_id=f"lost {base}")
+    trim_topic(house.log, topic, ToOffsets({0: start}))
+    assert {layout.slot_place(row.row)[1] for row in house.rows(topic, "slot/")} == {3}
+    findings = verify_topic(house.log, topic).findings
+    assert not [each for each in findings if "slot/" in each.where]
+
+
 def test_sweep_that_does_not_look_for_gaps_deletes_what_the_lost_row_named(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:

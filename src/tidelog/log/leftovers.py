@@ -13,6 +13,7 @@ amendment's by a newer one.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -66,12 +67,17 @@ class Removed:
 
     runs: int = 0
     bytes: int = 0
+    spans: tuple[tuple[int, int], ...] = ()  # first offset of each, and the one after its last
 
 
-def remove_trimmed(log: Log, topic: Topic, partition: int, head: Head) -> Removed:
+def remove_trimmed(
+    log: Log, topic: Topic, partition: int, head: Head, since: int | None = None
+) -> Removed:
     """Delete the rows of runs and journals that lie wholly below the head's start.
 
-    The amendments of these go too. What is told is without runs that journals had replaced.
+    The amendments of these go too. What is told is without runs that journals had replaced. Where
+    offsets from ``since``, the start before this trim, had no row, a row was lost: its slot rows,
+    which would stay for good, are looked for among all.
     """
     remove_shadowed(log, topic, partition, head.journaled)
     removed = _remove_runs(log, topic, partition, head.start)
@@ -79,7 +85,10 @@ def remove_trimmed(log: Log, topic: Topic, partition: int, head: Head) -> Remove
     _remove_journals(log, topic, partition, journals)
     _remove_amendments_below(log, topic, partition, head)
     runs = [run for _, run in journals]
-    return Removed(removed.runs + len(runs), removed.bytes + sum(map(_size, runs)))
+    spans = (*((run.base, run.end) for run in runs), *removed.spans)
+    if _has_gap(log, topic, partition, spans, (since, head.start)):
+        _remove_slots_below(log, topic, partition, head.start)
+    return Removed(removed.runs + len(runs), removed.bytes + sum(map(_size, runs)), spans)
 
 
 def remove_shadowed(log: Log, topic: Topic, partition: int, journaled: int) -> Removed:
@@ -146,6 +155,7 @@ def _remove_runs(log: Log, topic: Topic, partition: int, end: int) -> Removed:
     """Delete the rows of runs that lie wholly below an offset."""
     where = layout.topic_partition(topic.incarnation, partition)
     runs = total = at = 0
+    spans: list[tuple[int, int]] = []
     while at < end:
         rows = list(log.catalog.scan(where, layout.run_row(at), layout.run_row(end), _RUNS_AT_ONCE))
         decoded = [(row, decode_run(row, topic, partition)) for row in rows]
@@ -158,8 +168,9 @@ def _remove_runs(log: Log, topic: Topic, partition: int, end: int) -> Removed:
         _delete_rows(log, where, gone)
         runs += len(below)
         total += sum(map(_size, below))
+        spans += [(run.base, run.end) for run in below]
         at = below[-1].base + 1 if len(rows) == _RUNS_AT_ONCE else end
-    return Removed(runs, total)
+    return Removed(runs, total, tuple(spans))
 
 
 def _journals_below(log: Log, topic: Topic, partition: int, end: int) -> Iterator[tuple[Row, Run]]:
@@ -198,6 +209,46 @@ def _remove_amendments_below(log: Log, topic: Topic, partition: int, head: Head)
     )
     _delete_rows(log, where, gone)
     narrow_amended(log, topic, partition)
+
+
+def _has_gap(
+    log: Log,
+    topic: Topic,
+    partition: int,
+    spans: Iterable[tuple[int, int]],
+    bounds: tuple[int | None, int],
+) -> bool:
+    """Whether rows that went, and the one that holds the start, leave out offsets before it."""
+    since, start = bounds
+    found = sorted(spans)
+    where = layout.topic_partition(topic.incarnation, partition)
+    for name in (layout.journal_row, layout.run_row):
+        for row in log.catalog.scan(where, name(0), name(start), 1, reverse=True):
+            run = decode_run(row, topic, partition)
+            found.append((run.base, run.end))
+    at = since if since is not None else min((base for base, _ in found), default=start)
+    for base, end in sorted(found):
+        if base > at:
+            return True
+        at = max(at, end)
+    return at < start
+
+
+def _remove_slots_below(log: Log, topic: Topic, partition: int, start: int) -> None:
+    """Delete the slot rows below the start whose run or journal has no row."""
+    where = layout.topic_partition(topic.incarnation, partition)
+    kept: dict[int, bool] = {}
+    left: list[Change] = []
+    for row in log.catalog.scan(where, "slot/", "slot0"):
+        _, base = layout.slot_place(row.row)
+        if base < start and base not in kept:
+            names = (layout.run_row(base), layout.journal_row(base))
+            kept[base] = any(log.catalog.get(where, name) is not None for name in names)
+        if base < start and not kept[base]:
+            left.append(Delete(row.row, row.version))
+    for first in range(0, len(left), limits.CHANGES_MAX):
+        with contextlib.suppress(ConflictError):
+            write_repeatedly(log, where, *left[first : first + limits.CHANGES_MAX])
 
 
 def _slot_rows(log: Log, topic: Topic, where: str, runs: Sequence[Run]) -> dict[int, list[str]]:

@@ -136,7 +136,7 @@ def _trim(log: Log, topic: Topic, partition: int, start: int) -> Trimmed:
         return msgspec.structs.replace(head, start=max(head.start, start))
 
     before, after = raise_head(log, topic, partition, raised)
-    removed = remove_trimmed(log, topic, partition, after)
+    removed = remove_trimmed(log, topic, partition, after, before.start)
     return Trimmed(partition, before.start, after.start, removed.runs, removed.bytes)
 
 
