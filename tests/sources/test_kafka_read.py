@@ -18,6 +18,7 @@ from tidelog.errors import (
 from tidelog.sources.base import Chunk, SourcePartition
 from tidelog.sources.kafka_client import Watch
 from tidelog.sources.kafka_read import Reading
+from tidelog.sources.kafka_records import RecordConsumer
 from tidelog.testing.clock import FakeClock
 
 TIMEOUT_S = 15.0
@@ -59,12 +60,17 @@ class ScriptedConsumer:
 
     def chunks(self, start: int, limit: int) -> Iterator[Chunk]:
         consumer: Any = self
-        return Reading(consumer, PARTITION, self.watch, TIMEOUT_S, self.clock).chunks(start, limit)
+        reading = Reading(consumer, PARTITION, self.watch, TIMEOUT_S, self.clock, no_records)
+        return reading.chunks(start, limit)
 
     def read(self, start: int = 0, limit: int = 10) -> list[int]:
         chunks = list(self.chunks(start, limit))
         assert chunks[-1].position == str(limit)
         return [offset for chunk in chunks for offset in chunk.batch.column("offset").to_pylist()]
+
+
+def no_records(offset: int) -> RecordConsumer:
+    raise AssertionError(f"offset {offset}: no record has headers")
 
 
 def events(*offsets: int, size: int = 1) -> list[Message]:

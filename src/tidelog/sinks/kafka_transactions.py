@@ -32,6 +32,7 @@ from tidelog.clients.kafka import (
 )
 from tidelog.clock import Clock
 from tidelog.codec.events import batch_bytes
+from tidelog.codec.header_names import kafka_header_name
 from tidelog.codec.sizes import slices
 from tidelog.errors import InvalidError, TidelogError, UnavailableError
 from tidelog.model import limits
@@ -306,7 +307,7 @@ def _headers(batch: pa.RecordBatch) -> Iterator[Headers | None]:
 def _header_list(
     headers: list[dict[str, Any]] | None, event_id: str | None, event_type: str | None
 ) -> Headers:
-    found: Headers = [(each["name"], each["value"]) for each in headers or ()]
+    found: Headers = [(kafka_header_name(each["name"]), each["value"]) for each in headers or ()]
     if event_id is not None:
         found.append((_ID_HEADER, event_id.encode()))
     if event_type is not None:

@@ -5,9 +5,10 @@ not read and aborted ones are passed over; with ``isolation.level=read_uncommitt
 high watermark. Offsets that hold no event (transaction markers, what compaction removed) belong to
 the range that they lie in. An offset that is gone is told: librdkafka may never choose another.
 
-Records become events so: values and keys as they are, null too; a header without a value has an
-empty one; a time that is absent, or outside of the years 1970 to 9999, is 0, so that reading again
-gives the same. Events have no id and no type.
+Records become events so: values and keys as they are, null too, and headers: a name that is not
+UTF-8 becomes text that no other name becomes (``codec.header_names``), a null value stays null. A
+time that is absent, or outside of the years 1970 to 9999, is 0, so that reading again gives the
+same. Events have no id and no type.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from confluent_kafka import (
@@ -34,6 +36,7 @@ from tidelog.sources.kafka_client import (
     KafkaPlace,
     Watch,
     check_properties,
+    consumer_properties,
     described,
     open_admin,
     open_consumer,
@@ -42,6 +45,7 @@ from tidelog.sources.kafka_client import (
     translated,
 )
 from tidelog.sources.kafka_read import Columns, Reading
+from tidelog.sources.kafka_records import RecordConsumer
 
 __all__ = ["KafkaSource", "open_kafka"]
 
@@ -127,10 +131,23 @@ class KafkaSource:
         watch = Watch()
         consumer = open_consumer(self._place, self._timeout_s, watch, limit - start)
         try:
-            reading = Reading(consumer, range.partition, watch, self._timeout_s, self._clock)
+            reading = Reading(
+                consumer,
+                range.partition,
+                watch,
+                self._timeout_s,
+                self._clock,
+                partial(self._records, range, watch),
+            )
             yield from reading.chunks(start, limit)
         finally:
             consumer.close()
+
+    def _records(self, range: Range, watch: Watch, offset: int) -> RecordConsumer:
+        """A client that reads the rest of a range from an offset on."""
+        count = _offset(range.limit) - offset
+        properties = consumer_properties(self._place, self._timeout_s, count)
+        return RecordConsumer(properties, range.partition, offset, watch)
 
     def reader(self, range: Range) -> DirectReader:
         return DirectReader(self, range)

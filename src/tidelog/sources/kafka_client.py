@@ -26,6 +26,7 @@ __all__ = [
     "KafkaPlace",
     "Watch",
     "check_properties",
+    "consumer_properties",
     "described",
     "is_lasting",
     "open_admin",
@@ -75,14 +76,21 @@ def check_properties(place: KafkaPlace) -> None:
 
 def open_consumer(place: KafkaPlace, timeout_s: float, watch: Watch, count: int) -> Consumer:
     """A client that reads ``count`` offsets or fewer of one partition, and belongs to no group."""
-    properties: dict[str, Any] = {
+    properties = {
+        **consumer_properties(place, timeout_s, count),
+        "stats_cb": watch.take_statistics,
+        "error_cb": watch.note,
+    }
+    return made(place, lambda: Consumer(properties))
+
+
+def consumer_properties(place: KafkaPlace, timeout_s: float, count: int) -> dict[str, Any]:
+    """What such a client is told, without what it calls back."""
+    return {
         "bootstrap.servers": place.servers,
         "queued.min.messages": max(1, min(_QUEUED_MAX, count)),  # little is fetched in vain
         **client_properties(place, _USUAL),
         **time_limits(timeout_s, place),
         **_OWN,
         "statistics.interval.ms": max(100, int(timeout_s * 300)),
-        "stats_cb": watch.take_statistics,
-        "error_cb": watch.note,
     }
-    return made(place, lambda: Consumer(properties))

@@ -7,11 +7,14 @@ messages that a reader must not see are passed over, librdkafka's statistics sho
 The work for each message is the cost of all reading, so messages are taken apart by method objects
 and ``map``, a few hundred at a time: more of them would keep Python's garbage collector busy. Their
 bytes are joined at once, so that the same memory serves the next ones.
+
+From the first record with headers on, records come through ``kafka_records``, since the Python
+client does not return every name of a header as it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
 from operator import itemgetter
 from typing import Any
@@ -26,6 +29,7 @@ from tidelog.errors import InternalError, NotFoundError, UnavailableError
 from tidelog.model import limits
 from tidelog.sources.base import Chunk, SourcePartition
 from tidelog.sources.kafka_client import Watch, is_lasting, translated
+from tidelog.sources.kafka_records import RecordConsumer
 
 __all__ = ["Columns", "Reading"]
 
@@ -49,8 +53,11 @@ class Reading:
         watch: Watch,
         timeout_s: float,
         clock: Clock,
+        open_records: Callable[[int], RecordConsumer],
     ) -> None:
         self._consumer = consumer
+        self._open_records = open_records  # from an offset on
+        self._records: RecordConsumer | None = None
         self._partition = partition
         self._watch = watch
         self._timeout_s = timeout_s
@@ -60,12 +67,23 @@ class Reading:
 
     def chunks(self, start: int, limit: int) -> Iterator[Chunk]:
         """The events of ``[start, limit)``; the last chunk's position is the limit."""
+        try:
+            yield from self._chunks(start, limit)
+        finally:
+            if self._records is not None:
+                self._records.close()
+
+    def _chunks(self, start: int, limit: int) -> Iterator[Chunk]:
         self._check_held(start, limit)
         columns = Columns(self._partition)
         self._consumer.assign([self._place(start)])
         at, seen_s, fetched = start, self._clock.monotonic_s(), self._watch.fetched
         while at < limit:
             messages, end = self._take(at, limit)
+            if self._records is None and _have_headers(messages):
+                self._consumer.unassign()
+                self._records = self._open_records(at)
+                continue
             if messages:
                 size = columns.add(messages, at)
                 self._message_bytes = max(1, size // len(messages))
@@ -82,24 +100,22 @@ class Reading:
                 seen_s = self._clock.monotonic_s()  # the time in between was not Kafka's
         yield Chunk(columns.take(), str(limit))
 
-    def _take(self, at: int, limit: int) -> tuple[list[Message], int]:
+    def _take(self, at: int, limit: int) -> tuple[list[Any], int]:
         """The next messages before the limit, and the greatest offset that was seen to follow."""
         count = max(1, min(_ASK_MESSAGES, limit - at, _ASK_BYTES // self._message_bytes))
         try:
-            taken = self._consumer.consume(count, _ASK_S)
+            taken: list[Any] = (self._records or self._consumer).consume(count, _ASK_S)
         except KafkaException as exc:
             raise translated(self._what, exc.args[0], self._watch) from exc
         end = at
-        if any(map(Message.error, taken)):
+        if taken and any(map(type(taken[0]).error, taken)):
             taken, end = self._without_errors(taken, at, limit)
         if taken and _offset(taken[-1]) >= limit:
             end = limit
             taken = [message for message in taken if _offset(message) < limit]
         return taken, end
 
-    def _without_errors(
-        self, taken: list[Message], at: int, limit: int
-    ) -> tuple[list[Message], int]:
+    def _without_errors(self, taken: list[Any], at: int, limit: int) -> tuple[list[Any], int]:
         """The messages that are some, and the partition's end where that was reached."""
         messages, end = [], at
         for message in taken:
@@ -182,20 +198,20 @@ class Columns:
         """Whether a batch is worth making."""
         return self._rows >= _CHUNK_MESSAGES or self._bytes >= _CHUNK_BYTES
 
-    def add(self, messages: Sequence[Message], at: int) -> int:
+    def add(self, messages: Sequence[Any], at: int) -> int:
         """Take messages, the first of which stands at ``at`` or later; the size of their values."""
-        rows = len(messages)
-        offsets = np.fromiter(map(Message.offset, messages), np.int64, rows)
+        rows, kind = len(messages), type(messages[0])  # the Python client's, or a record
+        offsets = np.fromiter(map(kind.offset, messages), np.int64, rows)
         if offsets[0] < at:
             raise InternalError(
                 f"kafka partition `{self._partition.text}`: offset {offsets[0]} came after {at - 1}"
             )
-        times = map(_second, map(Message.timestamp, messages))
+        times = map(_second, map(kind.timestamp, messages))
         self._offsets.append(offsets)
         self._times.append(np.fromiter(times, np.int64, rows))
-        self._keys.add(list(map(Message.key, messages)))
-        size = self._values.add(list(map(Message.value, messages)))
-        self._add_headers(list(map(Message.headers, messages)))
+        self._keys.add(list(map(kind.key, messages)))
+        size = self._values.add(list(map(kind.value, messages)))
+        self._add_headers(list(map(kind.headers, messages)))
         self._rows += rows
         self._bytes += size
         return size
@@ -294,7 +310,15 @@ class _Bytes:
         return pa.Array.from_buffers(pa.binary(), len(lengths), buffers, self._nulls)
 
 
-def _offset(message: Message) -> int:
+def _have_headers(messages: Sequence[Message]) -> bool:
+    """Whether any message has headers; for names that are not UTF-8 the client raises."""
+    try:
+        return any(map(Message.headers, messages))
+    except (SystemError, UnicodeDecodeError):
+        return True
+
+
+def _offset(message: Any) -> int:
     """A message's offset; one that was received has one."""
     offset = message.offset()
-    return -1 if offset is None else offset
+    return -1 if offset is None else int(offset)
