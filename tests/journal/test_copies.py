@@ -95,7 +95,7 @@ def _staged(press: Press, topic: Topic) -> tuple[Staged, ...]:
     table = table_of(EVENTS, 0)
     places = partitions_for(table.column("key").combine_chunks(), topic.partitions, 0)
     segment = encode_segment([(p, part) for p, part, _ in split(table, places)])
-    key = layout.sink_staged(topic.incarnation, "s", 1, press.ids.new())
+    key = layout.sink_staged(topic.incarnation, "s", 1, 0, press.ids.new())
     press.store.put(key, segment.data)
     return (Staged(key, segment.pieces),)
 

@@ -233,7 +233,7 @@ def test_rows_that_do_not_decode(house: Damaged, row: str) -> None:
 
 def test_strays_are_warnings_and_unknown_rows_and_leftovers_of_trims_notes(house: Damaged) -> None:
     orphan = house.orphan(house.orders)
-    house.store.put(layout.sink_staged(house.orders.incarnation, "s", 0, "x"), b"staged")
+    house.store.put(layout.sink_staged(house.orders.incarnation, "s", 0, 0, "x"), b"staged")
     house.put(house.orders, "tide/1", b"?")
     house.put(house.orders, "head", Head(next=10, start=5))
     report = house.verify()

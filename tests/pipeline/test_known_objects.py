@@ -43,7 +43,7 @@ def registered(tmp_path: Path) -> Iterator[tuple[Home, Archive]]:
         drive(home, archive)
         archive = change_tables(home, archive, "delta", keep=True)
         register(home, archive)
-        finalize(home, archive, Finalizing(delay_ms=0, look_back=1_000_000))
+        finalize(home, archive, Finalizing(delay_ms=0))
         yield home, archive
 
 

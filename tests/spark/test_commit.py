@@ -16,7 +16,13 @@ from tidelog.catalog.memory import MemoryCatalog
 from tidelog.codec.digest import Contents
 from tidelog.codec.events import table_of
 from tidelog.codec.segment import encode_segment
-from tidelog.errors import CorruptError, InvalidError, NotFoundError, TidelogError
+from tidelog.errors import (
+    CorruptError,
+    InvalidError,
+    NotFoundError,
+    TidelogError,
+    UnavailableError,
+)
 from tidelog.log.base import Log
 from tidelog.log.copying import Copier, append_staged
 from tidelog.log.read import Reader
@@ -28,6 +34,7 @@ from tidelog.model import layout
 from tidelog.model.backoff import Backoff
 from tidelog.model.event import Event
 from tidelog.model.topic import Topic
+from tidelog.spark import commit
 from tidelog.spark.commit import Batch, Sink
 from tidelog.store.memory import MemoryStore
 from tidelog.store.retry import RetryingStore
@@ -64,7 +71,9 @@ class World:
             chance,
         )
 
-    def stage(self, batch: int, driver: str, segments: int = 2) -> tuple[Staged, ...]:
+    def stage(
+        self, batch: int, driver: str, segments: int = 2, sink: str = "s"
+    ) -> tuple[Staged, ...]:
         """What the tasks of one driver put into the store."""
         found = []
         for number in range(segments):
@@ -73,7 +82,9 @@ class World:
                 for partition in range(PARTITIONS)
             ]
             segment = encode_segment(parts)
-            key = layout.sink_staged(self.topic.incarnation, "s", batch, self.ids.new())
+            generation = find_topic(self.log, "t").generation
+            place = (self.topic.incarnation, sink, batch, generation)
+            key = layout.sink_staged(*place, self.ids.new())
             self.objects.put(key, segment.data)
             found.append(Staged(key, segment.pieces))
         return tuple(found)
@@ -96,8 +107,8 @@ class World:
         assert self.stored(1) == expected
         assert verify_topic(self.log, self.topic).errors == 0
 
-    def staged_left(self) -> list[str]:
-        folder = layout.sinks(self.topic.incarnation, "s")
+    def staged_left(self, sink: str = "s") -> list[str]:
+        folder = layout.sinks(self.topic.incarnation, sink)
         return [info.key for info in self.objects.list(folder)]
 
 
@@ -196,6 +207,92 @@ def test_what_was_staged_goes_when_a_batch_is_done(world: World) -> None:
     sink.commit(made(QUERY, 1, world.stage(1, "a")))
     assert late
     assert world.staged_left() == []
+
+
+DAY_S = 86_400
+
+
+@pytest.mark.parametrize("sink", ["s", "~unnamed"])
+def test_what_a_killed_write_staged_is_swept_after_a_day(world: World, sink: str) -> None:
+    world.stage(0, "killed", sink=sink)
+    world.clock.advance(DAY_S - 10)
+    sweep_home(world.log, 0)
+    assert len(world.staged_left(sink)) == 2, "a job may run that long"
+    world.clock.advance(20)
+    sweep_home(world.log, 0)
+    assert world.staged_left(sink) == []
+
+
+def test_batch_is_swept_as_a_whole(world: World) -> None:
+    world.stage(0, "a")
+    world.clock.advance(DAY_S)
+    staged = world.stage(0, "a")  # by a later task of the same batch
+    sweep_home(world.log, 0)
+    assert len(world.staged_left()) == 4
+    Sink(world.log, world.topic, "s").commit(made(QUERY, 0, staged))
+    world.check(1)
+
+
+def test_batch_that_was_swept_is_refused_and_stores_nothing(world: World) -> None:
+    staged = world.stage(0, "slow")
+    world.clock.advance(DAY_S)
+    sweep_home(world.log, 0)
+    with pytest.raises(UnavailableError, match="a sweep has deleted what it had staged"):
+        Sink(world.log, world.topic, "s").commit(made(QUERY, 0, staged))
+    assert world.stored(0) == []
+    Sink(world.log, world.topic, "s").commit(made(QUERY, 0, world.stage(0, "again")))
+    world.check(1)
+
+
+def test_stream_that_stages_under_an_old_generation_is_not_refused(world: World) -> None:
+    world.stage(7, "killed", sink="other")
+    world.clock.advance(2 * DAY_S)
+    first = world.stage(0, "a")  # as a query does that has read the topic long ago
+    sweep_home(world.log, 0)
+    assert world.staged_left("other") == []
+    Sink(world.log, world.topic, "s").commit(made(QUERY, 0, first))
+    world.check(1)
+
+
+@pytest.mark.parametrize("call", range(1, 16))
+def test_sweep_between_any_calls_of_a_commit_loses_no_decided_batch(
+    world: World, call: int
+) -> None:
+    """An old batch is decided and its driver dies, or it is refused: it is never half there."""
+    staged = world.stage(0, "slow")
+    world.clock.advance(DAY_S)
+    with contextlib.suppress(Crash):
+        Sink(world.behind(Faults(crash_after_call=call)), world.topic, "s").commit(
+            made(QUERY, 0, staged)
+        )
+    sweep_home(world.log, 0)
+    with contextlib.suppress(UnavailableError):
+        Sink(world.log, world.topic, "s").commit(made(QUERY, 0, staged))
+    if world.stored(0):
+        world.check(1)
+    Sink(world.log, world.topic, "s").commit(made(QUERY, 0, world.stage(0, "again")))
+    world.check(1)
+
+
+def test_sweep_before_the_row_is_written_makes_the_batch_fail(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver has looked, then stalls; the sweep deletes; then it decides."""
+    staged = world.stage(0, "slow")
+    world.clock.advance(DAY_S)
+    real = commit.check_not_swept
+    swept = []
+
+    def then_swept(log: Log, topic: Topic, segments: tuple[Staged, ...]) -> str | None:
+        version = real(log, topic, segments)
+        if not swept:
+            swept.append(sweep_home(world.log, 0))
+        return version
+
+    monkeypatch.setattr(commit, "check_not_swept", then_swept)
+    with pytest.raises(UnavailableError, match="a sweep has deleted"):
+        Sink(world.log, world.topic, "s").commit(made(QUERY, 0, staged))
+    assert world.stored(0) == []
 
 
 def test_batch_numbers_may_leave_gaps_and_be_large(world: World) -> None:

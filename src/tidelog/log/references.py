@@ -39,9 +39,21 @@ __all__ = [
 
 _READS = 10  # of a partition that is compiled or trimmed while it is read
 
-# What a sweep understands. What a sink has staged is its own, and no sweep looks there.
+# What a sweep understands. What a sink has staged is another module's to sweep (``sink_sweep``).
 KNOWN = frozenset(
-    {"accepted", "amend", "compile", "head", "journal", "producer", "run", "sink", "slot", "unused"}
+    {
+        "accepted",
+        "amend",
+        "compile",
+        "head",
+        "journal",
+        "producer",
+        "run",
+        "sink",
+        "slot",
+        "staged",
+        "unused",
+    }
 )
 
 

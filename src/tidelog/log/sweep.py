@@ -30,7 +30,8 @@ For each topic that is ready:
 7. the rows of unused objects are read again. Objects that they list for as many partitions as they
    are for, and that no row names, are deleted, if they are older than the grace: segments and
    values of updates below the floor, journals below the epoch of their partition. Strays are kept
-   for a week, or until a person accepts that they go
+   for a week, or until a person accepts that they go. What Spark writers have staged, and no
+   driver will commit, is deleted too (``sink_sweep``)
 8. of the rows of unused objects that step 4 has read, those are deleted, by their versions, that
    list nothing which is there any more
 9. rows of unnamed producers that were not seen for a week are marked as silent, with the time of
@@ -120,6 +121,7 @@ from tidelog.log.losses import (
     newer_than,
 )
 from tidelog.log.references import References, Silent, UnknownRowError, read_whole
+from tidelog.log.sink_sweep import left_by_sinks
 from tidelog.log.topics import find_topic, list_topics, read_head
 from tidelog.log.unused import Uses, read_unused, remove_unused
 from tidelog.model import layout, limits
@@ -289,6 +291,7 @@ def _sweep_topic(log: Log, name: str, age: _Age, tally: _Tally, accept: bool) ->
             row for row in found.unused if all(_is_over(key, topic, epochs) for key in row.objects)
         ]
         remove_unused(log, topic, partition, over, listed.keys - gone)
+    _delete_old(log, left_by_sinks(log, topic, age.now_ms, age.grace_ms), age, tally)
     tally.objects_doubted += len(doubted)
     newest_ms = min(age.now_ms, max((found.newest_ms for found in references), default=0))
     for partition, found in enumerate(references):

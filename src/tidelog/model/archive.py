@@ -115,7 +115,11 @@ class Archive(Persisted, frozen=True):
     def pipeline(self, generation: int | None = None) -> str:
         """What names the rows and manifests of a generation."""
         self.making(generation)
-        return f"{self.incarnation}.{self.generation if generation is None else generation}"
+        return self.any_pipeline(self.generation if generation is None else generation)
+
+    def any_pipeline(self, generation: int) -> str:
+        """The same, also of a generation that was removed."""
+        return f"{self.incarnation}.{generation}"
 
     def folder(self, generation: int | None = None) -> str:
         """The folder of a generation's files: what those who list it read."""

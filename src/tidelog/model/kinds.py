@@ -43,7 +43,7 @@ OBJECTS = (
         "of the newest amendment before",
     ),
     Kind(
-        "topics/<t>/sinks/<sink>/<batch>/<id>.arrow",
+        "topics/<t>/sinks/<sink>/<batch>/<generation>_<id>.arrow",
         "staged segment of a Spark writer's task, copied to where segments are at commit",
     ),
     Kind(
@@ -133,6 +133,10 @@ ROWS = (
     Kind(
         "topic/<t>/<p> · producer/<name>",
         "epoch, last sequence, recent batches: offsets, write ids; last seen, silent since",
+    ),
+    Kind(
+        "topic/<t>/0 · staged",
+        "below which generation what Spark writers have staged may be swept",
     ),
     Kind(
         "topic/<t>/0 · sink/<name>",

@@ -26,6 +26,7 @@ __all__ = [
     "SCRIBE",
     "SCRIBE_LEASE",
     "SCRIBE_QUEUE",
+    "STAGED_ROW",
     "TOPIC_ROW_KINDS",
     "amend_offset",
     "amend_row",
@@ -74,6 +75,7 @@ __all__ = [
     "segments",
     "shard_row",
     "sink_batch",
+    "sink_generation",
     "sink_manifest",
     "sink_row",
     "sink_staged",
@@ -113,6 +115,7 @@ COMPILE_ROW = "compile"
 SCRIBE = "scribe"
 SCRIBE_LEASE = "lease"
 SCRIBE_QUEUE = "queue"
+STAGED_ROW = "staged"
 TOPIC_ROW_KINDS = (
     "accepted",
     "amend",
@@ -122,6 +125,7 @@ TOPIC_ROW_KINDS = (
     "producer",
     "run",
     "sink",
+    "staged",
     "slot",
     "unused",
 )  # what a sweep must understand
@@ -213,13 +217,18 @@ def amendment_place(key: str) -> tuple[int, int]:
 
 
 def sinks(incarnation: str, sink: str) -> str:
-    """The folder of what a Spark writer has staged; no sweep looks there."""
+    """The folder of what a Spark writer has staged."""
     return f"topics/{incarnation}/sinks/{sink}/"
 
 
-def sink_staged(incarnation: str, sink: str, batch: int, staged_id: str) -> str:
-    """A staged segment of one batch of a Spark writer."""
-    return f"{sinks(incarnation, sink)}{batch:020}/{staged_id}.arrow"
+def sink_staged(incarnation: str, sink: str, batch: int, generation: int, staged_id: str) -> str:
+    """A staged segment of one batch of a Spark writer, and the topic's generation at that time."""
+    return f"{sinks(incarnation, sink)}{batch:020}/{generation:010}_{staged_id}.arrow"
+
+
+def sink_generation(key: str) -> int:
+    """The generation in which a segment was staged. ``ValueError`` for another name."""
+    return int(key.rpartition("/")[2].partition("_")[0])
 
 
 def sink_manifest(incarnation: str, sink: str, batch: int, manifest_id: str) -> str:

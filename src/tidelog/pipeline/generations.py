@@ -207,12 +207,17 @@ def finish_removals(home: Home, archive: Archive) -> Archive:
 
 
 def remove_strays(home: Home, archive: Archive) -> None:
-    """Remove what a driver of a removed generation has copied into its folder since."""
+    """Delete what a driver of a removed generation has copied, staged or recorded since."""
     files = files_at(home, archive)
-    for generation in range(1, archive.newest + 1):
-        if generation not in archive.makings:
-            delete_below(files, f"{archive.folder(generation)}/")
-            delete_below(files, f"{archive.dead}/", lambda key, own=generation: _is_of(key, own))  # type: ignore[misc]
+    removed = [each for each in range(1, archive.newest + 1) if each not in archive.makings]
+    for generation in removed:
+        delete_below(files, f"{archive.folder(generation)}/")
+        pipeline = archive.any_pipeline(generation)
+        for each in (pipeline, replay_pipeline(pipeline)):
+            remove_work(home.log, each, files)
+    if removed:
+        dead = tuple(f"{generation}_" for generation in removed)
+        delete_below(files, f"{archive.dead}/", lambda key: _name(key).startswith(dead))
 
 
 class _Promote:
@@ -427,4 +432,8 @@ def _remove(home: Home, archive: Archive, generation: int) -> Archive:
 
 def _is_of(key: str, generation: int) -> bool:
     """Whether a file's name says that it is of a generation."""
-    return key.rpartition("/")[2].startswith(f"{generation}_")
+    return _name(key).startswith(f"{generation}_")
+
+
+def _name(key: str) -> str:
+    return key.rpartition("/")[2]

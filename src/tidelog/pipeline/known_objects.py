@@ -109,9 +109,10 @@ def folder_values(folder: str, living: Collection[str]) -> Iterator[str]:
     if folder in living:
         return
     for part in folder.split("/")[1:]:
-        yield part
-        if "=" in part:
-            yield part.partition("=")[2]
+        for name in {part, unquote(part)}:  # special characters are escaped in names
+            yield name
+            if "=" in name:
+                yield name.partition("=")[2]
 
 
 def _of_actions(line: dict[str, Any], living: Collection[str]) -> Iterator[Any]:

@@ -2,18 +2,19 @@
 
 Segments and journals of the topic, also those that no row names any more; large values of updates;
 what Spark writers and pipelines have staged; and of every archive that was made of the topic the
-files, sidecars, dead letters and metadata. An event is known by its id or its key, and in archives
-by its offset too. An archive's range that is under way counts as well: who does it may have read
-the event before it was deleted. A file of an archive that has no ids or keys cannot be searched for
-them, and counts too; one that is not ours is searched in all its columns. Every table that the
-archive's row names must list rewritten files as they are now. What is found is told with what to do
-about it.
+files, sidecars, dead letters and metadata. Then everything in the home is listed, and what nothing
+explains is searched too, with its name; manifests for the names of files. An event is known by its
+id or its key, and in archives by its offset too. An archive's range that is under way counts as
+well: who does it may have read the event before it was deleted. A file of an archive that has no
+ids or keys cannot be searched for them, and counts too; one that is not ours is searched in all its
+columns. Every table that the archive's row names must list rewritten files as they are now. What is
+found is told with what to do about it.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,7 +30,7 @@ from tidelog.log.contents import describe_run, read_run
 from tidelog.log.replays import counting_files, replay_pipeline
 from tidelog.log.topics import read_head
 from tidelog.model import layout
-from tidelog.model.archive import Archive
+from tidelog.model.archive import Archive, Making
 from tidelog.model.run import Amendment, Run, decode_row
 from tidelog.model.topic import Topic
 from tidelog.pipeline.archive import list_archives
@@ -39,6 +40,8 @@ from tidelog.pipeline.descent import archives_of, partitions_of
 from tidelog.pipeline.erase import is_under_way
 from tidelog.pipeline.known_objects import event_values, folder_values
 from tidelog.pipeline.places import store_at
+from tidelog.pipeline.proof_names import ManifestNames, erases, is_named_by_field, names_of
+from tidelog.pipeline.registry import list_pipelines
 from tidelog.pipeline.sought import Sought, is_event_lines, own_column, rows_of
 from tidelog.pipeline.tables.registration import stale_entries
 from tidelog.store.base import ObjectInfo, Store
@@ -65,6 +68,10 @@ _UNSEEN = "make the archive's files again with `tidelog archive backfill`, which
 _TABLE = (
     "run `tidelog archive register {archive}`; if you have dropped the table, forget it: "
     "`tidelog archive register {archive} --forget`"
+)
+_REBUILD = (
+    "make the archive's files again with `tidelog archive backfill` and `tidelog archive promote`, "
+    "then `tidelog archive drop` the old ones: the new ones are named without erased events"
 )
 _AGAIN = "prove again when it is committed"
 _UNREAD = "prove again when its pipeline has published it, or run `tidelog sweep`"
@@ -118,8 +125,12 @@ def prove_erased(
     search.proof.known = knows_all(home, topic, deletions)
     search.topic_objects(store)
     search.staged(store)
-    for archive, generation in archives_of(home, topic):
+    of_topic = archives_of(home, topic)
+    for archive, generation in of_topic:
         search.archive(archive, generation)
+    for archive in {each.name: each for each, _ in of_topic}.values():
+        search.whole_archive(archive)
+    search.everything(store)
     return search.proof
 
 
@@ -134,6 +145,7 @@ class _Search:
         self._seen: set[tuple[str, str]] = set()  # store and key
         self._foreign = tuple(_stagings_of_others(home, topic))
         self._living: set[str] = set()  # folders of a generation that have files with events
+        self._manifests = ManifestNames(home, sought)
         self.proof = Proof(topic.name)
 
     # The topic.
@@ -229,7 +241,8 @@ class _Search:
     def archive(self, archive: Archive, generation: int) -> None:
         """All files of a generation, then all else that lies in its folders."""
         store = store_at(self._home, archive.store)
-        reader = ArchiveFiles(store, archive.making(generation))
+        making = archive.making(generation)
+        reader = ArchiveFiles(store, making)
         pipeline = archive.pipeline(generation)
         own = partitions_of(self._home.log, pipeline, self._topic)
         gone = {each: sorted(self._sought.offsets(number)) for each, number in own.items()}
@@ -245,23 +258,63 @@ class _Search:
                 if file.events:
                     self._living.add(folder)
                 elif partition in own:
-                    emptied[file.target] = folder
+                    emptied[file.target] = (folder, erases(manifest, file, gone[partition]))
                 if partition not in own:
                     self._seen.add(key)  # of another topic, be it one that had the same name
                 elif key not in self._seen:
                     self._count(key, file.size)
                     for batch in reader.batches(manifest, file):
                         self._archived(file.target, batch, own[partition], gone[partition])
-        for target, folder in emptied.items():
-            # A folder without any event left may have its name from one that was erased.
-            if any(map(self._sought.is_in, folder_values(folder, self._living))):
-                self._add(target, "has one of them in the name of its folder", _UNSEEN)
+        self._emptied(making, emptied)
+        self._manifests.note(archive, generation, self._living)
         for table, what in stale_entries(self._home, archive, generation):
             self._add(f"table {table}", what, _TABLE.replace("{archive}", archive.name))
         self._owner(store, archive)
         prefixes = (f"{archive.folder(generation)}/", f"{archive.dead}/", f"{archive.root}/_")
         for prefix in (*prefixes, layout.staging_of(pipeline)):
             self.staged(store, [prefix])
+
+    def _emptied(self, making: Making, files: Mapping[str, tuple[str, bool]]) -> None:
+        """Files without events, with their folders, and whether they had some of these.
+
+        A folder without any event left may have its name from one that was erased.
+        """
+        for target, (folder, had) in files.items():
+            if any(map(self._sought.is_in, folder_values(folder, self._living))):
+                self._add(target, "has one of them in the name of its folder", _REBUILD)
+            elif had and is_named_by_field(making, folder, self._living):
+                what = "is empty, and its folder was named by a field of the events it had"
+                self._add(target, what, _REBUILD)
+
+    def whole_archive(self, archive: Archive) -> None:
+        """Search what is in an archive's folders beside its generations: nothing should be."""
+        store = store_at(self._home, archive.store)
+        for prefix in (f"{archive.root}/", f"{archive.dead}/"):
+            for info in store.list(prefix):
+                self._unexplained(store, info, "of no generation that the archive has", _SWEEP)
+
+    def everything(self, store: Store) -> None:
+        """Search all objects of the home that nothing explains, and all manifests for names."""
+        explained = tuple(_explained(self._home, self._topic))
+        for info in store.list(""):
+            if (store.url, info.key) in self._seen or info.key.startswith(explained):
+                continue
+            named = self._manifests.names_in(store, info.key)
+            if named is None:
+                self._unexplained(store, info, "nothing explains it", _remedy(info.key))
+                continue
+            self._count((store.url, info.key), info.size)
+            if named:
+                do = _REBUILD if self._manifests.is_needed(info.key) else _SWEEP
+                self._add(info.key, "has one of them in the name of a file", do)
+
+    def _unexplained(self, store: Store, info: ObjectInfo, why: str, do: str) -> None:
+        data = self._get(store, info)
+        if data is None:
+            return
+        if any(map(self._sought.is_in, names_of(info.key))):
+            self._add(info.key, f"has one of them in its name: {why}", do)
+        self._loose(info.key, data, why, do)
 
     def _owner(self, store: Store, archive: Archive) -> None:
         """Count the mark of an archive that is as it was written: no event is in it.
@@ -302,21 +355,21 @@ class _Search:
 
     # Objects.
 
-    def _loose(self, key: str, data: bytes, why: str) -> bool:
+    def _loose(self, key: str, data: bytes, why: str, do: str = "") -> bool:
         """An object whose events nobody counts: none may be in it. Whether it has columns."""
-        has_columns = True
+        has_columns, do = True, do or _remedy(key)
         values = event_values(key, data, self._living)
         if values is not None:
             found = sum(map(self._sought.is_in, values))
             if found:
-                self._add(key, f"holds {found} of them: {why}", _remedy(key))
+                self._add(key, f"holds {found} of them: {why}", do)
             return True
         try:
             found = sum(self._in_rows(batch) for batch in rows_of(data))
         except _UNREADABLE:
             has_columns, found = False, int(self._sought.in_text(data))
         if found:
-            self._add(key, f"holds {found} of them: {why}", _remedy(key))
+            self._add(key, f"holds {found} of them: {why}", do)
         return has_columns
 
     def _in_rows(self, batch: pa.RecordBatch) -> int:
@@ -359,6 +412,24 @@ def _remedy(key: str) -> str:
     if key.startswith(("staging/", "topics/")):
         return _SWEEP
     return _ASIDE if "/_aside/" in key else _DELETE
+
+
+def _explained(home: Home, topic: Topic) -> Iterator[str]:
+    """What keys begin with that are another's: of other topics, archives and pipelines."""
+    yield from (layout.HOME_OBJECT, layout.probe(""))
+    own = {archive.name for archive, _ in archives_of(home, topic)}
+    for other in home.topics():
+        if other.incarnation != topic.incarnation:
+            yield f"topics/{other.incarnation}/"
+    for archive in list_archives(home):
+        if archive.name not in own:
+            yield from (f"{archive.root}/", f"{archive.dead}/")
+            for generation in range(1, archive.newest + 1):
+                pipeline = archive.any_pipeline(generation)
+                yield layout.manifests(pipeline)
+                yield layout.manifests(replay_pipeline(pipeline))
+    for named in list_pipelines(home):
+        yield layout.manifests(named.incarnation)
 
 
 def _stagings_of_others(home: Home, topic: Topic) -> list[str]:

@@ -56,6 +56,7 @@ from tidelog.errors import (
 )
 from tidelog.log.base import Log
 from tidelog.log.copying import Copier, append_staged
+from tidelog.log.sink_sweep import SinkState, are_young, read_swept
 from tidelog.log.staged import Staged
 from tidelog.log.topics import read_head
 from tidelog.model import layout, limits
@@ -66,22 +67,10 @@ from tidelog.model.sealed import open_json, seal_json
 from tidelog.model.topic import Topic
 from tidelog.store.fresh import put_fresh
 
-__all__ = ["Batch", "Manifest", "Sink", "SinkState", "SinkTarget", "report_left_out"]
+__all__ = ["Batch", "Manifest", "Sink", "SinkTarget", "check_not_swept", "report_left_out"]
 
 _logger = logging.getLogger("tidelog.spark")
 _ORDINAL = 1 << 32  # sequences of one batch in one partition
-
-
-class SinkState(Persisted, frozen=True):
-    """The row of a sink: its latest batch."""
-
-    query: str  # the Spark query that it belongs to; "" for batch writes
-    batch: int  # the number that Spark, or the user, gave it
-    ordinal: int  # how many batches were decided before it
-    manifest: str  # key of the object that says what is in it
-    done: bool = False  # whether all of it is in the topic
-    left_out: int = 0  # events of all its batches that were erased from the topic before
-    contents: Contents = Contents()  # of the batch, as its tasks were given it
 
 
 class SinkTarget(Persisted, frozen=True):
@@ -162,6 +151,7 @@ class Sink:
     ) -> None:
         """Steps 3 and 4; whether it came true is what the row says afterwards."""
         _check_count(staged)
+        swept = check_not_swept(self._log, self._topic, staged)
         manifest_id = self._log.ids.new()
         incarnation, batch = self._topic.incarnation, wanted.batch
         key = layout.sink_manifest(incarnation, self._name, batch, manifest_id)
@@ -169,10 +159,10 @@ class Sink:
         ordinal = 0 if before is None else before.ordinal + 1
         left_out = 0 if before is None else before.left_out
         state = msgspec.structs.replace(wanted, ordinal=ordinal, manifest=key, left_out=left_out)
-        guard: tuple[Change, ...] = ()
+        guard: tuple[Change, ...] = (Check(layout.STAGED_ROW, swept or ABSENT),)
         if version is None:  # ABSENT alone could come true again later
             _, head_version = read_head(self._log, self._topic, 0)
-            guard = (Check("head", head_version),)
+            guard = (*guard, Check("head", head_version))
         with contextlib.suppress(ConflictError, UnknownOutcomeError):
             self._write(state, version, *guard)
 
@@ -273,6 +263,18 @@ def report_left_out(topic: Topic, left_out: int) -> None:
             topic.name,
             left_out,
         )
+
+
+def check_not_swept(log: Log, topic: Topic, staged: Sequence[Staged]) -> str | None:
+    """The version of the topic's ``staged`` row. ``UnavailableError`` if segments may be gone."""
+    found, version = read_swept(log, topic)
+    older = [each.key for each in staged if layout.sink_generation(each.key) < found.swept]
+    if older and not are_young(log, older):
+        raise UnavailableError(
+            f"write to topic `{topic.name}`: it took longer than a day, and a sweep has deleted "
+            "what it had staged: nothing was stored: write again, in smaller parts"
+        )
+    return version
 
 
 def _check_count(segments: Sequence[Staged]) -> None:

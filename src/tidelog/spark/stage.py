@@ -2,7 +2,8 @@
 
 A task puts its segments into the folder of its sink and batch, under fresh ids, and tells the
 driver what it put there. Nothing of that is part of the topic. An attempt that fails, or that Spark
-does not count, leaves objects that nobody names; they go when a batch is done.
+does not count, leaves objects that nobody names; they go when a batch is done, or by a sweep a day
+later (``log.sink_sweep``).
 """
 
 from __future__ import annotations
@@ -129,6 +130,7 @@ def _put(
 ) -> Staged:
     segment = encode_segment(parts)
     incarnation, staged_id = staging.topic.incarnation, workshop.ids.new()
-    key = layout.sink_staged(incarnation, staging.sink, batch, staged_id)
+    generation = staging.topic.generation
+    key = layout.sink_staged(incarnation, staging.sink, batch, generation, staged_id)
     put_fresh(workshop.store, key, segment.data)
     return Staged(key, segment.pieces)

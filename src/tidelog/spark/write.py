@@ -25,7 +25,7 @@ from tidelog.model import layout
 from tidelog.model.producers import unnamed_producer
 from tidelog.model.topic import Topic
 from tidelog.spark.columns import check_writable
-from tidelog.spark.commit import Batch, Sink, report_left_out
+from tidelog.spark.commit import Batch, Sink, check_not_swept, report_left_out
 from tidelog.spark.options import WriteOptions
 from tidelog.spark.plan import open_shared
 from tidelog.spark.stage import StagedMessage, Staging, stage
@@ -63,6 +63,7 @@ class TidelogWriter(DataSourceArrowWriter):
                 made = Batch("", options.batch, segments, _contents(messages))
                 sink.commit(made, options.accept_repeat)
                 return
+            check_not_swept(home.log, topic, segments)
             producer = Copier(home.log, topic, self._staging.sink)
             try:
                 report_left_out(topic, append_staged(producer, segments, pool=pool))

@@ -1,0 +1,97 @@
+"""Names that are made of events: of folders, of files, and in the manifests that list them.
+
+A parser such as ``split:user`` names a folder by a field of the events in it. A folder that still
+has a file with events has its name from these. One whose events were all erased is named by an
+erased event; so are the manifests that list its files, those before the erasure too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from urllib.parse import unquote
+
+import numpy as np
+
+from tidelog.errors import CorruptError, NotFoundError
+from tidelog.home import Home
+from tidelog.log.archives import read_commit_rows, read_partitions
+from tidelog.log.replays import replay_pipeline
+from tidelog.model.archive import Archive, Making
+from tidelog.model.pipeline import FileEntry, Manifest, read_manifest
+from tidelog.pipeline.known_objects import folder_values
+from tidelog.pipeline.sought import Sought
+from tidelog.store.base import Store
+
+__all__ = ["ManifestNames", "erases", "is_named_by_field", "names_of"]
+
+_MANIFESTS = "pipelines/"
+
+
+class ManifestNames:
+    """Looks for what is sought in the names that manifests list."""
+
+    def __init__(self, home: Home, sought: Sought) -> None:
+        self._home = home
+        self._sought = sought
+        self._living: dict[str, tuple[str, frozenset[str]]] = {}  # by pipeline: folder, living
+        self._needed: set[str] = set()
+
+    def note(self, archive: Archive, generation: int, living: Collection[str]) -> None:
+        """Take in a generation that was searched, and its folders that have events."""
+        pipeline = archive.pipeline(generation)
+        for each in (pipeline, replay_pipeline(pipeline)):
+            self._living[each] = (f"{archive.folder(generation)}/", frozenset(living))
+            for partition in read_partitions(self._home.log, each):
+                for row in read_commit_rows(self._home.log, each, partition):
+                    self._needed.add(row.committed.manifest)
+
+    def is_needed(self, key: str) -> bool:
+        """Whether a commit names a manifest."""
+        return key in self._needed
+
+    def names_in(self, store: Store, key: str) -> bool | None:
+        """Whether a manifest lists a file in a folder that is named by what is sought.
+
+        None for an object that is not a manifest.
+        """
+        if not key.startswith(_MANIFESTS):
+            return None
+        try:
+            manifest = read_manifest(store.get(key), key)
+        except NotFoundError:
+            return False
+        except CorruptError:
+            return None
+        root, living = self._living.get(key.split("/")[1], ("", frozenset()))
+        return any(
+            self._sought.is_in(value)
+            for part in manifest.parts
+            for file in part.files
+            for value in folder_values(_folder(file.target, root), living)
+        )
+
+
+def erases(manifest: Manifest, file: FileEntry, offsets: Sequence[int]) -> bool:
+    """Whether some of these offsets were taken out of a file."""
+    taken = np.intersect1d(np.array(manifest.erased, np.int64), np.array(offsets, np.int64))
+    return bool(((taken >= file.first_offset) & (taken <= file.last_offset)).any())
+
+
+def is_named_by_field(making: Making, folder: str, living: Collection[str]) -> bool:
+    """Whether a folder's first name is a field's value of events that are no more."""
+    if not making.parser.startswith("split:"):
+        return False
+    own = "/".join([*folder.split("/")[:2], ""])
+    return not any(f"{each}/".startswith(own) for each in living)
+
+
+def names_of(key: str) -> Iterator[str]:
+    """The names in an object's key: without escapes, what follows ``=``, and without a suffix."""
+    for part in key.split("/"):
+        for name in {part, unquote(part)}:
+            yield from {name, name.partition("=")[2], name.rpartition(".")[0]} - {""}
+
+
+def _folder(target: str, root: str) -> str:
+    """The folder of a file below its generation's; dead letters have none that events name."""
+    return target.removeprefix(root).rpartition("/")[0] if target.startswith(root) else ""

@@ -1,0 +1,161 @@
+"""A proof lists every object of the home: what nothing explains, and names, are searched too."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.pipeline.looking import FIRST_S, a_home, an_archive, drive
+from tidelog import Event, Home
+from tidelog.model.archive import Archive, Making
+from tidelog.pipeline import generations
+from tidelog.pipeline.archive import find_archive, open_pipeline
+from tidelog.pipeline.driver import Driver, Driving
+from tidelog.pipeline.erasure import carry_out
+from tidelog.pipeline.generations import begin_backfill, drop_generation, promote
+from tidelog.pipeline.proof import Trace, prove_erased
+from tidelog.pipeline.sweep import sweep_archives
+from tidelog.pipeline.workers import LocalWorkers
+
+USERS = ["ann", "bob/ü x", "eve"]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    with a_home(tmp_path) as made:
+        made.create_topic("t", 1)
+        events = [
+            Event(
+                json.dumps({"at": FIRST_S, "user": user, "n": n}).encode(),
+                key=user.encode(),
+                id=f"id-{n}-{user}",
+            )
+            for n, user in enumerate(USERS * 4)
+        ]
+        made.append("t", events, partition=0)
+        yield made
+
+
+def build(home: Home, archive: Archive) -> int:
+    built, generation = begin_backfill(home, archive.name, Making(parser=archive.making().parser))
+    pipeline = open_pipeline(home, built, LocalWorkers(2), generation)
+    Driver(home.log, pipeline, Driving()).run()
+    return generation
+
+
+def prove(home: Home, *ids: str, keys: tuple[bytes, ...] = ()) -> list[Trace]:
+    return prove_erased(home, home.topic("t"), ids, keys).traces
+
+
+def test_copy_of_a_driver_into_a_dropped_generation_is_found_and_swept(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = an_archive(home, parser="json:at")
+    drive(home, archive)
+    generation = build(home, archive)
+    left = {
+        info.key: home.store.get(info.key)
+        for prefix in ("archives/daily/g2/", f"pipelines/{archive.incarnation}.2/")
+        for info in home.store.list(prefix)
+    }
+    assert len(left) == 2
+    drop_generation(home, "daily", generation)
+    for key, data in left.items():  # what a driver still did that had read its rows before
+        home.store.put(key, data)
+    late = f"staging/{archive.incarnation}.2/1/x/y/0"
+    file = next(key for key in left if key.startswith("archives/"))
+    home.store.put(late, left[file])
+    dead = "dead/daily/t/2_0_00000000000000000000.parquet"
+    home.store.put(dead, left[file])
+    ids = [f"id-{n}-ann" for n in range(0, 12, 3)]
+    home.delete("t", ids)
+    with monkeypatch.context() as patch:
+        patch.setattr("tidelog.pipeline.sweep.remove_strays", lambda *_: None)
+        carry_out(home, home.topic("t"), grace_ms=0)
+    found = {trace.object: trace for trace in prove(home, *ids)}
+    assert {file, late, dead} <= found.keys()
+    assert "tidelog sweep" in found[file].do
+    sweep_archives(home, grace_ms=0)
+    assert prove(home, *ids) == []
+    for key in (*left, late, dead):
+        assert list(home.store.list(key)) == [], key
+    drive(home, find_archive(home, "daily"))
+
+
+def test_strays_of_every_removed_generation_go(home: Home) -> None:
+    archive = an_archive(home, parser="json:at")
+    drive(home, archive)
+    build(home, archive)
+    promoted = promote(home, "daily")
+    drop_generation(home, "daily", 1)
+    build(home, promoted)
+    kept = find_archive(home, "daily")
+    before = sorted(info.key for info in home.store.list(""))
+    for number in (1,):
+        home.store.put(f"archives/daily/g{number}/t/x.parquet", b"late")
+    generations.remove_strays(home, kept)
+    assert sorted(info.key for info in home.store.list("")) == before
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_names_and_manifests_of_erased_events_keep_a_proof_from_being_clean(
+    home: Home, user: str
+) -> None:
+    archive = an_archive(home, parser="split:user|json:at")
+    drive(home, archive)
+    home.delete_key("t", user.encode())
+    carry_out(home, home.topic("t"), grace_ms=0)
+    found = prove(home, keys=(user.encode(),))
+    kinds = {trace.object.partition("/")[0] for trace in found}
+    assert kinds == {"archives", "pipelines"}
+    assert len([each for each in found if each.object.startswith("pipelines/")]) == 2
+    assert all("backfill" in each.do or "sweep" in each.do for each in found)
+    build(home, archive)
+    promote(home, "daily")
+    assert prove(home, keys=(user.encode(),)) != []
+    drop_generation(home, "daily", 1)
+    carry_out(home, home.topic("t"), grace_ms=0)
+    assert prove(home, keys=(user.encode(),)) == []
+
+
+def test_name_made_of_a_field_that_is_neither_id_nor_key_is_listed(home: Home) -> None:
+    archive = an_archive(home, parser="split:n|json:at")
+    drive(home, archive)
+    home.delete("t", ["id-3-ann"])
+    carry_out(home, home.topic("t"), grace_ms=0)
+    (trace,) = prove(home, "id-3-ann")
+    assert "/3/" in trace.object
+    assert "named by a field of the events it had" in trace.what
+
+
+def test_folder_that_others_share_is_no_trace(home: Home) -> None:
+    archive = an_archive(home, parser="split:user|json:at")
+    drive(home, archive)
+    home.delete("t", ["id-0-ann"])
+    carry_out(home, home.topic("t"), grace_ms=0)
+    assert prove(home, "id-0-ann") == []
+
+
+@pytest.mark.parametrize("word", ["daily", "t", "archives", "g1", "pipelines", "parquet", "1"])
+def test_ids_that_are_words_of_our_own_names_are_proved_erased(home: Home, word: str) -> None:
+    home.append("t", [Event(json.dumps({"at": FIRST_S, "user": "w"}).encode(), id=word)])
+    archive = an_archive(home, parser="split:user|json:at")
+    drive(home, archive)
+    home.append("t", [Event(json.dumps({"at": FIRST_S, "user": "w"}).encode(), id="other")])
+    drive(home, archive)
+    home.delete("t", [word])
+    carry_out(home, home.topic("t"), grace_ms=0)
+    assert prove(home, word) == []
+
+
+def test_object_that_nothing_explains_is_searched(home: Home) -> None:
+    home.delete("t", ["id-0-ann"])
+    carry_out(home, home.topic("t"), grace_ms=0)
+    assert prove(home, "id-0-ann") == []
+    home.store.put("export/copy.json", b'{"id": "id-0-ann"}')
+    home.store.put("export/id-0-ann.txt", b"x")
+    found = {trace.object for trace in prove(home, "id-0-ann")}
+    assert found == {"export/copy.json", "export/id-0-ann.txt"}
