@@ -114,14 +114,21 @@ def _detached(log: Log) -> Iterator[str]:
     for row in log.catalog.scan(layout.REGISTRY, layout.archive_row(""), "archive0"):
         archive = decode_archive(log, row)
         if is_outside(log, archive):
-            yield f"archive `{archive.name}`: read-only, in `{archive.store}/{archive.root}`"
+            yield (
+                f"archive `{archive.name}`: read-only, in `{archive.store}/{archive.root}`: to go "
+                f"on here, run `tidelog archive create NAME --source {archive.source} --kind "
+                f"{archive.kind} --to URL` with a name and a folder of its own"
+            )
         for table in archive.tables:
             if table != "delta":
                 yield f"archive `{archive.name}`: no longer changes table `{table}`"
     for row in log.catalog.scan(layout.REGISTRY, layout.pipeline_row(""), "pipeline0"):
         named = decode_row(row.value, NamedPipeline, f"registry row `{row.row}`")
         if parse_address(named.sink).scheme != "topic":
-            yield f"pipeline `{named.name}`: does not run, into `{named.sink}`"
+            yield (
+                f"pipeline `{named.name}`: does not run, into `{named.sink}`: to run it here, run "
+                f"`tidelog pipeline delete {named.name}`, and make it again"
+            )
     for row in log.catalog.scan(layout.REGISTRY, layout.playback_row(""), "playback0"):
         name = row.row.partition("/")[2]
         pin = log.catalog.get(layout.playback_partition(name), layout.PLAYBACK_PIN)

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
+import msgspec
 import pytest
 
 import tidelog
 from tests.waiting import until
 from tidelog import Event, Home
-from tidelog.catalog.base import Row
+from tidelog.catalog.base import Change, Row
+from tidelog.catalog.memory import MemoryCatalog
 from tidelog.cli.consume import _accept as accept_loss
-from tidelog.errors import FencedError, InvalidError, NotFoundError, UnavailableError
+from tidelog.errors import (
+    FencedError,
+    InvalidError,
+    NotFoundError,
+    UnavailableError,
+    UnknownOutcomeError,
+)
 from tidelog.log.base import LogSettings
 from tidelog.log.consumer import Consumer
 from tidelog.log.lease import Membership, read_lease
+from tidelog.log.topics import create_topic
 
 FOR_EVER_MS = 600_000  # longer than any test lasts
 
@@ -181,6 +191,62 @@ def test_membership_refuses_a_cursor_that_moves_back_unasked(home: Home) -> None
     assert cursor(home) == 9
     member.commit(0, 3, back=True)
     assert cursor(home) == 3
+
+
+class _LosesReply(MemoryCatalog):
+    """The write that is marked lands, its reply is lost, and nothing can be read after it."""
+
+    marked = is_down = False
+
+    def write(self, partition: str, *changes: Change, write_id: str) -> None:
+        super().write(partition, *changes, write_id=write_id)
+        if self.marked:
+            self.marked, self.is_down = False, True
+            raise UnknownOutcomeError("the reply was lost")
+
+    def get(self, partition: str, row: str) -> Row | None:
+        if self.is_down:
+            raise UnavailableError("nothing can be reached")
+        return super().get(partition, row)
+
+
+def test_commit_after_one_of_unknown_outcome_works() -> None:
+    catalog = _LosesReply()
+    with tidelog.open("memory:") as home:
+        log = replace(home.log, catalog=catalog)
+        made = msgspec.structs.replace(home.create_topic("t", 1), state="creating")
+        topic = create_topic(log, made)
+        member = Membership(log, topic, "c", "earliest")
+        assert member.take(0, [member.id])
+        catalog.marked = True
+        with pytest.raises(UnknownOutcomeError):
+            member.commit(0, 5)
+        catalog.is_down = False
+        member.commit(0, 7)
+        found = read_lease(log, topic, "c", 0)
+        assert found is not None
+        assert found[0].cursor == 7
+
+
+def test_lease_that_another_member_has_taken_is_not_committed_to() -> None:
+    catalog = _LosesReply()
+    with tidelog.open("memory:") as home:
+        log = replace(home.log, catalog=catalog)
+        made = msgspec.structs.replace(home.create_topic("t", 1), state="creating")
+        topic = create_topic(log, made)
+        member = Membership(log, topic, "c", "earliest")
+        assert member.take(0, [member.id])
+        catalog.marked = True
+        with pytest.raises(UnknownOutcomeError):
+            member.commit(0, 5)
+        catalog.is_down = False
+        other = Membership(log, topic, "c", "earliest")
+        assert other.take(0, [other.id])
+        with pytest.raises(FencedError):
+            member.commit(0, 7)
+        found = read_lease(log, topic, "c", 0)
+        assert found is not None
+        assert (found[0].owner, found[0].cursor) == (other.id, 5)
 
 
 def test_poll_after_fenced_error_resumes_at_the_cursor(home: Home) -> None:

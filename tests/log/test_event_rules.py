@@ -128,6 +128,18 @@ def test_longest_id_is_found_and_deleted_over_http(tmp_path: Path) -> None:
         assert served.values() == []
 
 
+def test_dead_letter_of_the_largest_event_can_be_updated(home: Home) -> None:
+    """Its headers are Tidelog's, which come on top of the limit."""
+    most = limits.EVENT_BYTES_MAX
+    own = (("tidelog-error", b"e" * 100),)
+    home._append_own("t", [Event(b"x" * (most - 1), id="a", headers=own)])
+    home.update("t", "a", b"y" * (most - 1))
+    assert home.get("t", "a").value == b"y" * (most - 1)
+    home.append("t", [Event(b"x", id="b", headers=(("other", b"e" * 100),))])
+    with pytest.raises(InvalidError, match="update of id `b`"):
+        home.update("t", "b", b"y" * (most - 1))
+
+
 def test_update_may_not_make_an_event_too_large_to_play(home: Home) -> None:
     """Key, id, type and headers count too, and what is accepted can be played into a topic."""
     most = limits.EVENT_BYTES_MAX

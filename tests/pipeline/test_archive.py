@@ -218,6 +218,9 @@ def test_a_folder_that_is_not_empty_and_a_name_that_is_taken_are_refused(home: H
     home.store.put("archives/full/something", b"x")
     with pytest.raises(InvalidError, match="not empty"):
         an_archive(home, "full")
+    home.store.put("archives/since/_owner", b"of an archive that a restored catalog lacks")
+    with pytest.raises(InvalidError, match="that the catalog does not know, as after a restore"):
+        an_archive(home, "since")
     an_archive(home, "a")
     with pytest.raises(AlreadyExistsError):
         an_archive(home, "a")

@@ -14,8 +14,9 @@ from tests.beating import beaten_between_takes
 from tidelog import Event, Home
 from tidelog.errors import AlreadyExistsError, FencedError, InvalidError, NotFoundError
 from tidelog.home import World, create_home
+from tidelog.log.archives import list_partitions
 from tidelog.model import layout
-from tidelog.model.pipeline import Begin
+from tidelog.model.pipeline import Begin, Listed
 from tidelog.pipeline.base import Pipeline
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.driver import Driver, Driving
@@ -29,6 +30,7 @@ from tidelog.pipeline.registry import (
 from tidelog.pipeline.shard import Shard
 from tidelog.pipeline.workers import LocalWorkers
 from tidelog.settings import Settings
+from tidelog.sources.base import SourcePartition
 from tidelog.testing.clock import FakeClock
 from tidelog.testing.faults import Faults, FaultyCatalog, FaultyStore
 from tidelog.testing.scheduler import Crash
@@ -208,3 +210,23 @@ def test_a_removal_that_dies_after_any_call_is_finished_by_the_next(home: Home) 
             break
     assert not died
     assert call > 10
+
+
+def test_pipelines_that_feed_each_other_are_refused(home: Home) -> None:
+    home.create_topic("third", 2)
+    create_pipeline(home, "one", "topic:from", "topic:to")
+    create_pipeline(home, "two", "topic:to", "topic:third")
+    for source in ("to", "third"):
+        with pytest.raises(InvalidError, match=r"by pipeline `.*`.*never ends"):
+            create_pipeline(home, "back", f"topic:{source}", "topic:from")
+    delete_pipeline(home, "two")
+    create_pipeline(home, "back", "topic:third", "topic:from")
+
+
+def test_head_that_a_stalled_driver_would_make_is_closed(home: Home) -> None:
+    named = create_pipeline(home, "copy", "topic:from", "topic:to")
+    list_partitions(home.log, named.incarnation, [Listed("from/0")])
+    stalled = Cycle(home.log, opened(home), 1)  # sleeps here
+    delete_pipeline(home, "copy")
+    with pytest.raises(FencedError):
+        stalled.adopt(SourcePartition("from", "0"), Begin("0", "earliest"))

@@ -16,7 +16,7 @@ from tests.sim import journal_planted
 from tests.sim.base import SimWorld
 from tests.sim.clients import ClientsWorld, LossyWorld
 from tests.sim.journal_world import JournalWorld
-from tests.sim.journal_worlds import AbsentWorld, AmendWorld, CopyWorld
+from tests.sim.journal_worlds import AbsentWorld, AmendWorld, CopyWorld, LotsWorld
 from tests.sim.lifecycle import LifecycleWorld
 from tests.sim.planted import BUGS, SEEDS_MAX, seeds_needed
 from tests.sim.playback_world import PlaybackWorld
@@ -31,6 +31,7 @@ WORLDS: dict[str, type[SimWorld]] = {
     "clients": ClientsWorld,
     "journals": JournalWorld,
     "amend": AmendWorld,
+    "lots": LotsWorld,
     "copy": CopyWorld,
     "absent": AbsentWorld,
     "playback": PlaybackWorld,

@@ -44,8 +44,6 @@ RATES = base.RATES | {
 PARTITIONS = 2
 KEYS = 5
 
-_RECORD_BYTES = "_RECORD_BYTES_MAX" if hasattr(amend, "_RECORD_BYTES_MAX") else "RECORD_BYTES_MAX"
-
 SMALL: Sequence[tuple[Any, str, int]] = (
     (marks, "_ROWS_AT_ONCE", 3),
     (marks, "INLINE_BYTES_MAX", 48),
@@ -118,7 +116,7 @@ class HomeWorld(SimWorld):
         self.topic = self.create("t")
 
     def run(self) -> Counter[Fault]:
-        many = (amend, _RECORD_BYTES, self.random.choice([150, 1_000, 1_000]))
+        many = (amend, "RECORD_BYTES_MAX", self.random.choice([400, 3_050, 3_050]))
         with small_limits((*SMALL, many)):
             self.fill()
             return super().run()

@@ -14,7 +14,7 @@ import pytest
 
 from tests.sim.journal_home import HomeWorld
 from tests.sim.journal_world import JournalWorld
-from tests.sim.journal_worlds import AbsentWorld, AmendWorld, CopyWorld
+from tests.sim.journal_worlds import AbsentWorld, AmendWorld, CopyWorld, LotsWorld
 from tests.sim.playback_world import PlaybackWorld
 from tests.sim.recreate_world import RecreateWorld
 from tidelog.catalog.base import Put
@@ -75,6 +75,31 @@ def notices(bug: Bug, seed: int) -> bool:
 
 
 # Amendments.
+
+
+def _seen_moves_for_all_lots(patch: Patch) -> None:
+    """After a conflict, only the rows of the lot at hand are looked at for deletes."""
+
+    def wrote(self: Marker, marks: Sequence[Mark], head: Head) -> None:
+        self._looked = head.amendments
+        self._done(marks)
+
+    patch.setattr(Marker, "_wrote", wrote)
+
+
+def _records_share_heads(patch: Patch) -> None:
+    """A record of a call goes by the heads that the record before it has reached."""
+    apply, found = Amender._apply, dict[int, Any]()
+
+    def shared(self: Amender, op: Any, marks: Any, heads: dict[int, Any], *rest: Any) -> Any:
+        known = found if found and found.get(-1) == id(self) else {}
+        heads.update({each: seen for each, seen in known.items() if each >= 0})
+        applied = apply(self, op, marks, heads, *rest)
+        found.clear()
+        found.update({-1: id(self), **heads})
+        return applied
+
+    patch.setattr(Amender, "_apply", shared)
 
 
 def _lots_are_written_again(patch: Patch) -> None:
@@ -290,6 +315,8 @@ def _playback_passes_over_swaps(patch: Patch) -> None:
 
 
 BUGS: Mapping[str, Bug] = {
+    "the seen mark moves for all lots": Bug(LotsWorld, _seen_moves_for_all_lots),
+    "the records of one call share heads": Bug(LotsWorld, _records_share_heads),
     "lots are written again": Bug(AmendWorld, _lots_are_written_again),
     "deletes are not looked for": Bug(AmendWorld, _deletes_are_not_looked_for),
     "the amended range is not widened": Bug(AmendWorld, _amended_is_not_widened),

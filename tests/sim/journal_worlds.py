@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+
+from tests.sim.journal_home import Desk
 from tests.sim.journal_world import JournalWorld
 
-__all__ = ["AbsentWorld", "AmendWorld", "CopyWorld"]
+__all__ = ["AbsentWorld", "AmendWorld", "CopyWorld", "LotsWorld"]
 
 
 class AmendWorld(JournalWorld):
@@ -23,6 +26,36 @@ class AmendWorld(JournalWorld):
         self._spawn("compiler-1", self.compile)
         self._spawn("compiler-2", self.compile)
         self._spawn("sweeper", self.sweep)
+
+
+class LotsWorld(JournalWorld):
+    """Updates of many lots in one call, beside deletes of few events of the same lots."""
+
+    prefill = 15
+    copied = 0
+    pause_s = 0.3
+
+    def spawn_all(self) -> None:
+        for number in range(2):
+            self._spawn(f"updater-{number}", self.update_all)
+        for number in range(3):
+            self._spawn(f"deleter-{number}", self.delete_one)
+        self._spawn("reader", self.read)
+        self._spawn("compiler", self.compile)
+
+    def update_all(self) -> None:
+        desk = Desk(self._log())
+        for _ in range(3):
+            desk.log.clock.sleep(self.random.uniform(0, self.pause_s))
+            with contextlib.suppress(*self.may_fail):
+                self.update(desk, self.some_ids(24))
+
+    def delete_one(self) -> None:
+        desk = Desk(self._log())
+        for _ in range(4):
+            desk.log.clock.sleep(self.random.uniform(0, self.pause_s))
+            with contextlib.suppress(*self.may_fail):
+                self.delete(desk, self.some_ids(1))
 
 
 class CopyWorld(JournalWorld):

@@ -40,6 +40,7 @@ __all__ = [
     "check_times",
     "event_sizes",
     "events_of",
+    "has_additions",
     "joined_batches",
     "one_batch",
     "problem_of_text",
@@ -62,6 +63,7 @@ STORED_SCHEMA = pa.schema(
     ]
 )
 
+OWN_HEADERS = ("tidelog-", "tidelog.")  # how the names of headers begin that Tidelog adds
 EVENT_SCHEMA = pa.schema(
     [
         pa.field("topic", pa.string(), nullable=False),
@@ -204,6 +206,12 @@ def bytes_without_value(row: pa.RecordBatch) -> int:
     """How many bytes an event in stored columns has beside its value, as ``check_event`` counts."""
     most = limits.HEADERS_MAX + limits.OWN_HEADERS_MAX
     return sum(int(each[0]) for each in _field_lengths(row, most))
+
+
+def has_additions(row: pa.RecordBatch) -> bool:
+    """Whether an event in stored columns has headers that Tidelog itself adds, as a dead letter."""
+    headers = row.column("headers")[0].as_py() or ()
+    return any(header["name"].startswith(OWN_HEADERS) for header in headers)
 
 
 def check_times(column: pa.Array | pa.ChunkedArray) -> None:

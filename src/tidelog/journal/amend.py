@@ -35,7 +35,7 @@ from typing import Literal
 
 import msgspec
 
-from tidelog.codec.events import bytes_without_value
+from tidelog.codec.events import bytes_without_value, has_additions
 from tidelog.errors import InvalidError, UnavailableError
 from tidelog.journal.audit import (
     MARK_BYTES,
@@ -56,6 +56,7 @@ from tidelog.log.base import Log
 from tidelog.log.ledger import announce_erasure, enter_erased
 from tidelog.log.outcome import Sent
 from tidelog.log.topics import read_head
+from tidelog.model import limits
 from tidelog.model.event import Event, check_event, check_event_bytes
 
 __all__ = ["Amended", "Amender"]
@@ -178,8 +179,9 @@ class Amender:
         found = self._lookup.find(ids, columns=FIELD_COLUMNS)
         for each, events in found.events.items():
             size = len(values[each] or b"") + max(bytes_without_value(e.row) for e in events)
+            room = limits.OWN_BYTES_MAX if any(has_additions(e.row) for e in events) else 0
             try:
-                check_event_bytes(size, self._log.settings.event_bytes_max)
+                check_event_bytes(size, self._log.settings.event_bytes_max, room)
             except InvalidError as exc:
                 raise InvalidError(
                     f"update of id `{each[:200]}`: with the new value its {exc}", **exc.context

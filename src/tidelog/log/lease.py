@@ -198,8 +198,16 @@ class Membership:
                 f"lease on `{self._topic.name}/{partition}`: its cursor is at {held.lease.cursor} "
                 f"and would move back to {cursor}: seek to move it back"
             )
-        lease = msgspec.structs.replace(held.lease, cursor=cursor)
-        if not self._put(partition, lease, held.version):
+        if self._put(partition, msgspec.structs.replace(held.lease, cursor=cursor), held.version):
+            return
+        # Only we write a lease that is ours, under our epoch: its version may be that of an earlier
+        # commit of which the outcome was not known.
+        found = read_lease(self._log, self._topic, self._name, partition)
+        if found is None or (found[0].owner, found[0].epoch) != (self.id, held.lease.epoch):
+            self._lost(partition, held)
+            return
+        lease, version = found
+        if not self._put(partition, msgspec.structs.replace(lease, cursor=cursor), version):
             self._lost(partition, held)
 
     def release(self, partition: int) -> None:

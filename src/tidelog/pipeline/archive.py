@@ -23,7 +23,13 @@ import msgspec
 from tidelog.catalog.base import ABSENT, Put
 from tidelog.codec.formats import settings_of
 from tidelog.codec.parsers import layout_settings
-from tidelog.errors import AlreadyExistsError, ConflictError, InvalidError, TidelogError
+from tidelog.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    InvalidError,
+    NotFoundError,
+    TidelogError,
+)
 from tidelog.home import Home
 from tidelog.log.archives import (
     decode_archive,
@@ -202,9 +208,17 @@ def _refuse_own_files(home: Home, archive: Archive) -> None:
 def _refuse_taken(home: Home, archive: Archive) -> None:
     store = store_at(home, archive.store)
     for info in store.list(f"{archive.root}/"):
+        do = "choose another folder"
+        with contextlib.suppress(NotFoundError):
+            store.head(archive.owner)
+            do = (
+                "it belongs to an archive that the catalog does not know, as after a restore from "
+                "a copy of before it was made: move that folder away if you need its files, else "
+                "delete it, or choose another folder"
+            )
         raise InvalidError(
             f"archive `{archive.name}`: its folder `{archive.root}` of `{archive.store}` is not "
-            f"empty, it holds `{info.key}`: choose another folder"
+            f"empty, it holds `{info.key}`: {do}"
         )
 
 

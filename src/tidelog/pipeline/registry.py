@@ -115,15 +115,45 @@ def find_pipeline(home: Home, name: str) -> NamedPipeline:
 
 
 def check_loop(home: Home, source: str, sink: str) -> None:
-    """Raise ``InvalidError`` for a pipeline that would never end: it reads what it writes."""
-    reads, writes = parse_address(source), parse_address(sink)
-    if reads.scheme == "archive" and writes.scheme == "topic":
-        reads = parse_address(read_archive(home.log, reads.path).source)
-    if (reads.scheme, reads.host, reads.path) == (writes.scheme, writes.host, writes.path):
-        raise InvalidError(
-            f"source `{source}`: gets what is written to `{sink}`, so this never ends: write to "
-            "another topic, or use playback or restore, which end"
-        )
+    """Raise ``InvalidError`` for a pipeline that would never end: it reads what it writes.
+
+    Also by way of other pipelines of the home. Two that are made at the same moment, and pipelines
+    of another home, are not seen.
+    """
+    reads, reached, by = _origin(home, source), [_place(sink)], ""
+    edges = [
+        (_origin(home, each.source), _place(each.sink), each.name)
+        for each in list_pipelines(home)
+        if each.state == "ready" and not each.name.startswith("restore.")
+    ]
+    for place in reached:  # grows while it goes
+        if place == reads:
+            raise InvalidError(
+                f"source `{source}`: gets what is written to `{sink}`{by}, so this never ends: "
+                "write to another topic, or use playback or restore, which end"
+            )
+        for start, end, name in edges:
+            if start == place and end not in reached:
+                reached.append(end)
+                by = f" (by pipeline `{name}`)" if end == reads else by
+
+
+_Place = tuple[str, str, str]
+"""Scheme, host and path of an address."""
+
+
+def _place(url: str) -> _Place:
+    address = parse_address(url)
+    return address.scheme, address.host, address.path
+
+
+def _origin(home: Home, source: str) -> _Place:
+    """Where the events of a source come from: those of an archive from what it archives."""
+    place = _place(source)
+    if place[0] == "archive":
+        with contextlib.suppress(NotFoundError):
+            return _place(read_archive(home.log, place[2]).source)
+    return place
 
 
 def is_inside(sink: str) -> bool:
