@@ -15,7 +15,14 @@ from tidelog.model.event import Event
 from tidelog.model.pipeline import FileEntry, Manifest
 from tidelog.sinks.base import Written
 from tidelog.sinks.publish import discard_files, publish_files
-from tidelog.sources.base import Bounds, Chunk, DirectReader, Range, SourcePartition
+from tidelog.sources.base import (
+    Bounds,
+    Chunk,
+    DirectReader,
+    Range,
+    SourcePartition,
+    check_incarnation,
+)
 from tidelog.store.base import Store
 
 DATES = ("2026-11-13", "2026-11-14", "2026-11-15")
@@ -52,6 +59,7 @@ class ListSource:
             table = table_of([Event(held[offset].encode())], 0)
             batch = with_position(table.to_batches()[0], "t", int(range.partition.name), offset)
             yield Chunk(batch, str(offset + 1))
+        check_incarnation(range, self.incarnation)
         yield Chunk(pa.RecordBatch.from_pylist([], table_of([], 0).schema), str(limit))
 
     def reader(self, range: Range) -> DirectReader:

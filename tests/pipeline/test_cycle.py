@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import random
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -16,12 +18,13 @@ from tidelog.log.archives import read_partitions, read_progress
 from tidelog.log.base import Log
 from tidelog.model import layout
 from tidelog.model.backoff import Backoff
-from tidelog.model.pipeline import Begin, Intent, Progress
+from tidelog.model.pipeline import Begin, Gap, Intent, Progress
 from tidelog.model.run import decode_row
 from tidelog.pipeline.base import Pipeline
 from tidelog.pipeline.cycle import Cycle, CycleReport, LostError
+from tidelog.pipeline.losses import RemadeError
 from tidelog.pipeline.workers import LocalWorkers
-from tidelog.sources.base import SourcePartition
+from tidelog.sources.base import Chunk, Range, SourcePartition
 from tidelog.store.memory import MemoryStore
 from tidelog.store.retry import RetryingStore
 from tidelog.testing.clock import FakeClock, seeded_ids
@@ -184,7 +187,7 @@ def test_a_source_that_was_made_anew_stops_loudly() -> None:
     partition = SourcePartition("t", "1")
     archive.source.ends[partition] = 5
     report = archive.drive(archive.log())
-    assert "made anew" in str(report.errors[partition])
+    assert "made again: it ends at 5 now" in str(report.errors[partition])
 
 
 def head_of(archive: Archive, number: int = 0) -> Progress:
@@ -200,12 +203,91 @@ def test_a_source_that_was_made_anew_and_outgrew_the_old_one_stops_loudly() -> N
     assert (head_of(archive).position, head_of(archive).incarnation) == ("40", "first")
     archive.source.ends = dict.fromkeys(archive.source.ends, 90)
     archive.source.incarnation = "second"
-    for accept_loss in (False, True):  # what was lost cannot even be told
-        report = archive.drive(archive.log(), accept_loss=accept_loss)
-        error = report.errors[SourcePartition("t", "0")]
-        assert isinstance(error, LostError)
-        assert "was made anew: it is second" in str(error)
+    report = archive.drive(archive.log())
+    error = report.errors[SourcePartition("t", "0")]
+    assert isinstance(error, RemadeError)
+    assert "was deleted and made again: it is second now" in str(error)
     assert (head_of(archive).position, head_of(archive).incarnation) == ("40", "first")
+    archive.check()
+
+
+def test_accepted_remake_ends_the_partition_and_no_other() -> None:
+    archive = Archive(ListSource(2, 40))
+    archive.source.incarnation = "first"
+    archive.drive(archive.log())
+    archive.check()
+    before = len(listed(archive.objects))
+    remade, other = SourcePartition("t", "0"), SourcePartition("t", "1")
+    bounds = archive.source.bounds
+    archive.source.ends = dict.fromkeys(archive.source.ends, 90)
+    archive.source.events[other].update({n: f"1:{n}" for n in range(40, 90)})
+
+    archive.source.bounds = lambda partitions: {  # type: ignore[method-assign]
+        p: replace(b, incarnation="second") if p == remade else b
+        for p, b in bounds(partitions).items()
+    }
+    report = archive.drive(archive.log(), step=60)
+    assert set(report.errors) == {remade}
+    assert len(listed(archive.objects)) == before + 50, "the other one goes on"
+    for _ in range(2):
+        report = archive.drive(archive.log(), accept_loss=True)
+        assert not report.errors
+    assert (head_of(archive).ended, head_of(archive).position) == ("remade", "40")
+    assert head_of(archive).gaps == (Gap("40", "40", "remade"),)
+    report = archive.drive(archive.log())
+    assert not report.errors
+    assert len(listed(archive.objects)) == before + 50, "nothing of the new one is archived"
+
+
+def test_remake_of_a_partition_without_commits_begins_again_once_accepted() -> None:
+    archive = Archive(ListSource(1, 20))
+    archive.source.incarnation = "first"
+    with pytest.raises(Crash):
+        archive.drive(archive.log(Faults(crash_after_call=6)))
+    archive.source.incarnation = "second"
+    assert isinstance(archive.drive(archive.log()).errors[SourcePartition("t", "0")], RemadeError)
+    archive.drive(archive.log(), accept_loss=True)
+    archive.drive(archive.log())
+    assert (head_of(archive).incarnation, head_of(archive).ended) == ("second", "")
+    archive.check()
+
+
+def test_source_that_is_made_again_while_a_range_is_read_is_not_archived() -> None:
+    archive = Archive(ListSource(1, 20))
+    archive.source.incarnation = "first"
+    read = archive.source.read
+
+    def remaking(range: Range) -> Iterator[Chunk]:
+        for number, chunk in enumerate(read(range)):
+            if number == 3:
+                archive.source.incarnation = "second"
+            yield chunk
+
+    archive.source.read = remaking  # type: ignore[method-assign]
+    cycle, partition = archive.cycle(archive.log()), SourcePartition("t", "0")
+    bounds = archive.source.bounds([partition])
+    cycle.adopt(partition, Begin("0", "earliest"), "first")
+    report = cycle.run({partition: "20"}, bounds)
+    assert "was deleted and made again since" in str(report.errors[partition])
+    assert list(archive.objects.list("archives/")) == []
+    assert archive.rows.get(layout.pipeline_partition("inc", "t/0"), "intent") is None
+    report = archive.drive(archive.log())
+    assert isinstance(report.errors[SourcePartition("t", "0")], RemadeError)
+    assert list(archive.objects.list("archives/")) == []
+
+
+@pytest.mark.parametrize("call", range(1, 14))
+def test_driver_that_dies_while_it_ends_a_partition_leaves_a_whole_decision(call: int) -> None:
+    archive = Archive(ListSource(1, 20))
+    archive.source.incarnation = "first"
+    archive.drive(archive.log())
+    archive.source.incarnation = "second"
+    with contextlib.suppress(Crash):
+        archive.drive(archive.log(Faults(crash_after_call=call)), accept_loss=True)
+    head = head_of(archive)
+    assert (head.ended == "remade") == bool(head.gaps)
+    archive.drive(archive.log(), accept_loss=True)
+    assert (head_of(archive).ended, len(head_of(archive).gaps)) == ("remade", 1)
     archive.check()
 
 

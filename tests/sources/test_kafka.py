@@ -36,7 +36,7 @@ from tidelog.pipeline.cycle import LostError
 from tidelog.pipeline.driver import Driver, Driving
 from tidelog.pipeline.workers import LocalWorkers
 from tidelog.sinks.files import FilesSettings, FilesSink
-from tidelog.sources import Bounds, Chunk, Range, SourcePartition, open_source
+from tidelog.sources import Bounds, Chunk, Range, SourcePartition, kafka_read, open_source
 from tidelog.sources.kafka import KafkaSource
 from tidelog.sources.kafka_client import Watch, open_consumer, place_of
 
@@ -438,12 +438,39 @@ def test_a_topic_that_was_made_anew_and_outgrew_the_old_one_is_told(
     broker.send(topic, [b"new %d" % n for n in range(25)], partition=0)
     until(lambda: source.bounds([partition])[partition].end == "25")
     assert source.bounds([partition])[partition].incarnation != first[partition].incarnation
-    for accept_loss in (False, True):
-        with pytest.raises(LostError, match="was made anew"):
-            Driver(log, pipeline, Driving(accept_loss=accept_loss)).run()
+    with pytest.raises(LostError, match="was deleted and made again"):
+        Driver(log, pipeline, Driving()).run()
     head = read_progress(log, "inc", partition.text)
     assert head is not None
     assert (head.position, head.incarnation) == ("10", first[partition].incarnation)
+    # What was planned for the old topic is not read from the new one.
+    planned = Range(partition, "0", "10", incarnation=first[partition].incarnation)
+    with pytest.raises(NotFoundError, match="was deleted and made again since"):
+        list(source.read(planned))
+    Driver(log, pipeline, Driving(accept_loss=True)).run()
+    assert Driver(log, pipeline, Driving()).run() == 0
+    ended = read_progress(log, "inc", partition.text)
+    assert ended is not None
+    assert (ended.position, ended.ended) == ("10", "remade")
+
+
+def test_topic_that_is_made_again_while_it_is_read_is_noticed(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kafka_read, "_CHUNK_MESSAGES", 5)
+    topic = broker.topic()
+    partition = SourcePartition(topic, "0")
+    broker.send(topic, [b"%d" % n for n in range(20)])
+    source = broker.source(topic)
+    made = source.bounds([partition])[partition].incarnation
+    chunks = source.read(Range(partition, "0", "20", incarnation=made))
+    next(chunks)
+    broker.delete(topic)
+    broker.topic(name=topic)
+    broker.send(topic, [b"new %d" % n for n in range(30)])
+    until(lambda: source.bounds([partition])[partition].end == "30")
+    with pytest.raises(NotFoundError):  # made again; or the client noticed that it was gone
+        list(chunks)
 
 
 def test_large_messages_stay_within_bounds(broker: Broker) -> None:

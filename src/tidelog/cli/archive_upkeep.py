@@ -251,6 +251,8 @@ def _show(output: Output, found: ArchiveStatus) -> None:
             "lost": each.totals.lost + bool(each.unread),
             "account": None if each.account is None else account_values(each.account),
             "unread": each.unread,
+            "remade": each.remade or None,
+            "ended": each.ended or None,
             "last_commit": to_iso(each.last_commit_ms) if each.last_commit_ms else None,
             "failure": each.failure.message if each.failure else None,
             "under_way_s": None
@@ -286,6 +288,13 @@ def _show(output: Output, found: ArchiveStatus) -> None:
             f"{counted(one.events, 'event')} in {', '.join(one.files)}"
         )
     for each in found.partitions:
+        if each.remade:
+            output.say(f"{found.archive.name}: {each.remade}")
+        if each.ended:
+            output.say(
+                f"{found.archive.name}: {each.partition}: ended at {each.position}: the source "
+                "partition was deleted and made again"
+            )
         if each.unread:
             output.say(
                 f"{found.archive.name}: {each.partition}: its topic was deleted, and up to "

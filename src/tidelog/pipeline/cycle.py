@@ -10,7 +10,9 @@ Each source partition goes through these steps; every write expects its ``head``
    before a range begins, files of ranges that a restored
    catalog has forgotten are set aside (``forgotten``)
 3. intend: put an ``intent`` with start and limit         → dead: the next driver does that range
-4. do: a task reads the range and stages its files        → dead: staged files that nothing names
+4. do: a task reads the range and stages its files; it
+   reads no other incarnation than the one that the
+   intent names, which it checks after reading            → dead: staged files that nothing names
    (a range that is gone, or holds nothing and ends where
    it began, is withdrawn instead: the ``intent`` goes)
 5. record: put a manifest object, and its key into the
@@ -18,6 +20,10 @@ Each source partition goes through these steps; every write expects its ``head``
 6. publish: copy each staged file to its final name       → dead: the next driver copies the rest
 7. commit, in one write: ``commit`` row, ``head`` to the
    end reached, the ``intent`` goes; then staging goes    → dead: staged files that nothing names
+
+A source partition that was deleted and made again is another sequence of events. Its range is
+withdrawn, and the partition is an error until a person accepts that it ends there: one write puts
+``ended`` and a gap into the ``head``, and the ``intent`` goes. Other partitions go on.
 
 A driver that lost its partitions to another one fails at its next write, since the head has
 another version. Its late copies are those that the manifest decided, so they harm nobody. Staged
@@ -49,7 +55,7 @@ from tidelog.errors import (
 )
 from tidelog.log.archives import list_partitions
 from tidelog.log.base import Log
-from tidelog.model import layout, limits
+from tidelog.model import layout
 from tidelog.model.backoff import Backoff
 from tidelog.model.pipeline import (
     Aside,
@@ -73,6 +79,7 @@ from tidelog.pipeline.forgotten import (
     decisions,
     late_manifests,
 )
+from tidelog.pipeline.losses import LostError, check_gaps, ended_head, is_remade
 from tidelog.sinks.base import AsideSink
 from tidelog.sources.base import Bounds, Missing, Range, SourcePartition, missing_in
 from tidelog.store.fresh import put_same
@@ -86,12 +93,6 @@ _NAMES_CHARS = 16  # of an id: as many as no two of them ever share
 
 class FrozenError(UnavailableError):
     """The partition's head is frozen while another generation is promoted; it may go on after."""
-
-
-class LostError(InvalidError):
-    """A source no longer holds what was to be read next: a person must decide."""
-
-    kind = "lost"
 
 
 def frozen(pipeline: str, partition: str) -> FrozenError:
@@ -193,6 +194,10 @@ class Cycle:
         """Whether this driver has it, and knows its rows."""
         return partition in self._tracks and partition not in self._stale
 
+    def is_ended(self, partition: SourcePartition) -> bool:
+        """Whether a person decided that nothing more is read of an adopted partition."""
+        return bool(self._tracks[partition].head.ended)
+
     def position(self, partition: SourcePartition) -> str:
         """How far an adopted partition is committed."""
         return self._tracks[partition].head.position
@@ -205,11 +210,14 @@ class Cycle:
         tasks: list[Task] = []
         self._listed.clear()
         for track in self._tracks.values():
-            if track.partition in self._stale:
+            if track.partition in self._stale or track.head.ended:
                 continue
             with self._kept(track, report):
                 if track.intent is None or not track.intent.manifest:
-                    self._check_same(track, bounds.get(track.partition))
+                    held = bounds.get(track.partition)
+                    if held is not None and self._is_remade(track, held):
+                        self._end(track, held)
+                        continue
                     self._set_aside(track, report)
                 if track.intent is None and track.partition in limits:
                     self._intend(track, limits[track.partition], bounds[track.partition])
@@ -269,28 +277,25 @@ class Cycle:
         listed = Listed(partition.text, seen_ms=self._log.clock.now_ms())
         list_partitions(self._log, self._pipeline.id, [listed])
 
-    def _check_same(self, track: Track, bounds: Bounds | None) -> None:
-        """Refuse to read on in a source partition that is not the one which was begun."""
-        known, found = track.head.incarnation, bounds.incarnation if bounds else ""
-        if known and found and known != found:
-            raise LostError(
-                f"source partition `{track.partition.text}`: was made anew: it is {found}, and "
-                f"what is committed up to {track.head.position} came from {known}: "
-                "start a new pipeline on it",
-                partition=track.partition.text,
-                incarnation=found,
-            )
+    def _is_remade(self, track: Track, bounds: Bounds) -> bool:
+        """Whether a source partition was made again, and a person accepted that."""
+        source, accept = self._pipeline.source, self._accept_loss
+        return is_remade(track.partition, track.head, bounds, source, accept)
+
+    def _end(self, track: Track, bounds: Bounds) -> None:
+        """End a source partition that was made again: the head, and an undecided intent goes."""
+        head = ended_head(track.head, bounds, self._log.clock.now_ms())
+        check_gaps(track.partition, head, ())
+        changes: list[Change] = [Put("head", encode_row(head), expect=track.head_version)]
+        if track.intent is not None:
+            changes.append(Delete("intent", expect=track.intent_version))
+        track.head_version = self._write(track, *changes)
+        track.head, track.intent, track.intent_version = head, None, ""
 
     def _intend(self, track: Track, limit: str, bounds: Bounds) -> None:
         """Step 3."""
         source, start = self._pipeline.source, track.head.position
         lost: tuple[Gap, ...] = ()
-        if source.before(bounds.end, start):
-            raise LostError(
-                f"source partition `{track.partition.text}`: ends at {bounds.end}, before the "
-                f"committed {start}: it was made anew; start a new pipeline on it",
-                partition=track.partition.text,
-            )
         if source.before(start, bounds.first):
             if not self._accept_loss:
                 raise LostError(
@@ -303,7 +308,7 @@ class Cycle:
                 )
             skipped = offsets_between(start, bounds.first) or 0
             lost = (Gap(start, bounds.first, "retention", skipped),)
-            self._check_gaps(track, lost)
+            check_gaps(track.partition, track.head, lost)
         if not source.before(start, limit):
             return
         intent = Intent(
@@ -430,17 +435,8 @@ class Cycle:
                 f"source partition `{track.partition.text}`: {produced.read} events came from "
                 f"[{start}, {produced.end}), which are more than it has offsets"
             )
-        self._check_gaps(track, missing.gaps)
+        check_gaps(track.partition, track.head, missing.gaps)
         return missing
-
-    def _check_gaps(self, track: Track, more: tuple[Gap, ...]) -> None:
-        """Refuse gaps that the head has no room for."""
-        if len(joined_gaps(track.head.gaps, more)) > limits.GAPS_MAX:
-            raise LostError(
-                f"source partition `{track.partition.text}`: has {limits.GAPS_MAX} gaps already: "
-                "make its files again with `tidelog archive backfill`, or create a new archive",
-                partition=track.partition.text,
-            )
 
     def _finish(self, track: Track, manifest: Manifest, report: CycleReport) -> None:
         """Steps 6 and 7."""

@@ -269,7 +269,7 @@ class Driver:
     def _waiting(self, cycle: Cycle, partition: SourcePartition, bounds: Bounds) -> int:
         """About how many events wait; at least 1 where something does, or an end went back."""
         position = cycle.position(partition)
-        if position == bounds.end:
+        if position == bounds.end or cycle.is_ended(partition):
             return 0
         return max(1, self._pipeline.source.count(position, bounds.end) or 1)
 

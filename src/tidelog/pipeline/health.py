@@ -76,6 +76,8 @@ def _of_partition(each: PartitionStatus, status: ArchiveStatus, limits: Limits) 
             f"the source holds nothing before {each.lost_to}, archived is up to {each.position}: "
             f"run `tidelog archive run {archive.name} --accept-loss` to record that and go on"
         )
+    if each.remade:
+        yield each.remade.partition(": ")[2]
     if each.unread:
         yield (
             f"its topic was deleted, and up to {each.unread} of its events were not archived: they "

@@ -95,6 +95,10 @@ _PARTITIONS = (
         lambda each, now_ms: _since_s(each.failure, now_ms),
     ),
     _OfPartition(
+        _Metric("source_remade", "gauge", "1 when the source partition was deleted and made again"),
+        lambda each, _: int(bool(each.remade)),
+    ),
+    _OfPartition(
         _Metric("dead_letters", "gauge", "Dead letters that no replay has placed"),
         lambda each, _: each.dead,
     ),

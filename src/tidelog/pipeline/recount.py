@@ -121,6 +121,7 @@ class Recount:
     def account(self, head: Progress | None) -> Account:
         """Returns the account, from the begin that is recorded to the end of the last range."""
         begin = head.begin if head is not None else None
+        decided = () if head is None else _decided(head)
         start = begin.position if begin is not None else self.start
         end = self.end if self.commits else start
         offsets = offsets_between(start, end)
@@ -135,8 +136,13 @@ class Recount:
             dropped=self.dropped,
             erased=self.erased + self.deleted,
             absent=self.absent,
-            gaps=self.gaps,
+            gaps=(*self.gaps, *decided),
         )
+
+
+def _decided(head: Progress) -> tuple[Gap, ...]:
+    """Gaps that no range has, since nothing is read behind them."""
+    return tuple(gap for gap in head.gaps if gap.reason in ("remade", "parent"))
 
 
 def check_head(head: Progress | None, recount: Recount) -> Iterator[Problem]:
@@ -155,7 +161,9 @@ def check_head(head: Progress | None, recount: Recount) -> Iterator[Problem]:
     totals = head.totals
     said_counts = (totals.deleted + totals.left_out, totals.absent, totals.skipped)
     counts = (recount.deleted, recount.absent, sum(gap.offsets for gap in recount.gaps))
-    if said_counts != counts or head.gaps != recount.gaps:
+    decided = _decided(head)
+    gaps = tuple(gap for gap in head.gaps if gap not in decided)
+    if said_counts != counts or gaps != recount.gaps:
         what = (
             f"its head counts (erased before, never there, in gaps) {said_counts} with "
             f"{len(head.gaps)} gaps, its ranges {counts} with {len(recount.gaps)}"

@@ -29,6 +29,7 @@ from tidelog.model.run import HeldRow, decode_row
 from tidelog.pipeline.account import read_account
 from tidelog.pipeline.failures import read_failures
 from tidelog.pipeline.forgotten import read_aside
+from tidelog.pipeline.losses import RemadeError, is_remade
 from tidelog.pipeline.places import source_at
 from tidelog.sources.base import Bounds, Range, Source, SourcePartition, bounds_apart, waits
 from tidelog.sources.topic import TopicSource
@@ -58,11 +59,15 @@ class PartitionStatus:
     lost_to: str  # the source holds nothing before this, and we had not come so far
     unread: int = 0  # events of a topic that was deleted before they were archived
     failure: Failure | None = None  # why its driver fails there now
+    remade: str = ""  # why the source partition is another one now than was archived
+    ended: str = ""  # why nothing more is read of it, as a person decided
     account: Account | None = None  # of every offset from the begin on; None: it has not begun
 
     @property
     def waits(self) -> bool:
         """Whether events wait, as far as the source tells; offsets without events do not."""
+        if self.remade or self.ended:
+            return False  # those are not of this archive
         return self.end is not None and self.lag != 0 and self.lag_s != 0
 
     @property
@@ -207,8 +212,20 @@ class _Look:
             lost_to=held.first if held and lost else "",
             unread=self._unread(partition, head),
             failure=failure,
+            remade=self._remade(partition, head, held),
+            ended=head.ended,
             account=account,
         )
+
+    def _remade(self, partition: SourcePartition, head: Progress, held: Bounds | None) -> str:
+        """What a driver would say of a source partition that was deleted and made again."""
+        if held is None or head.ended or not head.epoch:
+            return ""
+        try:
+            is_remade(partition, head, held, self.source, accept_loss=False)
+        except RemadeError as exc:
+            return str(exc)
+        return ""
 
     def _unread(self, partition: SourcePartition, head: Progress) -> int:
         gone, number = self.deleted.get(partition.topic), partition.number_in(partition.topic)

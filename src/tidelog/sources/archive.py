@@ -46,6 +46,7 @@ from tidelog.sources.base import (
     Range,
     Source,
     SourcePartition,
+    check_incarnation,
 )
 
 __all__ = ["ArchiveSource", "open_archive"]
@@ -165,6 +166,7 @@ class ArchiveSource:
         with self._open_log() as log:
             archive = self._archive(log)
             history = self._histories(log, archive, [range.partition])[range.partition]
+            check_incarnation(range, history.incarnation)
             manifests = _manifests(log, history, range)
             replays = Replays(log, history.pipeline, range.partition.text)
             making = archive.making(self._generation)

@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 
 import pyarrow as pa
 
-from tidelog.errors import TidelogError, UnavailableError, unexpected
+from tidelog.errors import NotFoundError, TidelogError, UnavailableError, unexpected
 from tidelog.model.pipeline import BeginReason, Gap, offsets_between
 
 __all__ = [
@@ -33,6 +33,8 @@ __all__ = [
     "SourcePartition",
     "Telling",
     "bounds_apart",
+    "check_incarnation",
+    "checked_at_end",
     "missing_in",
     "parents_of",
     "waits",
@@ -82,7 +84,7 @@ class Range:
     start: str
     limit: str
     ordinal: int = 0  # how many events came before it; numbers those of sources without offsets
-    incarnation: str = ""  # of what was read so far, where the source knows one: read no other
+    incarnation: str = ""  # that it was planned for, where the source knows one: read no other
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +238,37 @@ def missing_in(source: Source, range: Range, read: int) -> Missing:
         return source.missing(range, read)
     offsets = offsets_between(range.start, range.limit)
     return Missing() if offsets is None else Missing(absent=offsets - read)
+
+
+def check_incarnation(range: Range, found: str) -> None:
+    """Raise ``NotFoundError`` where a range was planned for another incarnation than there is.
+
+    The next look at the source shows what its partition is now.
+    """
+    if range.incarnation and found and range.incarnation != found:
+        raise NotFoundError(
+            f"source partition `{range.partition.text}`: was deleted and made again since "
+            f"[{range.start}, {range.limit}) was planned: it is {found} now, and was "
+            f"{range.incarnation}: nothing of it is read",
+            partition=range.partition.text,
+            incarnation=found,
+        )
+
+
+def checked_at_end(chunks: Iterator[Chunk], check: Callable[[], None]) -> Iterator[Chunk]:
+    """The same chunks; the check comes after all were read, and before the last is returned.
+
+    An incarnation never recurs. So one that is the same in the end was so all the time, and
+    every chunk is of it.
+    """
+    last: Chunk | None = None
+    for chunk in chunks:
+        if last is not None:
+            yield last
+        last = chunk
+    check()
+    if last is not None:
+        yield last
 
 
 def parents_of(

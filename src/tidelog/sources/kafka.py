@@ -4,6 +4,7 @@ Positions are offsets. A partition ends at its last stable offset, so that open 
 not read and aborted ones are passed over; with ``isolation.level=read_uncommitted`` it ends at the
 high watermark. Offsets that hold no event (transaction markers, what compaction removed) belong to
 the range that they lie in. An offset that is gone is told: librdkafka may never choose another.
+After a range is read, the topic must still have the id that the range was planned for.
 
 Records become events so: values and keys as they are, null too, and headers: a name that is not
 UTF-8 becomes text that no other name becomes (``codec.header_names``), a null value stays null. A
@@ -31,7 +32,16 @@ from confluent_kafka.admin import OffsetSpec, TopicDescription  # type: ignore[a
 from tidelog.clock import Clock, SystemClock
 from tidelog.errors import InvalidError, TidelogError, UnavailableError
 from tidelog.model.address import Address, parse_address
-from tidelog.sources.base import Bounds, Chunk, DirectReader, Range, Source, SourcePartition
+from tidelog.sources.base import (
+    Bounds,
+    Chunk,
+    DirectReader,
+    Range,
+    Source,
+    SourcePartition,
+    check_incarnation,
+    checked_at_end,
+)
 from tidelog.sources.kafka_client import (
     KafkaPlace,
     Watch,
@@ -139,7 +149,7 @@ class KafkaSource:
                 self._clock,
                 partial(self._records, range, watch),
             )
-            yield from reading.chunks(start, limit)
+            yield from checked_at_end(reading.chunks(start, limit), partial(self._check, range))
         finally:
             consumer.close()
 
@@ -148,6 +158,13 @@ class KafkaSource:
         count = _offset(range.limit) - offset
         properties = consumer_properties(self._place, self._timeout_s, count)
         return RecordConsumer(properties, range.partition, offset, watch)
+
+    def _check(self, range: Range) -> None:
+        """Refuse what was read of a topic that is not the one which the range was planned for."""
+        if range.incarnation:
+            questions = _Questions(self._place, self._timeout_s, self._clock)
+            made = questions.check_there([range.partition])
+            check_incarnation(range, made[range.partition.topic])
 
     def reader(self, range: Range) -> DirectReader:
         return DirectReader(self, range)

@@ -38,6 +38,7 @@ from tidelog.sources.base import (
     Source,
     SourcePartition,
     Telling,
+    check_incarnation,
 )
 from tidelog.sources.kinesis_position import END, Limit, Place, is_before
 from tidelog.sources.kinesis_read import Plan, Reading
@@ -171,6 +172,8 @@ class KinesisSource:
                 f"kinesis shard `{range.partition.text}`: is not there any more",
                 partition=range.partition.text,
             )
+        # A stream is not created again within the time for which this is known.
+        check_incarnation(range, self._described().incarnation)
         plan = Plan(range, self._described(), self._shards[number], self._way.keep_outside)
         return PlannedReader(range, partial(self.planned, plan))
 

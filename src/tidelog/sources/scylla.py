@@ -40,6 +40,8 @@ from tidelog.sources.base import (
     Source,
     SourcePartition,
     Telling,
+    check_incarnation,
+    checked_at_end,
 )
 from tidelog.sources.scylla_place import (
     SAFE_LAG_MS,
@@ -199,7 +201,9 @@ class ScyllaSource:
 
     def planned(self, plan: Plan) -> Iterator[Chunk]:
         """The chunks of a plan."""
-        return Reading(session_of(self._place), self._way, plan, self._clock).chunks()
+        session = session_of(self._place)
+        chunks = Reading(session, self._way, plan, self._clock).chunks()
+        return checked_at_end(chunks, partial(_check_table, session, plan.range))
 
     def cut(self, start: str, end: str, events: int) -> str:
         wanted = min(events, _NOTED_MAX) if self._way.remembers else events
@@ -331,6 +335,13 @@ class ScyllaSource:
                 partition=partition.text,
             )
         return number
+
+
+def _check_table(session: ScyllaSession, range: Range) -> None:
+    """Refuse what was read of a log that is not the one which the range was planned for."""
+    planned, behind, others = range.incarnation.partition(" behind ")
+    if planned:
+        check_incarnation(range, f"{log_table(session).id}{behind}{others}")
 
 
 def _server_ms(session: ScyllaSession) -> int:

@@ -33,6 +33,7 @@ from tidelog.sources.base import (
     Range,
     Source,
     SourcePartition,
+    check_incarnation,
 )
 from tidelog.sources.merge import gathered
 from tidelog.store.base import Store
@@ -121,12 +122,7 @@ class TopicSource:
     def _find(self, log: Log, range: Range) -> Topic:
         """The topic of a range. ``NotFoundError`` where another one has its name now."""
         topic = find_topic(log, self._topic)
-        if range.incarnation not in ("", topic.incarnation):
-            raise NotFoundError(
-                f"partition `{range.partition.text}`: its topic was deleted, and another one has "
-                "its name now: start a new pipeline on it",
-                partition=range.partition.text,
-            )
+        check_incarnation(range, topic.incarnation)
         return topic
 
     def cut(self, start: str, end: str, events: int) -> str:

@@ -1,0 +1,88 @@
+"""What a source partition has lost, or has become: what a person must decide. Pure.
+
+A source partition that was deleted and made again is another sequence of events. Nothing of it
+goes into an archive that has events of the one before. It is an error of that partition until a
+person accepts it (``--accept-loss``). Then the head says that the partition has ended; or it begins
+again, if nothing of the one before was ever committed.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tidelog.errors import InvalidError
+from tidelog.model import limits
+from tidelog.model.pipeline import Begin, Gap, Progress, joined_gaps
+from tidelog.sources.base import Bounds, Source, SourcePartition
+
+__all__ = ["LostError", "RemadeError", "check_gaps", "ended_head", "is_remade"]
+
+_REMEDY = (
+    "create a new archive or pump for what is there now; run this one with --accept-loss to record "
+    "that it ends there"
+)
+
+
+class LostError(InvalidError):
+    """A source no longer holds what was to be read next: a person must decide."""
+
+    kind = "lost"
+
+
+class RemadeError(LostError):
+    """A source partition was deleted and made again: what is there now is another one."""
+
+    kind = "remade"
+
+
+def is_remade(
+    partition: SourcePartition, head: Progress, bounds: Bounds, source: Source, accept_loss: bool
+) -> bool:
+    """Whether a source partition is another one than the head knows, and that is accepted.
+
+    ``RemadeError`` where it is another one, and that is not accepted.
+    """
+    known, found = head.incarnation, bounds.incarnation
+    if known and found and known != found:
+        what = f"it is {found} now, and was {known}"
+    elif source.before(bounds.end, head.position):
+        what = f"it ends at {bounds.end} now"
+    else:
+        return False
+    if not accept_loss:
+        raise RemadeError(
+            f"source partition `{partition.text}`: was deleted and made again: {what}, and "
+            f"{head.position} is committed: {_REMEDY}",
+            partition=partition.text,
+            incarnation=found,
+        )
+    return True
+
+
+def ended_head(head: Progress, bounds: Bounds, now_ms: int) -> Progress:
+    """Returns the head of a source partition that was made again, as a person accepted.
+
+    It has ended if anything was committed, else it begins again in what is there now.
+    """
+    totals = msgspec.structs.replace(head.totals, lost=head.totals.lost + 1, lost_ms=now_ms)
+    gaps = joined_gaps(head.gaps, (Gap(head.position, head.position, "remade"),))
+    if head.totals.commits:
+        return msgspec.structs.replace(head, ended="remade", totals=totals, gaps=gaps)
+    return msgspec.structs.replace(
+        head,
+        position=bounds.first,
+        incarnation=bounds.incarnation,
+        begin=Begin(bounds.first, bounds.begins, now_ms),
+        totals=totals,
+        gaps=gaps,
+    )
+
+
+def check_gaps(partition: SourcePartition, head: Progress, more: tuple[Gap, ...]) -> None:
+    """Raise ``LostError`` for gaps that the head has no room for."""
+    if len(joined_gaps(head.gaps, more)) > limits.GAPS_MAX:
+        raise LostError(
+            f"source partition `{partition.text}`: has {limits.GAPS_MAX} gaps already: "
+            "make its files again with `tidelog archive backfill`, or create a new archive",
+            partition=partition.text,
+        )
