@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from types import TracebackType
 
 import pyarrow as pa
@@ -32,6 +33,7 @@ from tidelog.journal.absent import append_absent
 from tidelog.journal.audit import user_at_host
 from tidelog.journal.calls import JournalCalls
 from tidelog.journal.lookup import Lookups
+from tidelog.journal.scribe import Scribing, Turn
 from tidelog.log.base import Log
 from tidelog.log.consumer import Consumer
 from tidelog.log.incarnations import inspect_home
@@ -44,7 +46,7 @@ from tidelog.log.producer import Producer
 from tidelog.log.read import Reader
 from tidelog.log.readers import check_all_read, check_readers
 from tidelog.log.start import Start
-from tidelog.log.sweep import SweepReport, sweep_home
+from tidelog.log.sweep import SweepReport
 from tidelog.log.targets import check_target, open_target
 from tidelog.log.topics import create_topic, delete_topic, find_topic, list_topics
 from tidelog.log.trim import Trimmed, TrimTo, trim_topic
@@ -71,6 +73,7 @@ from tidelog.substrates import (
 
 __all__ = ["Home", "World", "create_home", "open_home"]
 
+_MAINTENANCE = "tidelog.maintenance"  # above this module, as pipelines are, which it calls
 _READERS = 4  # objects fetched at once, for all readers of a home
 
 
@@ -258,11 +261,19 @@ class Home(JournalCalls):
     def sweep(self, grace: str | int = "1h", *, accept_loss: Iterable[str] = ()) -> SweepReport:
         """Delete objects that nothing refers to and that are older than ``grace``.
 
+        Of topics, archives and pipelines. An error of an archive is raised when the rest is done.
         Where a topic's objects show that the catalog has lost commits, nothing of it is deleted,
         unless the topic is in ``accept_loss``. ``NotFoundError`` when there is no such topic.
         """
         self._check_open()
-        return sweep_home(self.log, duration_ms(grace), frozenset(accept_loss))
+        swept: SweepReport = import_module(_MAINTENANCE).sweep_everything(
+            self, duration_ms(grace), frozenset(accept_loss)
+        )
+        return swept
+
+    def _after_turns(self, how: Scribing) -> Callable[[Turn], Turn]:
+        turns: Callable[[Turn], Turn] = import_module(_MAINTENANCE).ArchiveTurns(self, how)
+        return turns
 
     def verify(self, topic: str, progress: Callable[[int], None] | None = None) -> VerifyReport:
         """Read all that belongs to a topic, past the cache; what is not as it should be."""

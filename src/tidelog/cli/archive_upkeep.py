@@ -287,6 +287,19 @@ def _show(output: Output, found: ArchiveStatus) -> None:
             f"{to_iso(one.at_ms)}, since a restored catalog did not know it: "
             f"{counted(one.events, 'event')} in {', '.join(one.files)}"
         )
+    _show_partitions(output, found)
+    if found.failure is not None:
+        output.say(
+            f"{found.archive.name}: its driver cannot ask the source since "
+            f"{to_iso(found.failure.since_ms)}, {found.failure.attempts} attempts: "
+            f"{found.failure.message}"
+        )
+    if found.source_error:
+        output.say(f"{found.archive.name}: its source cannot be asked: {found.source_error}")
+
+
+def _show_partitions(output: Output, found: ArchiveStatus) -> None:
+    """What is wrong with source partitions."""
     for each in found.partitions:
         if each.remade:
             output.say(f"{found.archive.name}: {each.remade}")
@@ -306,14 +319,6 @@ def _show(output: Output, found: ArchiveStatus) -> None:
                 f"{to_iso(each.failure.since_ms)}, {each.failure.attempts} attempts: "
                 f"{each.failure.message}"
             )
-    if found.failure is not None:
-        output.say(
-            f"{found.archive.name}: its driver cannot ask the source since "
-            f"{to_iso(found.failure.since_ms)}, {found.failure.attempts} attempts: "
-            f"{found.failure.message}"
-        )
-    if found.source_error:
-        output.say(f"{found.archive.name}: its source cannot be asked: {found.source_error}")
 
 
 def _show_generations(output: Output, found: ArchiveStatus) -> None:

@@ -21,8 +21,6 @@ from tidelog.journal.scribe_metrics import ScribeMetrics
 from tidelog.journal.tickets import Rate
 from tidelog.model.event import to_iso
 from tidelog.model.times import duration_ms
-from tidelog.pipeline.erasure import ArchiveEraser
-from tidelog.pipeline.sweep import sweep_archives
 
 __all__ = ["scribe"]
 
@@ -80,7 +78,7 @@ def scribe(home_text: str | None, output: Output, /, once: bool, **given: Any) -
     )
     stop = threading.Event()
     with open_home(home_text) as home, Interruption(stop):
-        log = _Log(home, output, given["metrics_file"], grace_ms)
+        log = _Log(home, output, given["metrics_file"])
         worker = home.scribe(how, stop.is_set)
         if not once:
             log.tell(
@@ -100,13 +98,11 @@ def scribe(home_text: str | None, output: Output, /, once: bool, **given: Any) -
 class _Log:
     """One line for each turn, and the metrics."""
 
-    def __init__(self, home: Home, output: Output, file: Path | None, grace_ms: int | None) -> None:
+    def __init__(self, home: Home, output: Output, file: Path | None) -> None:
         self._home = home
         self._output = output
         self._file = file
-        self._grace_ms = grace_ms
         self._metrics = ScribeMetrics()
-        self._eraser = ArchiveEraser(home)
 
     def tell(self, state: str, text: str) -> None:
         """What the scribe does now."""
@@ -116,20 +112,9 @@ class _Log:
             self._output.say(text)
 
     def turn(self, turn: Turn) -> None:
-        """A turn is over: deletes go into archives, and these are swept where topics were."""
+        """A turn is over."""
         self._metrics.add(turn)
         self._show(turn)
-        try:
-            self._eraser.turn()
-        except TidelogError as exc:
-            self.error(exc)
-        for trouble in self._eraser.troubles:
-            self.error(trouble)
-        try:
-            if turn.swept is not None and self._grace_ms is not None:
-                sweep_archives(self._home, self._grace_ms)
-        except TidelogError as exc:
-            self.error(exc)
         self._write_metrics()
 
     def error(self, error: TidelogError) -> None:
@@ -153,6 +138,7 @@ class _Log:
                     "finished": turn.finished,
                     "topics": turn.topics,
                     **asdict(compiled),
+                    "erased_events": turn.erased,
                     "swept_objects": None if swept is None else swept.objects_deleted,
                     "swept_bytes": None if swept is None else swept.bytes_deleted,
                     "tickets_waiting": turn.waiting,
@@ -169,13 +155,16 @@ class _Log:
             f"{counted(compiled.journals, 'journal')}, {counted(compiled.events, 'event')}, "
             f"{counted(compiled.amendments, 'amendment')}"
         )
+        if turn.erased:
+            text += f", {counted(turn.erased, 'event')} erased from archives"
         if turn.swept is not None:
             text += f", {turn.swept.objects_deleted} objects swept"
         if not turn.finished:
             text += "; to be gone on with"
         self._output.say(text)
         for each in turn.troubles:
-            click.echo(f"error: {each.topic}: {' '.join(str(each.error).split())}", err=True)
+            where = f"{each.topic}: " if each.topic else ""
+            click.echo(f"error: {where}{' '.join(str(each.error).split())}", err=True)
 
     def _write_metrics(self) -> None:
         if self._file is not None:

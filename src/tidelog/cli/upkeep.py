@@ -18,8 +18,7 @@ from tidelog.errors import InvalidError
 from tidelog.home import Home, open_home
 from tidelog.log.trim import BeforeTime, KeepBytes, ToOffsets, TrimTo
 from tidelog.log.verify import VerifyReport
-from tidelog.model.times import duration_ms, moment_ms
-from tidelog.pipeline.sweep import sweep_archives
+from tidelog.model.times import moment_ms
 
 __all__ = ["lag", "sweep", "trim", "verify"]
 
@@ -137,10 +136,7 @@ def sweep(home_text: str | None, output: Output, grace: str, accept_loss: tuple[
     """
     with open_home(home_text) as home:
         report = home.sweep(grace, accept_loss=accept_loss)
-        pipelines = sweep_archives(home, duration_ms(grace))
     values = asdict(report)
-    for name, count in asdict(pipelines).items():
-        values[name] = values.get(name, 0) + count
     values["refused"] = [{"topic": each.topic, "error": str(each.error)} for each in report.refused]
     if not output.as_json:
         values["refused"] = "; ".join(str(each.error) for each in report.refused) or None

@@ -36,6 +36,10 @@ class JournalCalls(ABC):
     def topic(self, name: str) -> Topic:
         """The topic of this name. ``NotFoundError``."""
 
+    @abstractmethod
+    def _after_turns(self, how: Scribing) -> Callable[[Turn], Turn]:
+        """What a scribe does after each turn over topics."""
+
     def get(self, topic: str, id: str) -> Event:
         """The event that has this id, the newest of several. ``NotFoundError``."""
         return self._lookups.of(self.topic(topic)).get(id)
@@ -141,8 +145,12 @@ class JournalCalls(ABC):
     def scribe(
         self, how: Scribing | None = None, stopped: Callable[[], bool] = lambda: False
     ) -> Scribe:
-        """A scribe: it compiles all topics in the background, one at a time for a home."""
-        return Scribe(self.log, how, self._pool, stopped)
+        """A scribe, of which one works at a time for a home.
+
+        It compiles all topics, carries deletes into archives, and sweeps all of the home.
+        """
+        wanted = how or Scribing()
+        return Scribe(self.log, wanted, self._pool, stopped, self._after_turns(wanted))
 
     def scribe_once(self, how: Scribing | None = None) -> Turn | None:
         """One turn of the scribe, for cron or a function; None while another one is at work."""

@@ -80,6 +80,7 @@ class Turn:
     compiled: CompileReport
     swept: SweepReport | None = None
     troubles: tuple[Trouble, ...] = ()
+    erased: int = 0  # events that were taken out of files of archives
     waiting: int = 0  # tickets that are left
     dropped: int = 0  # tickets, since the home has a scribe
     turns: int = 0  # the same
@@ -94,7 +95,10 @@ class Scribe:
         how: Scribing | None = None,
         pool: Executor | None = None,
         stopped: Callable[[], bool] = lambda: False,
+        after: Callable[[Turn], Turn] = lambda turn: turn,
     ) -> None:
+        """``after`` does what a turn does beside topics, and returns the turn with that."""
+        self._after = after
         self._log = log
         self._how = how or Scribing()
         self._pool = pool
@@ -108,18 +112,20 @@ class Scribe:
             return None
         try:
             tickets = self._tickets.issue().tickets  # another scribe may have had the turn since
-            return self._turn(tickets[0]) if tickets else None
+            turn = self._turn(tickets[0]) if tickets else None
         finally:
             self._holding.release()
+        return None if turn is None else self._after(turn)
 
     def once(self) -> Turn | None:
         """One turn now, for cron or a function; None while another scribe is at work."""
         if not self._holding.take():
             return None
         try:
-            return self._turn(next(iter(self._tickets.issue().tickets), None))
+            turn = self._turn(next(iter(self._tickets.issue().tickets), None))
         finally:
             self._holding.release()
+        return self._after(turn)
 
     def run(
         self,

@@ -159,6 +159,8 @@ class SweepReport:
     uploads_aborted: int = 0  # in parts, left behind by copies whose reply was lost
     clock_ahead_ms: int = 0  # how far this machine's clock is ahead of the store's
     refused: tuple[Refused, ...] = ()
+    pipelines: int = 0  # that were swept, those of archives too
+    commits_merged: int = 0  # rows of archives' commits that became part of others
 
 
 @dataclass(slots=True)

@@ -1,0 +1,66 @@
+"""What a home needs now and then, as one: compile, erase from archives, sweep.
+
+``Home.sweep`` and ``Home.scribe`` do all of it, and so do the commands, which call them. Pipelines
+work on a home and so are above it: ``Home`` finds this module by its name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tidelog.errors import TidelogError
+from tidelog.home import Home
+from tidelog.journal.scribe import Scribing, Trouble, Turn
+from tidelog.log.sweep import SweepReport, sweep_home
+from tidelog.pipeline.erasure import ArchiveEraser
+from tidelog.pipeline.sweep import PipelineSweep, sweep_archives
+
+__all__ = ["ArchiveTurns", "sweep_everything"]
+
+
+def sweep_everything(home: Home, grace_ms: int, accept_loss: frozenset[str]) -> SweepReport:
+    """Sweep topics, then archives and pipelines; an error of these is raised at the end."""
+    swept = sweep_home(home.log, grace_ms, accept_loss)
+    return _joined(swept, sweep_archives(home, grace_ms))
+
+
+class ArchiveTurns:
+    """The part of a scribe's turns that concerns archives; remembers which deletes they have."""
+
+    def __init__(self, home: Home, how: Scribing) -> None:
+        self._home = home
+        self._how = how
+        self._eraser = ArchiveEraser(home)
+
+    def __call__(self, turn: Turn) -> Turn:
+        """Carry deletes into archives, and sweep these where topics were swept.
+
+        Errors are troubles of the turn: the next one tries again.
+        """
+        troubles: list[TidelogError] = []
+        events, swept = 0, turn.swept
+        try:
+            events = sum(each.events for each in self._eraser.turn())
+        except TidelogError as exc:
+            troubles.append(exc)
+        troubles += self._eraser.troubles
+        try:
+            if swept is not None and self._how.grace_ms is not None:
+                swept = _joined(swept, sweep_archives(self._home, self._how.grace_ms))
+        except TidelogError as exc:
+            troubles.append(exc)
+        more = tuple(Trouble("", each) for each in troubles)
+        return replace(turn, swept=swept, erased=events, troubles=(*turn.troubles, *more))
+
+
+def _joined(topics: SweepReport, pipelines: PipelineSweep) -> SweepReport:
+    """Returns what both sweeps did."""
+    return replace(
+        topics,
+        objects_deleted=topics.objects_deleted + pipelines.objects_deleted,
+        bytes_deleted=topics.bytes_deleted + pipelines.bytes_deleted,
+        objects_young=topics.objects_young + pipelines.objects_young,
+        uploads_aborted=topics.uploads_aborted + pipelines.uploads_aborted,
+        pipelines=pipelines.pipelines,
+        commits_merged=pipelines.commits_merged,
+    )
