@@ -287,7 +287,10 @@ def test_it_dies_after_every_call_and_the_next_one_cleans_all() -> None:
         sweep_home(press.log, 0)
         check(press, topic, expected)
         assert press.head(topic).amended is None
-    assert deaths > 20
+        sweep_home(press.log, 0)  # rows that the sweep before it has listed itself
+        assert press.rows(topic, "unused/") == []
+        assert verify_topic(press.log, topic).findings == ()
+    assert deaths > 30
 
 
 def act_between(call: int, act: Callable[[Press, Topic], object], expected: dict[int, str]) -> bool:
