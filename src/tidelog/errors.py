@@ -67,7 +67,7 @@ class ConflictError(TidelogError):
     """Another writer won, and nothing of this write was stored.
 
     ``rows`` is set by catalogs: the rows of the write as they are now, by name, None for one that
-    does not exist. It holds at least every row whose expectation failed. It is no part of the
+    does not exist. It holds at least every row whose expectation failed. It is not part of the
     message, of ``context``, or of the error's JSON.
     """
 

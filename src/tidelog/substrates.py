@@ -41,7 +41,7 @@ class World:
     ids: Ids = field(default_factory=RandomIds)
     random: random.Random = field(default_factory=system_random)
     spans: Spans = field(default_factory=NoSpans)
-    machine: str = field(default_factory=machine_id)  # what a local home's place is told apart by
+    machine: str = field(default_factory=machine_id)  # part of a local home's place
 
 
 def open_store_of(settings: Settings, world: World, meter: Meter) -> Store:

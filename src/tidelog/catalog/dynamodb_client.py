@@ -202,7 +202,7 @@ def read_error(exc: Exception, table: str, region: str) -> TidelogError:
     return _lasting_error(exc, table, region) or _unavailable(exc, table)
 
 
-class Refused(Exception):  # noqa: N818 - it is no error, but the server's decision
+class Refused(Exception):  # noqa: N818 - not an error: the server's decision
     """Conditions of a write did not hold: the items as they are, by the change's index.
 
     ``unchecked`` are the changes whose conditions the server did not look at, since another

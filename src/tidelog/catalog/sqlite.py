@@ -325,7 +325,7 @@ def _translated(path: Path) -> Iterator[None]:
                 "try again"
             ) from exc
         raise UnavailableError(f"catalog `{path}`: {exc}: fix it and try again") from exc
-    except UnicodeDecodeError as exc:  # SQLite names a table whose damaged name is no text
+    except UnicodeDecodeError as exc:  # SQLite names a table whose damaged name is not text
         raise CorruptError(
             f"catalog `{path}`: {exc.reason}: keep the file, and restore it from a copy"
         ) from exc

@@ -116,7 +116,7 @@ def event_of_line(line: bytes) -> Event:
     try:
         given = _given.decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
-        raise InvalidError(f"is no event as JSON: {_problem(line, exc)}") from exc
+        raise InvalidError(f"is not an event as JSON: {_problem(line, exc)}") from exc
     time = given.timestamp
     return Event(
         value=_bytes_of(given.value),

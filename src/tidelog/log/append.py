@@ -148,7 +148,7 @@ class Appender:
     def adopt(self, staged: str, pieces: tuple[Piece, ...]) -> Stored:
         """Step 3 for a segment that is staged in the store: a copy. ``NotFoundError``.
 
-        All copies of one staged segment have one id, whoever makes them.
+        All copies of one staged segment have one id, in whichever process.
         """
         origin = hashlib.sha256(staged.encode()).hexdigest()[:32]
         key, generation = self._key(origin, len(pieces), self._log.ids.new())

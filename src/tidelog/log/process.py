@@ -90,7 +90,7 @@ class LocalProcesses:
         return f"{socket.gethostname()}/{boot}/{space}/{times}"
 
     def _started(self, pid: int) -> str | None:
-        """When a process began, so that a process id that is used again is told apart.
+        """When a process began, which shows that a process id is used again.
 
         Empty for one that has ended and was not waited for, None where nothing is shown.
         """

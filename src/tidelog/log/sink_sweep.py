@@ -12,7 +12,7 @@ older than a day, and than the grace: a Spark job may run for hours before it co
 
 | dies after | what is there                             | who repairs               |
 |------------|-------------------------------------------|---------------------------|
-| 1          | as it was                                 | nobody needs to           |
+| 1          | as it was                                 | nothing to repair         |
 | 2          | batches that are refused when they commit | Spark runs the batch again |
 | 4, partly  | fewer objects                             | the next sweep goes on    |
 

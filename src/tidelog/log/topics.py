@@ -167,7 +167,7 @@ def check_exists(log: Log, topic: Topic) -> Row:
     """The registry row of a topic that can still be used.
 
     ``NotFoundError`` when it was deleted or is being deleted, also when another topic has its name
-    now. What a reader of it misses then is no damage.
+    now. What a reader of it misses then is not damage.
     """
     row = log.catalog.get(layout.REGISTRY, layout.topic_row(topic.name))
     found = None if row is None else _decode(row)

@@ -2,7 +2,7 @@
 
 It changes nothing, runs beside everything else, and collects what it finds instead of raising: an
 *error* is damage that a person must look at, a *warning* may be, a *note* is not. What looks like
-damage is read once more before it is told, as it may have been trimmed or compiled meanwhile.
+damage is read once more before it is reported, as it may have been trimmed or compiled meanwhile.
 
 The layers: the objects of the topic are listed; then, for each partition, the head, the rows of
 producers, the amendments with their values, the rows of journals and runs, which must tile from the
@@ -13,7 +13,7 @@ row names. Rows that trims and compiles left behind are no damage.
 An object that no row needs is a note where rows list it as unused: a sweep deletes it. A stray,
 which no row names or lists, is an error where it proves that the catalog has lost commits, and a
 warning where it may be a loss (``losses``). A producer that is at work, or died between upload and
-commit, leaves the same behind, so this alone is no error. It ends after a week, or when a person
+commit, leaves the same behind, so this alone is a warning. It ends after a week, or when a person
 accepts it. What a person has accepted is a note.
 """
 
@@ -148,7 +148,7 @@ def _strays(tally: Tally, orphans: list[ObjectInfo]) -> list[ObjectInfo]:
 
 
 def _check_orphans(tally: Tally, orphans: list[ObjectInfo], generation: int) -> tuple[int, int]:
-    """How many objects prove a loss, and how many may be one; each is told."""
+    """How many objects prove a loss, and how many may be one; reports each."""
     try:
         until_ms = accepted_until_ms(tally.log, tally.topic)
         losses = find_losses(tally.log, tally.topic, _strays(tally, orphans), until_ms)

@@ -92,7 +92,7 @@ class Gap(Persisted, frozen=True):
     start: str
     end: str
     reason: GapReason
-    offsets: int = 0  # how many they are; 0 where positions are not offsets, so nobody can count
+    offsets: int = 0  # how many they are; 0 where positions are not offsets and cannot be counted
 
 
 class Listed(Persisted, frozen=True):

@@ -26,7 +26,7 @@ withdrawn, and the partition is an error until a person accepts that it ends the
 ``ended`` and a gap into the ``head``, and the ``intent`` goes. Other partitions go on.
 
 A driver that lost its partitions to another one fails at its next write, since the head has
-another version. Its late copies are those that the manifest decided, so they harm nobody. Staged
+another version. Its late copies are those that the manifest decided, so they do no harm. Staged
 files that it misses are damage only while the head is still its own: else another driver has
 published them, or left their events out as erased, and removed them. A lost
 reply sends the partition back to its rows, which tell at which step it is.
@@ -527,7 +527,7 @@ class Cycle:
     def _explained(self, track: Track, error: TidelogError) -> TidelogError:
         """The error; that a promote or another driver has the partition, if that is why.
 
-        Where another driver has it, what it published, moved on from and removed is no damage.
+        Where another driver has it, what it published, moved on from and removed is not damage.
         """
         if isinstance(error, (LostError, UnavailableError)):
             return error

@@ -20,7 +20,7 @@ loses all its events stays, empty, so that no late copy of a driver can bring it
 3 and 4 the bytes of a file are not those that its manifest tells: a reader who goes by the manifest
 is told so, and reads again. A table that cannot be reached does not stop the erasure: the row
 stays at step 6, a later erasure from the same range begins at step 1 all the same, and the error is
-raised at the end. Should somebody have deleted a staged copy before a file was replaced,
+raised at the end. If a staged copy was deleted before a file was replaced,
 the range begins anew at step 1, with another key.
 """
 

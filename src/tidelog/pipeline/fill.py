@@ -208,7 +208,7 @@ class FillSource:
         held = _Held(old, source, tuple(spans))
         position = self._position(partition)
         if position is not None and position >= int(old.end):
-            # Nobody holds what lies between the end of the files and the source's first event.
+            # No store holds what lies between the end of the files and the source's first event.
             following = held.next_span(position)
             if held.end_of_span(position) is None and following is not None:
                 first = str(following)

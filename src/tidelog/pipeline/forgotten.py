@@ -27,7 +27,7 @@ No range begins before all files that ``aside`` rows name are gone from where re
 adopts the partition next finds the rows, and goes on.
 
 No marker is touched here, as the row of a folder is the truth about it (``finalize``): one that was
-put after the copy of the catalog goes, and what it said of files is told anew.
+put after the copy of the catalog goes, and a new one says what the files are.
 
 Step 5 deletes by name, and a driver may stall before it for as long as it likes, while others do
 the range again and commit it. So names that step 2 has decided on must never be used again: those

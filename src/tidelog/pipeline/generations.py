@@ -36,7 +36,7 @@ A generation is kept until ``drop`` removes it:
 4. files, dead letters, manifests, staged files and rows go     → dead: the same
 5. the generation goes from the row
 
-A driver may still copy files of a range that was decided before its head was closed; nobody reads
+A driver may still copy files of a range that was decided before its head was closed; no reader uses
 that folder any more, and a sweep removes them. Closed heads stay for good: they are what keeps such
 a driver from starting again. Numbers are not used again.
 """
@@ -95,7 +95,7 @@ def begin_backfill(home: Home, name: str, making: Making) -> tuple[Archive, int]
         source_at(home, making.source or present.source).partitions()
     except NotFoundError:
         if making.source:
-            raise  # else what the files have can be built anew all the same
+            raise  # else the files can still be built from scratch
 
     def edit(archive: Archive) -> Archive:
         building = archive.building

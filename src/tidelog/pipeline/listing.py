@@ -1,7 +1,7 @@
 """Listing the source partitions that a pipeline's creation sees, with the ends that they have.
 
 An archive's creation does it, and the first driver of any other pipeline. One that appears after
-that begins at its own first event, whatever a driver is told: nothing that came since is skipped.
+that begins at its own first event, whatever start a driver has: nothing that came since is skipped.
 Killed half-way, it leaves partitions unlisted, which then begin at their first event too.
 """
 

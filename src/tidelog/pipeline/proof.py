@@ -8,7 +8,7 @@ id or its key, and in archives by its offset too. An archive's range that is und
 well: who does it may have read the event before it was deleted. A file of an archive that has no
 ids or keys cannot be searched for them, and counts too; one that is not ours is searched in all its
 columns. Every table that the archive's row names must list rewritten files as they are now. What is
-found is told with what to do about it.
+found is reported with what to do about it.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Archives name files ``<generation>_<partition>_<first offset>.<ext>`` and put them below a folder of
 their topic, so a folder of them can be read without a catalog. Names that had to be escaped are
 turned back; those of more than 200 bytes (100 of a partition) stay as they were shortened. What
-begins with ``_`` or ``.`` is no data.
+begins with ``_`` or ``.`` is not data.
 """
 
 from __future__ import annotations

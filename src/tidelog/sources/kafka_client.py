@@ -85,7 +85,7 @@ def open_consumer(place: KafkaPlace, timeout_s: float, watch: Watch, count: int)
 
 
 def consumer_properties(place: KafkaPlace, timeout_s: float, count: int) -> dict[str, Any]:
-    """What such a client is told, without what it calls back."""
+    """The settings of such a client, without its callbacks."""
     return {
         "bootstrap.servers": place.servers,
         "queued.min.messages": max(1, min(_QUEUED_MAX, count)),  # little is fetched in vain

@@ -7,7 +7,7 @@ A batch of a named sink, in six steps; what a crash after each leaves behind:
    registry                                           → the same, and a row that says so
 3. put a manifest that names the staged segments      → the same
 4. the sink's row, from the batch before to this one,
-   naming the manifest: now the contents are decided  → whoever comes next goes on at step 5
+   naming the manifest: now the contents are decided  → the next process resumes at step 5
 5. copy each staged segment to where segments are, in
    the topic's present generation, and commit its
    pieces, guarded by the sink's producer rows        → some runs; the next one skips these

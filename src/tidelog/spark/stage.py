@@ -2,7 +2,7 @@
 
 A task puts its segments into the folder of its sink and batch, under fresh ids, and tells the
 driver what it put there. Nothing of that is part of the topic. An attempt that fails, or that Spark
-does not count, leaves objects that nobody names; they go when a batch is done, or by a sweep a day
+does not count, leaves objects that no row names; they go when a batch is done, or by a sweep a day
 later (``log.sink_sweep``).
 """
 

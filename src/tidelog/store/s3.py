@@ -56,7 +56,9 @@ def open_s3(address: Address, environ: Mapping[str, str]) -> RemoteStore:
     config: Any = {"region": region or "us-east-1", "copy_if_not_exists": "multipart"}
     if endpoint:
         if not endpoint.startswith(("http://", "https://")):
-            raise InvalidError(f"store `{address.text}`: endpoint `{endpoint}` is no http(s) URL")
+            raise InvalidError(
+                f"store `{address.text}`: endpoint `{endpoint}` is not an http(s) URL"
+            )
         config["endpoint"] = endpoint
     session = boto3.session.Session()
     credentials: Any = AwsCredentials(session, address.text)
