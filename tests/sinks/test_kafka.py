@@ -293,10 +293,24 @@ def forget(target: Target) -> None:
         future.result()
 
 
-def test_a_forgotten_number_is_never_guessed(home: Home, target: Target) -> None:
+def test_a_range_that_was_never_sent_needs_no_number(home: Home, target: Target) -> None:
+    sink = sink_at(home, target.url("?partition=same"))
+    sink.publish(stage(sink, [batch_of(numbered(0, 10))]))
+    forget(target)
+    sink.publish(stage(sink, [batch_of(numbered(10, 20))], 10))
+    assert in_order(target.values(), 20)
+
+
+def test_a_number_that_is_forgotten_while_a_range_is_sent_is_never_guessed(
+    home: Home, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sink = sink_at(home, target.url("?partition=same"))
     sink.publish(stage(sink, [batch_of(numbered(0, 10))]))
     manifest = stage(sink, [batch_of(numbered(10, 20))], 10)
+    with monkeypatch.context() as patch:
+        patch.setattr(Transactions, "send", died)
+        with pytest.raises(DiedError):
+            sink.publish(manifest)
     forget(target)
     with pytest.raises(InvalidError, match=f"`{GROUP}` says nothing, .* number 10 at least"):
         sink.publish(manifest)
@@ -307,12 +321,24 @@ def test_a_forgotten_number_is_never_guessed(home: Home, target: Target) -> None
     assert in_order(target.values(), 20)
 
 
-def test_a_first_range_that_was_staged_long_ago_is_not_sent_on_a_guess(
-    home: Home, target: Target
+class DiedError(Exception):
+    """As if the process had died."""
+
+
+def died(*_: object) -> None:
+    raise DiedError
+
+
+def test_a_first_range_that_was_begun_long_ago_is_not_sent_on_a_guess(
+    home: Home, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sink = sink_at(home, target.url("?partition=same"))
     assert isinstance(sink, KafkaSink)
     manifest = stage(sink, [batch_of(numbered(0, 5))])
+    with monkeypatch.context() as patch:
+        patch.setattr(Transactions, "send", died)
+        with pytest.raises(DiedError):
+            sink.publish(manifest)
 
     class Later:
         def now_ms(self) -> int:

@@ -10,10 +10,13 @@ from tests.sinks.ranges import batch_of, stage
 from tidelog.errors import InvalidError
 from tidelog.model.address import parse_address
 from tidelog.model.event import Event
+from tidelog.model.pipeline import Manifest
 from tidelog.sinks import kafka
 from tidelog.sinks.kafka import KafkaSettings, KafkaSink
 from tidelog.store.memory import MemoryStore
 from tidelog.testing.clock import FakeClock
+
+DAY_S = 24 * 3600
 
 
 class Group:
@@ -80,12 +83,65 @@ def test_group_inside_of_the_range_goes_on(
     assert group.number == 15
 
 
-@pytest.mark.parametrize("reached", [None, 9])
-def test_group_that_is_behind_the_range_is_refused(
-    group: type[Group], sink: KafkaSink, reached: int | None
+def test_range_that_was_never_sent_needs_no_number(group: type[Group], sink: KafkaSink) -> None:
+    """As after a week without a restore, when Kafka has forgotten the group's offset."""
+    clock = sink._clock
+    assert isinstance(clock, FakeClock)
+    manifest = stage(sink, [batch_of([Event(b"%d" % n) for n in range(5)])], ordinal=10)
+    clock.advance(30 * DAY_S)
+    sink.publish(manifest)
+    assert group.sent == list(range(10, 15))
+    sink.discard(manifest)
+    assert list(sink._open_store("").list("")) == []
+
+
+class DyingError(Exception):
+    """As if the process had died."""
+
+
+def dies_in(group: type[Group], sink: KafkaSink, manifest: Manifest) -> None:
+    """A driver that dies after it has begun to send, and before a transaction."""
+    send = group.send
+
+    def dying(self: Group, batch: Any, where: int | None, number: int) -> None:
+        raise DyingError
+
+    group.send = dying  # type: ignore[method-assign]
+    with pytest.raises(DyingError):
+        sink.publish(manifest)
+    group.send = send  # type: ignore[method-assign]
+
+
+def test_range_whose_driver_died_without_a_number_goes_on_for_a_day(
+    group: type[Group], sink: KafkaSink
 ) -> None:
+    clock = sink._clock
+    assert isinstance(clock, FakeClock)
+    manifest = stage(sink, [batch_of([Event(b"%d" % n) for n in range(5)])], ordinal=10)
+    dies_in(group, sink, manifest)
+    clock.advance(DAY_S * 2)
+    with pytest.raises(InvalidError, match="Kafka has forgotten it"):
+        sink.publish(manifest)
+    clock.advance(-DAY_S * 2)
+    sink.publish(manifest)
+    assert group.sent == list(range(10, 15))
+
+
+def test_number_that_is_gone_since_sending_began_is_not_guessed(
+    group: type[Group], sink: KafkaSink
+) -> None:
+    manifest = stage(sink, [batch_of([Event(b"%d" % n) for n in range(5)])], ordinal=10)
+    group.number = 10
+    dies_in(group, sink, manifest)
+    group.number = None
+    with pytest.raises(InvalidError, match="Kafka has forgotten it"):
+        sink.publish(manifest)
+    assert group.sent == []
+
+
+def test_group_that_is_behind_the_range_is_refused(group: type[Group], sink: KafkaSink) -> None:
     manifest = stage(sink, [batch_of([Event(b"x")])], ordinal=10)
-    group.number = reached
+    group.number = 9
     with pytest.raises(InvalidError, match="came to number 10 at least: Kafka has forgotten it"):
         sink.publish(manifest)
     assert group.sent == []

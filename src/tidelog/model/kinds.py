@@ -55,6 +55,10 @@ OBJECTS = (
         "what a range produced: files, counts, checksums, the end reached; or merged ranges",
     ),
     Kind(
+        "staging/<pipeline>/<epoch>/<attempt>/sending",
+        "that sending a range into Kafka has begun, and which number its group had",
+    ),
+    Kind(
         "staging/<pipeline>/<epoch>/<attempt>/<id>/<n>",
         "a file that is not yet published; in the store where it will stand",
     ),

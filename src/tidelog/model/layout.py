@@ -73,6 +73,7 @@ __all__ = [
     "segment_generation",
     "segment_origin",
     "segments",
+    "sending",
     "shard_row",
     "sink_batch",
     "sink_generation",
@@ -489,6 +490,11 @@ def staging_of(pipeline: str) -> str:
 def staging(pipeline: str, epoch: int, attempt: str) -> str:
     """Where one attempt at a range puts its files."""
     return f"{staging_of(pipeline)}{epoch:010}/{attempt}"
+
+
+def sending(staged: str) -> str:
+    """Beside a staged file: that sending its range into a system without our commits has begun."""
+    return f"{'/'.join(staged.split('/')[:4])}/sending"
 
 
 def playback_staging(playback_id: str) -> str:

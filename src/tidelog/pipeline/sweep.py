@@ -202,7 +202,8 @@ def _read_named(home: Home, pipeline: str) -> _Named:
             key = decode_row(row.value, Intent, f"intent of `{partition}`").manifest
             if key:
                 manifest = read_manifest(home.store.get(key), key)
-                named.keys.update([key, *(file.staged for file in manifest.files)])
+                staged = [file.staged for file in manifest.files]
+                named.keys.update([key, *staged, *map(layout.sending, staged)])
         for found in read_commit_rows(home.log, pipeline, partition):
             commit = found.committed
             named.keys.update([commit.manifest, *commit.replaced])

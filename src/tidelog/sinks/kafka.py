@@ -7,12 +7,16 @@ publishing again, after a crash anywhere or by another driver, goes on after the
 Keys, values, times and headers go as they are, nulls too. An id and a type become the headers
 ``tidelog-id`` and ``tidelog-type``, since Kafka has no other place for them, and the time 0 is sent
 as none. Kafka forgets a group's offsets when nothing was committed for long (a week, unless its
-``offsets.retention.minutes`` says otherwise). A range whose number is gone is not sent a second
-time on a guess: a person must say how far it came.
+``offsets.retention.minutes`` says otherwise). So before the first transaction of a range an object
+beside its staged files says that sending has begun, and which number the group had. Where that is
+gone, a range without the object was never sent, and begins with its own ordinal. So does one whose
+object says that there was no number then either, for a day: Kafka keeps what was committed since
+for longer. Any other range is not sent a second time on a guess: a person must say how far it came.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -32,7 +36,8 @@ from tidelog.clients.kafka import (
     topic_id,
 )
 from tidelog.clock import Clock, SystemClock
-from tidelog.errors import CorruptError, InvalidError, NotFoundError
+from tidelog.errors import AlreadyExistsError, CorruptError, InvalidError, NotFoundError
+from tidelog.model import layout
 from tidelog.model.address import Address, parse_address
 from tidelog.model.pipeline import Manifest
 from tidelog.sinks.base import RangeWriter, TargetSink
@@ -51,6 +56,7 @@ from tidelog.store.here import open_store_here
 __all__ = ["KafkaSettings", "KafkaSink", "open_kafka"]
 
 _TIMEOUT_S = 15.0  # without any answer; then the brokers count as unreachable
+_NO_NUMBER = b"none"  # in the object that says so
 _NUMBER_LASTS_MS = 24 * 3600 * 1000  # Kafka keeps one for longer, unless it is told otherwise
 
 
@@ -144,7 +150,9 @@ class KafkaSink:
             transactions.finish(end)
 
     def discard(self, manifest: Manifest) -> None:
-        discard_files(self._open_store(self._settings.store), manifest.files)
+        store = self._open_store(self._settings.store)
+        discard_files(store, manifest.files)
+        store.delete([layout.sending(file.staged) for file in manifest.files[:1]])
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_reopened, (self.url, self._settings))
@@ -170,9 +178,11 @@ class KafkaSink:
                 number=reached,
             )
         if reached is not None and reached >= manifest.ordinal:
+            self._begin(manifest, reached)
             return reached
-        if reached is None and manifest.ordinal == 0 and not self._is_old(manifest):
-            return 0
+        if reached is None and self._is_unsent(manifest):
+            self._begin(manifest, None)
+            return manifest.ordinal
         known = "nothing" if reached is None else f"number {reached}"
         raise InvalidError(
             f"{self._what}: its group `{name}` says {known}, but source partition "
@@ -184,15 +194,27 @@ class KafkaSink:
             number=manifest.ordinal,
         )
 
-    def _is_old(self, manifest: Manifest) -> bool:
-        """Whether a first range was staged so long ago that its number may be forgotten."""
+    def _begin(self, manifest: Manifest, reached: int | None) -> None:
+        """Say that sending begins, and which number there is; what was said first stays."""
+        store, said = self._open_store(self._settings.store), _NO_NUMBER
+        if reached is not None:
+            said = str(reached).encode()
+        if manifest.files:
+            with contextlib.suppress(AlreadyExistsError):
+                store.put(layout.sending(manifest.files[0].staged), said)
+
+    def _is_unsent(self, manifest: Manifest) -> bool:
+        """Whether nothing of a range was sent whose group has no number."""
         if not manifest.files:
-            return False
+            return True
+        store = self._open_store(self._settings.store)
+        key = layout.sending(manifest.files[0].staged)
         try:
-            staged = self._open_store(self._settings.store).head(manifest.files[0].staged)
+            began = store.head(key)
+            said = store.get(key)
         except NotFoundError:
             return True
-        return self._clock.now_ms() - staged.modified_ms > _NUMBER_LASTS_MS
+        return said == _NO_NUMBER and self._clock.now_ms() - began.modified_ms <= _NUMBER_LASTS_MS
 
     @property
     def _what(self) -> str:
