@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from typing import Any, cast
 
@@ -22,6 +22,7 @@ from tidelog.codec.segment import encode_segment
 from tidelog.journal import absent, amend, marks
 from tidelog.journal.calls import JournalCalls
 from tidelog.journal.lookup import Lookups
+from tidelog.journal.scribe import Scribing, Turn
 from tidelog.log import amended, read
 from tidelog.log.append import Appender
 from tidelog.log.base import Log
@@ -79,6 +80,9 @@ class Desk(JournalCalls):
 
     def topic(self, name: str) -> Topic:
         return find_topic(self.log, name)
+
+    def _after_turns(self, how: Scribing) -> Callable[[Turn], Turn]:
+        return lambda turn: turn  # there are no archives here
 
     def append_absent(self, topic: str, events: Sequence[Event]) -> Positions:
         """What ``Home.append(..., if_absent=True)`` does."""
