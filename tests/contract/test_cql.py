@@ -21,10 +21,10 @@ from cassandra.connection import ConnectionShutdown
 from cassandra.protocol import IsBootstrappingErrorMessage, OverloadedErrorMessage, ServerError
 from cassandra.query import BatchStatement, BatchType
 
-from tests.contract.lossy_proxy import LossyProxy, cut, lossy_proxy
 from tests.contract.remote_catalog import RemoteCatalogContract, opened, race_creators
 from tests.servers.base import HOST, free_port
 from tests.servers.cassandra import Cassandra
+from tests.support.proxy import LossyProxy, cut, lossy_proxy
 from tidelog.catalog import cql, cql_session, cql_table
 from tidelog.catalog.base import ABSENT, Catalog, Check, Put, Row
 from tidelog.catalog.cql import CqlCatalog, open_cql

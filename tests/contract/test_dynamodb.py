@@ -22,10 +22,10 @@ import pytest
 from botocore.awsrequest import AWSResponse
 from botocore.config import Config
 
-from tests.contract.lossy_proxy import lossy_proxy
 from tests.contract.remote_catalog import RemoteCatalogContract, opened, race_creators
 from tests.servers.base import HOST, free_port
 from tests.servers.dynamodb import DynamoDb
+from tests.support.proxy import lossy_proxy
 from tidelog.catalog import dynamodb_client
 from tidelog.catalog.base import ABSENT, Catalog, Put, Row
 from tidelog.catalog.dynamodb import DynamoCatalog, open_dynamodb

@@ -22,10 +22,11 @@ from tidelog.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from tidelog.log.base import LogSettings
+from tidelog.log.base import Log, LogSettings
 from tidelog.log.consumer import Consumer
 from tidelog.log.lease import Membership, read_lease
 from tidelog.log.topics import create_topic
+from tidelog.model.topic import Topic
 
 FOR_EVER_MS = 600_000  # longer than any test lasts
 
@@ -210,43 +211,42 @@ class _LosesReply(MemoryCatalog):
         return super().get(partition, row)
 
 
-def test_commit_after_one_of_unknown_outcome_works() -> None:
+@pytest.fixture
+def uncertain(home: Home) -> tuple[Membership, Log, Topic]:
+    """A member whose commit at 5 landed, which it does not know."""
     catalog = _LosesReply()
-    with tidelog.open("memory:") as home:
-        log = replace(home.log, catalog=catalog)
-        made = msgspec.structs.replace(home.create_topic("t", 1), state="creating")
-        topic = create_topic(log, made)
-        member = Membership(log, topic, "c", "earliest")
-        assert member.take(0, [member.id])
-        catalog.marked = True
-        with pytest.raises(UnknownOutcomeError):
-            member.commit(0, 5)
-        catalog.is_down = False
+    log = replace(home.log, catalog=catalog)
+    topic = create_topic(log, msgspec.structs.replace(home.topic("t"), state="creating"))
+    member = Membership(log, topic, "c", "earliest")
+    assert member.take(0, [member.id])
+    catalog.marked = True
+    with pytest.raises(UnknownOutcomeError):
+        member.commit(0, 5)
+    catalog.is_down = False
+    return member, log, topic
+
+
+def test_commit_after_one_of_unknown_outcome_works(
+    uncertain: tuple[Membership, Log, Topic],
+) -> None:
+    member, log, topic = uncertain
+    member.commit(0, 7)
+    found = read_lease(log, topic, "c", 0)
+    assert found is not None
+    assert found[0].cursor == 7
+
+
+def test_lease_that_another_member_has_taken_is_not_committed_to(
+    uncertain: tuple[Membership, Log, Topic],
+) -> None:
+    member, log, topic = uncertain
+    other = Membership(log, topic, "c", "earliest")
+    assert other.take(0, [other.id])
+    with pytest.raises(FencedError):
         member.commit(0, 7)
-        found = read_lease(log, topic, "c", 0)
-        assert found is not None
-        assert found[0].cursor == 7
-
-
-def test_lease_that_another_member_has_taken_is_not_committed_to() -> None:
-    catalog = _LosesReply()
-    with tidelog.open("memory:") as home:
-        log = replace(home.log, catalog=catalog)
-        made = msgspec.structs.replace(home.create_topic("t", 1), state="creating")
-        topic = create_topic(log, made)
-        member = Membership(log, topic, "c", "earliest")
-        assert member.take(0, [member.id])
-        catalog.marked = True
-        with pytest.raises(UnknownOutcomeError):
-            member.commit(0, 5)
-        catalog.is_down = False
-        other = Membership(log, topic, "c", "earliest")
-        assert other.take(0, [other.id])
-        with pytest.raises(FencedError):
-            member.commit(0, 7)
-        found = read_lease(log, topic, "c", 0)
-        assert found is not None
-        assert (found[0].owner, found[0].cursor) == (other.id, 5)
+    found = read_lease(log, topic, "c", 0)
+    assert found is not None
+    assert (found[0].owner, found[0].cursor) == (other.id, 5)
 
 
 def test_poll_after_fenced_error_resumes_at_the_cursor(home: Home) -> None:

@@ -3,7 +3,8 @@
 ``HttpProxy`` reads whole requests and replies, so it can answer in the server's place, shorten a
 body so that its length still fits, and damage a byte. ``StreamProxy`` knows no protocol: it passes
 chunks, and can cut, hold, delay and reset. Both can speak TLS to their clients. What happens is
-decided by a ``FaultPlan``; nothing happens that it does not count.
+decided by a ``FaultPlan``; nothing happens that it does not count. ``LossyProxy`` loses the replies
+to some writes, for tests of one request.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ import ssl
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from tests.support.faults import FaultPlan, WireFault
 
 HOST = "127.0.0.1"
 _CHUNK_BYTES = 1 << 16
+_MARK_BYTES_MAX = 64
 _HEAD_BYTES_MAX = 1 << 17
 _RST_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER with no time: close sends a reset
 
@@ -56,10 +58,7 @@ class _Message:
 class _Proxy:
     """Accepts connections, and runs a thread for each."""
 
-    def __init__(
-        self, host: str, port: int, plan: FaultPlan, tls: ssl.SSLContext | None = None
-    ) -> None:
-        self.plan = plan
+    def __init__(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
         self._target = (host, port)
         self._tls = tls
         self._closing = threading.Event()
@@ -77,11 +76,11 @@ class _Proxy:
     def close(self) -> None:
         """Stop listening, and end every connection."""
         self._closing.set()
-        _close(self._listener)
+        cut(self._listener)
         with self._lock:
             rest = list(self._open)
         for each in rest:
-            _close(each)
+            cut(each)
 
     def _accept(self) -> None:
         while True:
@@ -111,7 +110,7 @@ class _Proxy:
     def _forget(self, each: socket.socket) -> None:
         with self._lock:
             self._open.discard(each)
-        _close(each)
+        cut(each)
 
     def _talk(self, client: socket.socket, server: socket.socket) -> None:
         raise NotImplementedError
@@ -127,7 +126,76 @@ class _Proxy:
                 continue
 
 
-class HttpProxy(_Proxy):
+class _FaultyProxy(_Proxy):
+    """Does what its plan decides."""
+
+    def __init__(
+        self, host: str, port: int, plan: FaultPlan, tls: ssl.SSLContext | None = None
+    ) -> None:
+        self.plan = plan
+        super().__init__(host, port, tls)
+
+
+class LossyProxy(_Proxy):
+    """Loses replies to writes, on request; ``lost`` counts the replies that it kept back.
+
+    It passes such a request on, waits until the server begins to answer, and cuts the connection.
+    A write is a request with one of the given marks in it (a target header of DynamoDB, a prepared
+    statement's id of CQL), so reads, heartbeats and control connections pass untouched.
+    """
+
+    def __init__(self, host: str, port: int, marks: Collection[bytes]) -> None:
+        self.marks = set(marks)
+        self.lost = 0
+        self._to_lose = 0
+        self._silent = False
+        super().__init__(host, port)
+
+    def lose(self, count: int) -> None:
+        """Lose the replies to this many writes more."""
+        with self._lock:
+            self._to_lose += count
+
+    def go_silent(self) -> None:
+        """From now on hand no reply over, and cut nothing: clients wait in vain."""
+        self._silent = True
+
+    def _talk(self, client: socket.socket, server: socket.socket) -> None:
+        condemned = threading.Event()
+        pair = (client, server, condemned)
+        threading.Thread(target=self._pass_replies, args=pair, daemon=True).start()
+        self._pass_requests(*pair)
+
+    def _pass_requests(
+        self, client: socket.socket, server: socket.socket, condemned: threading.Event
+    ) -> None:
+        seen = b""
+        while chunk := client.recv(_CHUNK_BYTES):
+            seen = seen[-_MARK_BYTES_MAX:] + chunk  # a mark may come in two pieces
+            if any(mark in seen for mark in self.marks):
+                seen = b""
+                with self._lock:
+                    if self._to_lose:
+                        self._to_lose -= 1
+                        condemned.set()
+            server.sendall(chunk)
+
+    def _pass_replies(
+        self, client: socket.socket, server: socket.socket, condemned: threading.Event
+    ) -> None:
+        with contextlib.suppress(OSError):
+            while chunk := server.recv(_CHUNK_BYTES):
+                if condemned.is_set():
+                    with self._lock:
+                        self.lost += 1
+                    break
+                if not self._silent:
+                    client.sendall(chunk)
+        cut(client)
+        cut(server)
+
+
+class HttpProxy(_FaultyProxy):
     """For S3 and DynamoDB."""
 
     def _talk(self, client: socket.socket, server: socket.socket) -> None:
@@ -195,7 +263,7 @@ class HttpProxy(_Proxy):
         return min(low + int((high - low) * self.plan.fraction()), high - 1)
 
 
-class StreamProxy(_Proxy):
+class StreamProxy(_FaultyProxy):
     """For CQL and Kafka: faults hit the reply that follows a chunk of a request.
 
     ``quiet_chunks`` requests at the beginning of each connection pass untouched: handshakes.
@@ -398,9 +466,19 @@ def _shut(each: socket.socket) -> None:
         each.shutdown(socket.SHUT_RDWR)
 
 
-def _close(each: socket.socket) -> None:
+def cut(each: socket.socket) -> None:
     """Close a socket and wake a thread that waits on it."""
     with contextlib.suppress(OSError):
         if not each.getsockopt(socket.SOL_SOCKET, socket.SO_LINGER):
             each.shutdown(socket.SHUT_RDWR)
     each.close()
+
+
+@contextlib.contextmanager
+def lossy_proxy(host: str, port: int, marks: Collection[bytes]) -> Iterator[LossyProxy]:
+    """Run a proxy that loses replies for the length of a block."""
+    proxy = LossyProxy(host, port, marks)
+    try:
+        yield proxy
+    finally:
+        proxy.close()
