@@ -75,6 +75,18 @@ def test_segments_go_when_all_that_shared_them_is_compiled() -> None:
     assert {key.split("/")[2] for key in press.objects()} == {"journals"}
 
 
+def test_sweep_asks_for_no_object_that_it_has_deleted_itself() -> None:
+    press = Press()
+    topic, _ = filled(press)
+    press.compile(topic)
+    asked: list[str] = []
+    head = press.store.head
+    press.store.head = lambda key: (asked.append(key), head(key))[1]  # type: ignore[method-assign]
+    assert sweep_home(press.log, 0).objects_deleted == 6
+    assert press.rows(topic, "unused/") == []
+    assert [key for key in asked if not key.startswith("probe/")] == []
+
+
 def test_journals_that_were_compiled_again_go() -> None:
     press = Press()
     topic, expected = filled(press)

@@ -292,7 +292,7 @@ def _sweep_topic(log: Log, name: str, age: _Age, tally: _Tally, accept: bool) ->
         over = [
             row for row in found.unused if all(_is_over(key, topic, epochs) for key in row.objects)
         ]
-        remove_unused(log, topic, partition, over, listed.keys - gone)
+        remove_unused(log, (topic, partition), over, listed.keys - gone, gone)
     _delete_old(log, left_by_sinks(log, topic, age.now_ms, age.grace_ms), age, tally)
     tally.objects_doubted += len(doubted)
     newest_ms = min(age.now_ms, max((found.newest_ms for found in references), default=0))

@@ -57,18 +57,27 @@ def read_unused(log: Log, topic: Topic, partition: int) -> list[ListedRow]:
 
 
 def remove_unused(
-    log: Log, topic: Topic, partition: int, rows: Sequence[ListedRow], keys: Collection[str]
+    log: Log,
+    place: tuple[Topic, int],
+    rows: Sequence[ListedRow],
+    keys: Collection[str],
+    deleted: Collection[str],
 ) -> None:
     """Delete the rows that list nothing that is there any more, also no copy of it.
 
-    ``keys`` are the objects that are left, of a listing that was made after the rows were read.
-    The row of a compile that may be at work is to be left out.
+    ``keys`` are the objects that are left, of a listing that was made after the rows were read,
+    without those that were ``deleted`` since. The row of a compile that may be at work is to be
+    left out.
     """
     listed = {_origin(key)[0] for row in rows for key in row.objects}
     left = {origin for key in keys if (origin := _origin(key)[0]) in listed}
     over = [row for row in rows if left.isdisjoint(_origin(key)[0] for key in row.objects)]
-    gone = [row for row in over if not any(_is_there(log, key) for key in row.objects)]
-    where = layout.topic_partition(topic.incarnation, partition)
+    gone = [
+        row
+        for row in over
+        if not any(key not in deleted and _is_there(log, key) for key in row.objects)
+    ]
+    where = layout.topic_partition(place[0].incarnation, place[1])
     for first in range(0, len(gone), limits.CHANGES_MAX):
         changes = [Delete(row.row, row.version) for row in gone[first : first + limits.CHANGES_MAX]]
         with contextlib.suppress(ConflictError, UnknownOutcomeError):  # the next sweep meets them
