@@ -8,9 +8,9 @@ erasure may have moved on between two rows.
 
 from __future__ import annotations
 
-from tidelog.catalog.base import Put
 from tidelog.log.archives import read_erased, read_partitions, read_progress
 from tidelog.log.base import Log
+from tidelog.log.hold import put_held
 from tidelog.log.replays import Replays, replay_pipeline
 from tidelog.model import layout
 from tidelog.model.account import Account, account_of
@@ -39,7 +39,8 @@ def note_before(log: Log, old: tuple[int, str], new: str, now_ms: int, reason: s
     """Record beside the heads of a generation what the one before it accounted for.
 
     ``old`` is that one's number and pipeline. Called before the new one is promoted, and again
-    after a crash: what is recorded then replaces what was.
+    after a crash: what is recorded then replaces what was. Where two promote at once, the record of
+    the one that comes first stays: the old heads are frozen, so both have the same numbers.
     """
     generation, pipeline = old
     for partition in read_partitions(log, pipeline):
@@ -61,8 +62,10 @@ def note_before(log: Log, old: tuple[int, str], new: str, now_ms: int, reason: s
             reason=reason,
         )
         where = layout.pipeline_partition(new, partition)
-        put = Put(layout.BEFORE, encode_row(before))
-        log.catalog.write(where, put, write_id=log.ids.new())
+        row = log.catalog.get(where, layout.BEFORE)
+        version = None if row is None else row.version
+        what = f"account of `{partition}` before generation {generation + 1}"
+        put_held(log, where, layout.BEFORE, encode_row(before), version, what)
 
 
 def read_before(log: Log, pipeline: str, partition: str) -> Before | None:
