@@ -21,12 +21,14 @@ from tests.waiting import until
 from tidelog import Event, Home
 from tidelog.errors import FencedError, InvalidError, TidelogError
 from tidelog.home import World, create_home
+from tidelog.journal.audit import Why
 from tidelog.log.archives import change_archive, read_manifests, read_partitions, read_progress
 from tidelog.log.trim import ToOffsets
 from tidelog.model import layout, limits
 from tidelog.model.archive import Archive, Making
-from tidelog.pipeline import generations
+from tidelog.pipeline import erase, generations
 from tidelog.pipeline.archive import find_archive, open_pipeline
+from tidelog.pipeline.archived import delete_events
 from tidelog.pipeline.base import Outcome, Task
 from tidelog.pipeline.cycle import CycleReport
 from tidelog.pipeline.driver import Driver, Driving
@@ -341,9 +343,6 @@ def test_an_event_that_is_erased_during_a_rollback_is_in_no_generation(home: Hom
         ended.set()
 
     def delete_archived(home: Home, event: str) -> None:
-        from tidelog.journal.audit import Why
-        from tidelog.pipeline.archived import delete_events
-
         delete_events(home, "t", [event], Why("asked", "me"))
         carry_out(home, home.topic("t"), grace_ms=0, wait_ms=60_000)
 
@@ -351,6 +350,52 @@ def test_an_event_that_is_erased_during_a_rollback_is_in_no_generation(home: Hom
     until(ended.is_set)
     for generation in (1, 2):
         assert 30 not in listed(home, back, generation)
+
+
+def test_an_erasure_reaches_a_generation_that_began_after_it_looked(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home.append("t", [Event(payload(n), id=f"id-{n}") for n in range(20)])
+    drive(home, an_archive(home, "daily", parser="json:at"))
+    trim(home, 20)
+    delete_events(home, "t", ["id-7"], Why("asked", "me"))
+    erasing = erase.erase_from_archive
+
+    def late(home: Home, archive: Archive, generation: int, offsets: Any) -> Any:
+        if generation == 1:
+            backfill(home)  # from files that still have the event
+        return erasing(home, archive, generation, offsets)
+
+    monkeypatch.setattr(erase, "erase_from_archive", late)
+    carry_out(home, home.topic("t"), grace_ms=0)
+    for generation in (1, 2):
+        assert listed(home, find_archive(home, "daily"), generation)[7] == 0
+
+
+def test_an_erasure_takes_the_live_generation_first(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a rollback fills another one from it, after that one was looked at."""
+    home.append("t", [Event(payload(n), id=f"id-{n}") for n in range(20)])
+    drive(home, an_archive(home, "daily", parser="json:at"))
+    backfill(home)
+    promoted = promote(home, "daily")
+    home.append("t", [Event(payload(20), id="id-20")])
+    drive(home, promoted)
+    trim(home, 21)
+    delete_events(home, "t", ["id-20"], Why("asked", "me"))
+    erasing = erase.erase_from_archive
+
+    def rolled_back(home: Home, archive: Archive, generation: int, offsets: Any) -> Any:
+        done = erasing(home, archive, generation, offsets)
+        if generation == 1 and archive.generation == 2:
+            rollback(home, "daily")
+        return done
+
+    monkeypatch.setattr(erase, "erase_from_archive", rolled_back)
+    erase.erase_from_archives(home, home.topic("t"), {0: [20]})
+    for generation in (1, 2):
+        assert listed(home, promoted, generation)[20] == 0
 
 
 def test_a_driver_goes_on_after_a_promote_that_was_refused_or_died(

@@ -10,10 +10,14 @@ import duckdb
 import pytest
 
 from tests.pipeline.test_archive import an_archive, drive, folder
+from tests.pipeline.test_fill import backfill
 from tests.servers.cassandra import Cassandra
 from tests.servers.scylla_play import Play, Row
 from tidelog import Home
 from tidelog.home import World, create_home
+from tidelog.model.archive import Making
+from tidelog.pipeline.archive import find_archive
+from tidelog.pipeline.generations import promote
 from tidelog.pipeline.status import read_status
 from tidelog.settings import Settings
 from tidelog.sources.scylla_session import close_sessions
@@ -54,4 +58,29 @@ def test_an_archive_of_a_change_log_holds_each_change_once(
         offsets = sorted(row[2] for row in found if row[1] == group)
         assert offsets == list(range(len(offsets)))
     assert sum(each.events for each in read_status(home, archive).partitions) == 101
+    play.close()
+
+
+@pytest.mark.server
+def test_a_chain_goes_on_after_a_promote(home: Home, cassandra_server: Cassandra) -> None:
+    play = Play(cassandra_server)
+    now_ms = int(time.time() * 1000)
+    play.begin_generation(now_ms - 3_600_000)
+    archive = an_archive(home, "orders", play.url(lag="2s"))
+    copy = an_archive(home, "copy", "archive:orders")
+    for number in range(40):
+        row = Row("insert", f"r{number % 9}", number, {"state": "new"})
+        play.write(now_ms - 1_800_000 + number * 15_000, row)
+    assert drive(home, archive) == 40
+    assert drive(home, copy) == 40
+    play.write(int(time.time() * 1000), Row("insert", "r1", 40, {"state": "new"}))
+    time.sleep(2.6)
+    assert drive(home, archive) == 1
+    backfill(home, "orders", Making(codec="gzip"))
+    promote(home, "orders")
+    assert drive(home, copy) == 1
+    play.write(int(time.time() * 1000), Row("insert", "r1", 41, {"state": "new"}))
+    time.sleep(2.6)
+    assert drive(home, find_archive(home, "orders")) == 1
+    assert drive(home, copy) == 1
     play.close()

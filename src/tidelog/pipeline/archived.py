@@ -58,7 +58,7 @@ from tidelog.model.topic import Topic
 from tidelog.pipeline.archive import list_archives
 from tidelog.pipeline.contents import ArchiveFiles
 from tidelog.pipeline.deletions import Deletions, Places, deleted_offsets
-from tidelog.pipeline.descent import archives_of, partitions_of
+from tidelog.pipeline.descent import archives_of, partitions_of, with_later_ones
 from tidelog.pipeline.erase import ArchiveErasure, erase_aside, erase_from_archive
 from tidelog.pipeline.erase_aside import AsideFiles
 from tidelog.pipeline.places import store_at
@@ -167,6 +167,8 @@ def erase_trimmed(
     unseen: list[str] = []
     numbers: dict[str, int] = {}
     for archive, generation in archives_of(home, topic):
+        if archive.state_of(generation) == "removing":
+            continue  # all of it goes
         own = partitions_of(home.log, archive.pipeline(generation), topic)
         starts = {name: read_head(home.log, topic, p)[0].start for name, p in own.items()}
         found |= _search(home, archive, generation, starts, (sought, unseen))
@@ -239,7 +241,7 @@ def erase_archived(
     live = {name for topic in list_topics(home.log) for name in _live(home, archive, topic)}
     found: dict[Place, _Found] = {}
     unseen: list[str] = []
-    for generation in archive.makings:
+    for generation in archive.in_state("live", "building", "kept"):
         known = read_partitions(home.log, archive.pipeline(generation))
         found |= _search(home, archive, generation, dict.fromkeys(known), (sought, unseen))
     for name, _ in found:
@@ -274,10 +276,14 @@ def finish_archive(home: Home, archive: Archive) -> list[ArchiveErasure]:
         offsets: dict[str, list[int]] = {}
         for event in record.events:
             offsets.setdefault(record.sources[event.partition], []).append(event.offset)
+
+        def look() -> list[tuple[Archive, int]]:
+            every = _with_copies(home, archive)
+            return [(each, generation) for each in every for generation in each.from_live]
+
         done = [
             erase_from_archive(home, each, generation, offsets)
-            for each in _with_copies(home, archive)
-            for generation in each.from_live
+            for each, generation in with_later_ones(look)
         ]
         erased = _erased(record)
         for each in _with_copies(home, archive):
@@ -294,7 +300,7 @@ def finish_archive(home: Home, archive: Archive) -> list[ArchiveErasure]:
 def _with_copies(home: Home, archive: Archive) -> list[Archive]:
     """An archive, and then those that are made of it, also by way of others."""
     every = [each for each in list_archives(home) if each.state == "ready"]
-    found = [archive]
+    found = [each for each in every if each.incarnation == archive.incarnation] or [archive]
     for above in found:  # grows while it goes
         for each in every:
             urls = {each.source, *(making.source for making in each.makings.values())}

@@ -15,7 +15,7 @@ from itertools import pairwise
 from tidelog.log.archives import read_commits, read_partitions, read_progress
 from tidelog.log.base import Log
 from tidelog.model.archive import Archive
-from tidelog.model.pipeline import Gap
+from tidelog.model.pipeline import BeginReason, Gap
 
 __all__ = ["Covered", "MissingRange", "are_offsets", "missing_ranges", "read_covered", "without"]
 
@@ -31,7 +31,8 @@ class Covered:
     end: str
     incarnation: str = ""
     gaps: tuple[Gap, ...] = ()
-    borders: tuple[str, ...] = ()  # of its commits, in order
+    borders: tuple[str, ...] = ()  # of its commits, in order, where positions are not offsets
+    begins: BeginReason = "earliest"
 
     @property
     def by_offset(self) -> bool:
@@ -83,7 +84,8 @@ def read_covered(log: Log, pipeline: str, partition: str) -> Covered | None:
     if not are_offsets(begin, head.position):
         commits = list(read_commits(log, pipeline, partition))
         borders = (*(commit.start for commit in commits), head.position)
-    return Covered(begin, head.position, head.incarnation, head.gaps, borders)
+    begins: BeginReason = "earliest" if head.begin is None else head.begin.reason
+    return Covered(begin, head.position, head.incarnation, head.gaps, borders, begins)
 
 
 def missing_ranges(log: Log, archive: Archive, old: int, new: int) -> list[MissingRange]:

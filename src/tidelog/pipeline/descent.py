@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
+
 from tidelog.home import Home
 from tidelog.log.archives import read_partitions, read_progress
 from tidelog.log.base import Log
@@ -10,7 +12,7 @@ from tidelog.model.archive import Archive
 from tidelog.model.topic import Topic
 from tidelog.pipeline.archive import list_archives
 
-__all__ = ["archives_of", "partitions_of"]
+__all__ = ["archives_of", "partitions_of", "with_later_ones"]
 
 
 def archives_of(home: Home, topic: Topic) -> list[tuple[Archive, int]]:
@@ -47,6 +49,23 @@ def archives_of(home: Home, topic: Topic) -> list[tuple[Archive, int]]:
     ]
     ordered = sorted(found, key=lambda each: each[:2])
     return [(archive, generation) for _, _, archive, generation in ordered]
+
+
+def with_later_ones(
+    look: Callable[[], Iterable[tuple[Archive, int]]],
+) -> Iterator[tuple[Archive, int]]:
+    """Generations, and those that began while the first ones were handled.
+
+    One that begins in between may have been filled from a file before an erasure rewrote it.
+    """
+    known: set[tuple[str, int]] = set()
+    while True:
+        new = [each for each in look() if (each[0].incarnation, each[1]) not in known]
+        if not new:
+            return
+        for archive, generation in new:
+            known.add((archive.incarnation, generation))
+            yield archive, generation
 
 
 def partitions_of(log: Log, pipeline: str, topic: Topic) -> dict[str, int]:

@@ -68,9 +68,10 @@ from tidelog.model.pipeline import (
 from tidelog.model.run import decode_row, encode_row
 from tidelog.model.sealed import seal_json
 from tidelog.model.topic import Topic
-from tidelog.pipeline.descent import archives_of, partitions_of
+from tidelog.pipeline.descent import archives_of, partitions_of, with_later_ones
 from tidelog.pipeline.erase_aside import AsideFiles
 from tidelog.pipeline.erase_file import Lessened, Lessener
+from tidelog.pipeline.generations import finish_removals
 from tidelog.pipeline.places import files_at
 from tidelog.pipeline.tables.registration import correct_entries
 from tidelog.sinks.publish import discard_files
@@ -124,7 +125,11 @@ def erase_from_archives(
     """
     reports: list[ArchiveErasure] = []
     errors: list[TidelogError] = []
-    for archive, generation in archives_of(home, topic) if deleted else ():
+
+    def look() -> list[tuple[Archive, int]]:
+        return archives_of(home, topic) if deleted else []
+
+    for archive, generation in with_later_ones(look):
         try:
             own = partitions_of(home.log, archive.pipeline(generation), topic)
             offsets = {name: sorted(deleted.get(number, ())) for name, number in own.items()}
@@ -150,6 +155,9 @@ def erase_from_archive(
     Tables that could not be corrected are in ``errors`` of what it returns.
     """
     report = ArchiveErasure(archive.name, generation)
+    if archive.state_of(generation) == "removing":
+        finish_removals(home, archive)  # all of it goes
+        return report
     store = files_at(home, archive)
     own = archive.pipeline(generation)
     for pipeline in (own, replay_pipeline(own)):

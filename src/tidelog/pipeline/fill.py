@@ -192,8 +192,7 @@ class FillSource:
 
     def _join(self, partition: SourcePartition, old: Covered, source: Bounds | None) -> _Held:
         """What both hold; the source first."""
-        bounds = self._old.bounds([partition])[partition]
-        bounds = replace(bounds, first=old.begin)
+        bounds = Bounds(old.begin, old.end, old.incarnation, begins=old.begins)
         if source is not None and source.incarnation and old.incarnation:
             source = source if source.incarnation == old.incarnation else None
         if source is None:

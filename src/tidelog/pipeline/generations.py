@@ -142,6 +142,7 @@ def rollback(
 ) -> Archive:
     """Make a kept generation the live one again, with all that came in since; as ``promote``."""
     archive = find_archive(home, name)
+    files_at(home, archive)  # is the folder ours, before anything changes
     wanted = _kept(archive, generation)
 
     def edit(found: Archive) -> Archive:
@@ -174,6 +175,7 @@ def drop_generation(home: Home, name: str, generation: int, *, force: bool = Fal
     has, unless ``force`` says that this may go.
     """
     archive = find_archive(home, name)
+    files_at(home, archive)  # is the folder ours, before anything changes
     state = archive.state_of(generation)
     if state == "live":
         raise InvalidError(

@@ -1,0 +1,75 @@
+"""``archive backfill``, ``promote``, ``rollback`` and ``drop`` as a person runs them."""
+
+from __future__ import annotations
+
+import json
+
+import tidelog as library
+from tests.cli.running import Run
+from tidelog import Event
+from tidelog.log.trim import ToOffsets
+
+NO_VALUE = ("--schema", "n INT", "--drop-value")
+
+
+def send(numbers: range) -> None:
+    with library.open() as home:
+        home.append("t", [Event(json.dumps({"n": n}).encode()) for n in numbers])
+
+
+def made(tidelog: Run, *more: str) -> None:
+    with library.open() as home:
+        home.create_topic("t")
+    send(range(10))
+    create = tidelog("archive", "create", "a", "--source", "topic:t", *more, "--json")
+    assert create.code == 0, create.err
+    (row,) = create.rows()
+    assert row["folder"].endswith("/archives/a/g1"), "a listing of it has each event once"
+    assert tidelog("archive", "run", "a", "--no-spark").code == 0
+
+
+def trim(offset: int) -> None:
+    with library.open() as home:
+        home.trim("t", ToOffsets({0: offset}), past_readers=True)
+
+
+def test_status_shows_the_live_folder_and_all_generations(tidelog: Run) -> None:
+    made(tidelog)
+    trim(5)
+    assert tidelog("archive", "backfill", "a", "--no-spark", "--codec", "gzip").code == 0
+    (row,) = tidelog("archive", "status", "a", "--json").rows()
+    assert row["folder"].endswith("/archives/a/g1")
+    assert row["generations"] == {"1": "live", "2": "building"}
+    (row,) = tidelog("archive", "promote", "a", "--json").rows()
+    assert (row["generation"], row["kept"]) == (2, [1])
+    assert row["folder"].endswith("/archives/a/g2")
+    (row,) = tidelog("archive", "status", "a", "--json").rows()
+    assert row["generations"] == {"1": "kept", "2": "live"}
+    assert row["account"]["archived"] == 10
+    send(range(10, 15))
+    assert tidelog("archive", "run", "a", "--no-spark").code == 0
+    (row,) = tidelog("archive", "rollback", "a", "--json").rows()
+    assert (row["generation"], row["kept"]) == (1, [2])
+    assert tidelog("archive", "drop", "a", "2").code == 0
+    done = tidelog("archive", "verify", "a", "--deep", "--json").rows()[-1]
+    assert (done["events"], done["problems"]) == (15, [])
+    refused = tidelog("archive", "rollback", "a")
+    assert refused.code != 0
+    assert "keeps no other generation" in refused.err
+
+
+def test_promote_that_would_lose_events_names_them(tidelog: Run) -> None:
+    made(tidelog, *NO_VALUE)
+    trim(5)
+    backfill = tidelog("archive", "backfill", "a", "--no-spark", "--keep-value")
+    assert backfill.code == 0, backfill.err
+    refused = tidelog("archive", "promote", "a")
+    assert refused.code != 0
+    assert "`t/0` from 0 to 5" in refused.err
+    assert tidelog("archive", "promote", "a", "--force").code == 0
+    status = tidelog("archive", "status", "a", terminal=True)
+    assert "promoted with --force" in status.err + status.out.decode()
+    dropped = tidelog("archive", "drop", "a", "1")
+    assert dropped.code != 0
+    assert "`t/0` from 0 to 5" in dropped.err
+    assert tidelog("archive", "drop", "a", "1", "--force").code == 0
