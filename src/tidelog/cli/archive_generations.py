@@ -23,6 +23,7 @@ from tidelog.pipeline.flush import request_flush, wait_until_done
 from tidelog.pipeline.generations import begin_backfill, drop_generation
 from tidelog.pipeline.generations import promote as promote_newest
 from tidelog.pipeline.generations import rollback as roll_back
+from tidelog.pipeline.listing import track
 from tidelog.pipeline.places import source_at
 from tidelog.pipeline.policy import Policy
 from tidelog.sources.base import waits
@@ -220,6 +221,7 @@ def flush(home_text: str | None, output: Output, /, name: str, timeout: float) -
     with open_home(home_text) as home:
         found = find_archive(home, name)
         source = source_at(home, found.source)
+        track(home.log, found.pipeline(), source)
         bounds = source.bounds(source.partitions())
         ends = {each.text: held.end for each, held in bounds.items() if held.first != held.end}
         request_flush(home.log, found.pipeline())

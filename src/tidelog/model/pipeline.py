@@ -187,6 +187,7 @@ class Progress(Persisted, frozen=True):
     names: str = ""  # a further part of its files' names, since ranges were set aside
     begin: Begin | None = None  # where it began, and why
     gaps: tuple[Gap, ...] = ()  # every one since then, in order
+    note: bytes = b""  # of its last range, where the source knows by it again what was read
     ended: Literal["", "remade"] = ""  # why no range is read any more, as a person decided
 
 

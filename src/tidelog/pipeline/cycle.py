@@ -81,7 +81,7 @@ from tidelog.pipeline.forgotten import (
 )
 from tidelog.pipeline.losses import LostError, check_gaps, ended_head, is_remade
 from tidelog.sinks.base import AsideSink
-from tidelog.sources.base import Bounds, Missing, Range, SourcePartition, missing_in
+from tidelog.sources.base import Bounds, Missing, Range, SourcePartition, Tracking, missing_in
 from tidelog.store.fresh import put_same
 
 __all__ = ["ADOPTION", "Cycle", "CycleReport", "FrozenError", "LostError", "Track", "frozen"]
@@ -197,6 +197,14 @@ class Cycle:
     def is_ended(self, partition: SourcePartition) -> bool:
         """Whether a person decided that nothing more is read of an adopted partition."""
         return bool(self._tracks[partition].head.ended)
+
+    def has(self, partition: SourcePartition) -> bool:
+        """Whether this driver has adopted it, be it that its rows must be read again."""
+        return partition in self._tracks
+
+    def heads(self) -> dict[SourcePartition, Progress]:
+        """The heads of the partitions that this driver has, as it knows them."""
+        return {each: track.head for each, track in self._tracks.items() if self.adopted(each)}
 
     def position(self, partition: SourcePartition) -> str:
         """How far an adopted partition is committed."""
@@ -463,6 +471,7 @@ class Cycle:
             ordinal=manifest.ordinal + manifest.read,
             totals=track.head.totals.plus(manifest, done.committed_ms),
             gaps=joined_gaps(track.head.gaps, manifest.lost),
+            note=manifest.note if isinstance(self._pipeline.source, Tracking) else b"",
         )
         write_id = self._write(
             track,

@@ -30,13 +30,13 @@ from tidelog.errors import (
 from tidelog.log.archives import read_listed
 from tidelog.log.base import Log
 from tidelog.log.hold import beating
-from tidelog.model.pipeline import Begin, Listed
+from tidelog.model.pipeline import Begin, Listed, Progress
 from tidelog.pipeline.base import Pipeline
 from tidelog.pipeline.cycle import Cycle, CycleReport, FrozenError
 from tidelog.pipeline.failures import Failures
 from tidelog.pipeline.flush import flush_version
 from tidelog.pipeline.lineage import Lineage
-from tidelog.pipeline.listing import look_at_source
+from tidelog.pipeline.listing import look_at_source, track
 from tidelog.pipeline.policy import Due, Policy
 from tidelog.pipeline.shard import Shard
 from tidelog.sources.base import Bounds, SourcePartition, bounds_apart
@@ -83,6 +83,7 @@ class Driver:
         self._answered = False  # the source, in any cycle
         self._is_away = False  # the source, in the last cycle
         self._ended: dict[SourcePartition, TidelogError] = {}  # not tried again in this run
+        self._heads: dict[SourcePartition, Progress] = {}  # as they were last read
         self._full: set[SourcePartition] = set()  # more may wait there, and nobody can count it
         self._flushed = flush_version(log, pipeline.id)  # requests up to here are not for us
         self._listed: dict[str, Listed] | None = None  # partitions, once it is known
@@ -120,7 +121,7 @@ class Driver:
 
     def _flush(self, cycle: Cycle) -> int:
         """Lay down all that is there now, whatever the policy says."""
-        ends = self._look({})
+        ends = self._look(cycle, {})
         events = 0
         while True:
             report = self._cycle(cycle, ends)
@@ -161,7 +162,7 @@ class Driver:
         # Before the ends: these then hold all that came before the flush.
         everything = ends is not None or not self._how.follow or self._flush_wanted()
         errors: dict[SourcePartition, TidelogError] = {}
-        bounds = self._look(errors) if ends is None else dict(ends)
+        bounds = self._look(cycle, errors) if ends is None else dict(ends)
         self._failures.remove_whole()
         bounds = {p: held for p, held in bounds.items() if self._is_tried(p, everything)}
         errors = {p: error for p, error in errors.items() if self._is_tried(p, everything)}
@@ -184,16 +185,26 @@ class Driver:
         self._how.on_cycle(report)
         return report
 
-    def _look(self, errors: dict[SourcePartition, TidelogError]) -> dict[SourcePartition, Bounds]:
+    def _look(
+        self, cycle: Cycle, errors: dict[SourcePartition, TidelogError]
+    ) -> dict[SourcePartition, Bounds]:
         """Return what each source partition holds; one that cannot be asked is an error of it.
 
         Raises the error where none can be asked, since that is the source's.
         """
+        self._track(cycle)
         partitions = self._partitions()
         found = bounds_apart(self._pipeline.source, partitions, errors)
         if errors and not found:
             raise next(iter(errors.values()))
         return found
+
+    def _track(self, cycle: Cycle) -> None:
+        """Let the source know again what was read; heads of other drivers change beside us."""
+        others = self._heads if self._how.shards == 1 else {}
+        known = {each: head for each, head in others.items() if not cycle.has(each)}
+        heads = {**known, **cycle.heads()}
+        self._heads = track(self._log, self._pipeline.id, self._pipeline.source, heads)
 
     def _is_tried(self, partition: SourcePartition, everything: bool) -> bool:
         """Whether a source partition is tried in this cycle; one that failed waits its time."""

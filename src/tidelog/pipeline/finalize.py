@@ -74,6 +74,7 @@ from tidelog.model.run import decode_row, encode_row
 from tidelog.pipeline.archive import find_archive
 from tidelog.pipeline.counting import Counting
 from tidelog.pipeline.folders import DateFolders
+from tidelog.pipeline.listing import track
 from tidelog.pipeline.places import files_at, source_at, store_at
 from tidelog.sources.base import Bounds, Range, Source, SourcePartition, waits
 from tidelog.store.base import Store
@@ -213,6 +214,8 @@ class Finalizer:
 
     def _ends(self) -> tuple[Source, dict[SourcePartition, Bounds]]:
         """The ends of the first source of the chain that still exists, and that source."""
+        for source in self._sources:
+            track(self._log, self._archive.pipeline(), source)
         for source in self._sources[:-1]:
             with contextlib.suppress(NotFoundError):  # then the archive of it holds all there is
                 return source, source.bounds(source.partitions())

@@ -9,12 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tidelog.log.archives import list_partitions
+from tidelog.log.archives import list_partitions, read_partitions, read_progress
 from tidelog.log.base import Log
-from tidelog.model.pipeline import Listed
-from tidelog.sources.base import Bounds, Source, SourcePartition, bounds_apart
+from tidelog.model.pipeline import Listed, Progress
+from tidelog.sources.base import (
+    Bounds,
+    Known,
+    Source,
+    SourcePartition,
+    Tracking,
+    bounds_apart,
+)
 
-__all__ = ["list_seen", "look_at_source"]
+__all__ = ["list_seen", "look_at_source", "track"]
 
 
 def look_at_source(log: Log, pipeline: str, source: Source) -> None:
@@ -23,6 +30,26 @@ def look_at_source(log: Log, pipeline: str, source: Source) -> None:
     One that cannot be asked now is left out, so it begins at its first event.
     """
     list_seen(log, pipeline, bounds_apart(source, source.partitions(), {}))
+
+
+def track(
+    log: Log, pipeline: str, source: Source, heads: Mapping[SourcePartition, Progress] | None = None
+) -> dict[SourcePartition, Progress]:
+    """Tell a source that wants to know it what the pipeline has read of its partitions.
+
+    Returns the heads that it was told; ``heads`` are those that need not be read.
+    """
+    if not isinstance(source, Tracking):
+        return {}
+    known = dict(heads or {})
+    for name in read_partitions(log, pipeline):
+        partition = SourcePartition.named(name)
+        if partition not in known and (head := read_progress(log, pipeline, name)) is not None:
+            known[partition] = head
+    source.track(
+        {each: Known(head.position, head.incarnation, head.note) for each, head in known.items()}
+    )
+    return known
 
 
 def list_seen(log: Log, pipeline: str, bounds: Mapping[SourcePartition, Bounds]) -> None:

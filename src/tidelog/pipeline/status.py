@@ -29,6 +29,7 @@ from tidelog.model.run import HeldRow, decode_row
 from tidelog.pipeline.account import read_account
 from tidelog.pipeline.failures import read_failures
 from tidelog.pipeline.forgotten import read_aside
+from tidelog.pipeline.listing import track
 from tidelog.pipeline.losses import RemadeError, is_remade
 from tidelog.pipeline.places import source_at
 from tidelog.sources.base import Bounds, Range, Source, SourcePartition, bounds_apart, waits
@@ -137,6 +138,7 @@ def read_status(
     url = archive.making(number).source if number != archive.generation else ""
     now_ms = home.log.clock.now_ms()
     source = source_at(home, url or archive.source)
+    track(home.log, pipeline, source)
     bounds, error = _ends(source)
     names = {partition.text for partition in bounds} | set(read_partitions(home.log, pipeline))
     deleted = _deleted(home, pipeline, source, names, bounds)

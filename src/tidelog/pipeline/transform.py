@@ -102,6 +102,7 @@ class _Note(NamedTuple):
 
     end: str
     offsets: npt.NDArray[np.int64]
+    mark: bytes  # what the source wants to find again
 
 
 def _read(blobs: Sequence[bytes], numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -112,17 +113,19 @@ def _read(blobs: Sequence[bytes], numbers: Iterator[pa.RecordBatch]) -> Iterator
             task: Task = pickle.loads(blobs[number])  # noqa: S301 - our own bytes
             note = _note_path(task)
             end, offsets = task.range.start, [np.empty(0, np.int64)]
+            marks: list[bytes] = []
             try:
                 for chunk in task.chunks():
                     if chunk.batch.num_rows:
                         yield chunk.batch.cast(wanted)
                         offsets.append(chunk.batch.column("offset").to_numpy())
                     end = chunk.position
+                    marks.append(chunk.note)
             except Exception as exc:  # noqa: BLE001 - reported by the writing half, for its range
                 what = f"source partition `{task.range.partition.text}`"
                 note.write_bytes(pickle.dumps(unexpected(what, exc)))
                 return
-            note.write_bytes(pickle.dumps(_Note(end, np.concatenate(offsets))))
+            note.write_bytes(pickle.dumps(_Note(end, np.concatenate(offsets), b"".join(marks))))
 
 
 def _write(blobs: Sequence[bytes], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -164,7 +167,7 @@ def _written(task: Task, batches: Iterator[pa.RecordBatch]) -> Produced:
     strange = np.setdiff1d(np.concatenate(written), note.offsets, assume_unique=True)
     if len(strange):
         raise _moved(task, f"offset {int(strange[0])} is not one that was read")
-    return Produced(note.end, len(note.offsets), staged)
+    return Produced(note.end, len(note.offsets), staged, note.mark)
 
 
 def _as_events(task: Task, batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -7,7 +7,7 @@ the start of the next one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -24,6 +24,7 @@ __all__ = [
     "Counted",
     "DirectReader",
     "Explaining",
+    "Known",
     "Missing",
     "Parent",
     "PlannedReader",
@@ -32,6 +33,7 @@ __all__ = [
     "Source",
     "SourcePartition",
     "Telling",
+    "Tracking",
     "bounds_apart",
     "check_incarnation",
     "checked_at_end",
@@ -269,6 +271,24 @@ def checked_at_end(chunks: Iterator[Chunk], check: Callable[[], None]) -> Iterat
     check()
     if last is not None:
         yield last
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What a pipeline knows of a source partition that it has begun."""
+
+    position: str
+    incarnation: str
+    note: bytes  # of the last range that was committed
+
+
+@runtime_checkable
+class Tracking(Protocol):
+    """What a source also is that knows partitions again by what was read of them."""
+
+    def track(self, known: Mapping[SourcePartition, Known]) -> None:
+        """Take this into account in all that is asked from now on."""
+        ...
 
 
 def parents_of(

@@ -2,7 +2,10 @@
 
 Files named as archives name them are the source partitions that they came from, and positions are
 offsets. Every other file is a source partition of its own, named by its path, and positions are
-rows. Files are expected to be finished: put under their names when they are whole.
+rows. Files of lines may grow, and be rotated (``row_tracking``); a line counts when its end is
+there. A last line without one counts when the file is finished: it is compressed, or stands in an
+object store, or nothing was written to it for a minute. Other files are expected to be finished:
+put under their names when they are whole.
 
 A backup's files tell their first offset alone. One that is missing cannot be told from offsets that
 its source never had; who has the home reads ``archive:NAME`` instead, which tells.
@@ -11,24 +14,37 @@ its source never had; who has the home reads ``archive:NAME`` instead, which tel
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
 from typing import Any
 
 import pyarrow as pa
 
-from tidelog.codec.events import with_position
+from tidelog.clock import Clock, SystemClock
 from tidelog.codec.formats.base import Format
 from tidelog.codec.formats.parquet import ParquetFormat, TableReader
 from tidelog.codec.formats.sidecar import sidecar_name
-from tidelog.errors import CorruptError, InvalidError, NotFoundError
-from tidelog.model.address import Address
-from tidelog.sources.base import Bounds, Chunk, Range, RangeReader, Source, SourcePartition
+from tidelog.errors import CorruptError, InvalidError, NotFoundError, TidelogError
+from tidelog.model.address import Address, parse_address
+from tidelog.model.limits import FILE_FINISHED_MS
+from tidelog.sources.base import (
+    Bounds,
+    Chunk,
+    Known,
+    Range,
+    RangeReader,
+    Source,
+    SourcePartition,
+    Tracking,
+)
 from tidelog.sources.file_names import FilePlace, archived_name, is_hidden, place_of
 from tidelog.sources.merge import Stream, gathered, merged, within
 from tidelog.sources.objects import naming, opened
+from tidelog.sources.row_marks import Passed, mark_from, matches
+from tidelog.sources.row_reader import PlannedRows, not_held, range_rows, row_number
+from tidelog.sources.row_tracking import RowTracking
 from tidelog.sources.rows import RowFile
 from tidelog.store.base import ObjectInfo, Store
 from tidelog.store.here import open_store_here
@@ -100,13 +116,31 @@ class _Listing:
 
     chains: dict[SourcePartition, list[_Chain]]
     rows: dict[SourcePartition, ObjectInfo]
+    errors: dict[SourcePartition, TidelogError] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """The lines of a file as it was."""
+
+    etag: str
+    passed: Passed  # up to the end of the last line that has one
+    has_rest: bool  # a line without an end follows
+    size: int  # with that one
+
+    @property
+    def rows(self) -> int:
+        return self.passed.rows
 
 
 class FilesSource:
     """The files of a folder, or one file."""
 
-    def __init__(self, place: FilePlace) -> None:
+    def __init__(self, place: FilePlace, clock: Clock | None = None) -> None:
         self._place = place
+        self._clock = clock or SystemClock()
+        self._tracking = RowTracking(lambda info: _row_file(info, place))
+        self._lines: dict[str, _Counted] = {}  # of files of lines, by key
         self._ends: dict[tuple[str, str], int] = {}  # of files, by key and etag
         self._seen = _Listing({}, {})
 
@@ -116,7 +150,11 @@ class FilesSource:
 
     def partitions(self) -> list[SourcePartition]:
         listing = self._look(open_store_here(self._place.store))
-        return sorted([*listing.chains, *listing.rows])
+        return sorted([*listing.chains, *listing.rows, *listing.errors])
+
+    def track(self, known: Mapping[SourcePartition, Known]) -> None:
+        """Find files of rows again by what was read of them."""
+        self._tracking.track(known)
 
     def bounds(self, partitions: Sequence[SourcePartition]) -> dict[SourcePartition, Bounds]:
         """What the files hold; a file is looked through when it is first seen."""
@@ -124,8 +162,10 @@ class FilesSource:
         listing = self._look(store)
         found = {}
         for each in partitions:
+            if each in listing.errors:
+                raise listing.errors[each]
             if each in listing.rows:
-                found[each] = Bounds("0", str(self._rows(store, listing.rows[each])))
+                found[each] = self._row_bounds(store, each, listing.rows[each])
             else:
                 first, end = self._offsets(store, self._chains(listing, each))
                 found[each] = Bounds(
@@ -143,32 +183,36 @@ class FilesSource:
 
     def reader(self, range: Range) -> PlannedFiles | PlannedRows:
         """The range with the files to read, as they were last seen. Errors as for ``read``."""
-        start, limit = _positions(range)
+        start, limit = range_rows(range)
         store, listing = open_store_here(self._place.store), self._seen
         if range.partition not in listing.rows and range.partition not in listing.chains:
             listing = self._look(store)
         if range.partition in listing.rows:
             info = listing.rows[range.partition]
-            return PlannedRows(range, info, _row_file(info, self._place), self._place.store)
+            file, known = _row_file(info, self._place), self._tracking.known(range.partition)
+            note = known.note if known is not None else b""
+            return PlannedRows(range, info, file, self._place.store, note)
         chains = self._chains(listing, range.partition)
         first, end = self._offsets(store, chains)
         if start < first or limit > end:
-            raise _not_held(range, first, end)
+            raise not_held(range, first, end)
         wanted = [self._wanted(store, files, start, limit) for files in chains]
         return PlannedFiles(range, tuple(filter(None, wanted)), self._place.store)
 
     def cut(self, start: str, end: str, events: int) -> str:
-        return str(min(_number(end), _number(start) + events))
+        return str(min(row_number(end), row_number(start) + events))
 
     def before(self, one: str, other: str) -> bool:
-        return _number(one) < _number(other)
+        return row_number(one) < row_number(other)
 
     def count(self, start: str, end: str) -> int | None:
         """Exactly so many rows; of a backup's offsets, some may hold no event."""
-        return max(0, _number(end) - _number(start))
+        return max(0, row_number(end) - row_number(start))
 
     def _look(self, store: Store) -> _Listing:
-        self._seen = _listed(store, self._place)
+        chains, rows, root, only = _listed(store, self._place)
+        bound = self._tracking.bind(store, root, rows, only)
+        self._seen = _Listing(chains, bound.files, bound.errors)
         return self._seen
 
     def _chains(self, listing: _Listing, partition: SourcePartition) -> list[_Chain]:
@@ -196,11 +240,54 @@ class FilesSource:
             self._ends[known] = file.end(store)
         return self._ends[known]
 
-    def _rows(self, store: Store, info: ObjectInfo) -> int:
+    def _row_bounds(self, store: Store, partition: SourcePartition, info: ObjectInfo) -> Bounds:
+        file, known = _row_file(info, self._place), self._tracking.known(partition)
+        mark = mark_from(known.note) if known is not None else None
+        if not file.has_lines:
+            rows = self._rows(store, info, file)
+        else:
+            counted = self._count(store, info, file)
+            if mark is not None and mark.is_open and counted.size > mark.size:
+                raise _went_on(partition, info, mark.rows)
+            is_last = counted.has_rest and self._is_finished(info, file)
+            rows = counted.rows + is_last
+        self._tracking.note_end(partition, rows)
+        incarnation = self._tracking.incarnation(store, info) if file.has_lines else ""
+        return Bounds("0", str(rows), incarnation, is_dense=True)
+
+    def _is_finished(self, info: ObjectInfo, file: RowFile) -> bool:
+        """Whether nothing will be added to a file."""
+        remote = parse_address(self._place.store).scheme != "file"
+        idle_ms = self._clock.now_ms() - info.modified_ms
+        return remote or not file.is_plain or idle_ms >= FILE_FINISHED_MS
+
+    def _count(self, store: Store, info: ObjectInfo, file: RowFile) -> _Counted:
+        """The lines of a file; of one that has grown, only the new ones are read."""
+        before = self._lines.get(info.key)
+        if before is not None and before.etag == info.etag:
+            return before
+        passed = Passed()
+        if before is not None and file.is_plain:
+            mark = before.passed.mark()
+            passed = replace(before.passed) if matches(store, info, mark, None) else passed
+        has_rest, size = False, passed.size
+        with opened(store, info.key, info.size) as data:
+            data.seek(passed.size)
+            for found in file.lines(data, passed.rows):
+                size += len(found.text)
+                if found.is_open:
+                    has_rest = True
+                else:
+                    passed.add(found.text, len(found.lines))
+        counted = _Counted(info.etag, passed, has_rest, size)
+        self._lines[info.key] = counted
+        return counted
+
+    def _rows(self, store: Store, info: ObjectInfo, file: RowFile) -> int:
         known = (info.key, info.etag)
         if known not in self._ends:
             with opened(store, info.key, info.size) as data:
-                self._ends[known] = _row_file(info, self._place).count(data)
+                self._ends[known] = file.count(data)
         return self._ends[known]
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -223,55 +310,34 @@ class PlannedFiles:
         return gathered(self._pieces(open_store_here(self.store)), self.range.limit)
 
     def _pieces(self, store: Store) -> Iterator[tuple[pa.RecordBatch, str]]:
-        start, limit = _positions(self.range)
+        start, limit = range_rows(self.range)
         for batch in merged(_stream(store, files) for files in self.chains):
             wanted = within(batch, start, limit)
             if wanted.num_rows:
                 yield wanted, str(wanted.column("offset")[-1].as_py() + 1)
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedRows:
-    """Some rows of a file. Pickles."""
+def _listed(
+    store: Store, place: FilePlace
+) -> tuple[dict[SourcePartition, list[_Chain]], dict[str, ObjectInfo], str, str]:
+    """Files of archives by source partitions, files of rows by names, and the latters' topic.
 
-    range: Range
-    info: ObjectInfo
-    file: RowFile
-    store: str  # URL
-
-    def read(self) -> Iterator[Chunk]:
-        """The same chunks as ``FilesSource.read``."""
-        return gathered(self._pieces(open_store_here(self.store)), self.range.limit)
-
-    def _pieces(self, store: Store) -> Iterator[tuple[pa.RecordBatch, str]]:
-        at, limit = _positions(self.range)
-        if at == limit:
-            return
-        with opened(store, self.info.key, self.info.size) as data:
-            for row, batch in self.file.batches(data, at):
-                rows = batch.slice(0, limit - row)
-                at = row + rows.num_rows
-                yield with_position(rows, self.range.partition.topic, 0, row), str(at)
-                if at == limit:
-                    return
-        raise _not_held(self.range, 0, at)
-
-
-def _listed(store: Store, place: FilePlace) -> _Listing:
-    """All files, but those whose names say that they are no data."""
+    Without those whose names say that they are no data. The last is the name of the file that was
+    given, if it was one: the others are what it may have been rotated to.
+    """
     infos, folder, root = _found(store, place)
+    only = place.name if not folder and place.name in infos else ""
     has_sidecars = any(key.endswith(".meta.parquet") for key in infos)
     chains: dict[SourcePartition, dict[str, list[_Archived]]] = defaultdict(dict)
-    rows: dict[SourcePartition, ObjectInfo] = {}
+    rows: dict[str, ObjectInfo] = {}
     generations: set[int] = set()
     for key, info in infos.items():
         path = key.removeprefix(folder)
         if is_hidden(path):
             continue
-        named = archived_name(path, root)
+        named = archived_name(path, root) if only in ("", path) else None
         if named is None:
-            # A slash would be taken for the end of the topic's name.
-            rows[SourcePartition(root, path.replace("%", "%25").replace("/", "%2F"))] = info
+            rows[_row_name(path)] = info
         elif place.generation in (None, named.generation):
             generations.add(named.generation)
             form = place.archived_format(key, has_sidecars)
@@ -287,7 +353,12 @@ def _listed(store: Store, place: FilePlace) -> _Listing:
         partition: [tuple(sorted(files, key=lambda file: file.first)) for files in found.values()]
         for partition, found in chains.items()
     }
-    return _Listing(ordered, rows)
+    return ordered, rows, root, _row_name(only)
+
+
+def _row_name(path: str) -> str:
+    """The name of a path: a slash would end the topic's name, and a `~` begin a number."""
+    return path.replace("%", "%25").replace("/", "%2F").replace("~", "%7E")
 
 
 def _found(store: Store, place: FilePlace) -> tuple[dict[str, ObjectInfo], str, str]:
@@ -302,7 +373,8 @@ def _found(store: Store, place: FilePlace) -> tuple[dict[str, ObjectInfo], str, 
         raise NotFoundError(
             f"source `{place.url}`: no file is there: check the path, or put some there"
         )
-    return infos, "", place.parent_name
+    beside = (info for info in store.list(place.name) if "/" not in info.key)
+    return {**{info.key: info for info in beside}, **infos}, "", place.parent_name
 
 
 def _row_file(info: ObjectInfo, place: FilePlace) -> RowFile:
@@ -318,31 +390,14 @@ def _stream(store: Store, files: _Chain) -> Stream:
     return Stream(f"file `{files[0].data.key}`", files[0].first, batches)
 
 
-def _not_held(range: Range, first: int, end: int) -> NotFoundError:
-    return NotFoundError(
-        f"source partition `{range.partition.text}`: its files hold [{first}, {end}), asked was "
-        f"[{range.start}, {range.limit}): files have shrunk or are gone, put them back",
-        lost_from=_number(range.start),
-        first=first,
-        end=end,
+def _went_on(partition: SourcePartition, info: ObjectInfo, rows: int) -> InvalidError:
+    return InvalidError(
+        f"source partition `{partition.text}`: file `{info.key}` was taken for finished, and its "
+        f"line {rows} was read without its end; now more is there: put the rest into a new file",
+        file=info.key,
     )
 
 
-def _positions(range: Range) -> tuple[int, int]:
-    start, limit = _number(range.start), _number(range.limit)
-    if start > limit:
-        raise InvalidError(
-            f"source partition `{range.partition.text}`: range [{start}, {limit}) runs backwards: "
-            "give start <= limit"
-        )
-    return start, limit
-
-
-def _number(position: str) -> int:
-    if not (position.isascii() and position.isdecimal()):
-        raise InvalidError(f"position `{position}`: is no offset or row: give a whole number")
-    return int(position)
-
-
 _: type[Source] = FilesSource
-_reader: tuple[type[RangeReader], ...] = (PlannedFiles, PlannedRows)
+_reader: type[RangeReader] = PlannedFiles
+_tracking: type[Tracking] = FilesSource

@@ -1,15 +1,16 @@
 """Files that hold no offsets: their rows are events, and a row's number is its position.
 
-A line of text is an event's value, as it stands; a Parquet file has some of the event columns,
-``value`` at least; files of other formats have them all. What has no time of its own has that of
-the file.
+A line of text is an event's value, as it stands. It counts when its end is there: the rest of a
+line may still be written. A last line without an end counts in a file that is finished. A Parquet
+file has some of the event columns, ``value`` at least; files of other formats have them all. What
+has no time of its own has that of the file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -23,10 +24,18 @@ from tidelog.model.limits import EVENT_BYTES_CEILING, TIMESTAMP_MS_END
 from tidelog.sources.file_names import LINES
 from tidelog.sources.objects import naming
 
-__all__ = ["RowFile"]
+__all__ = ["Lines", "RowFile"]
 
 _READ_BYTES = 4 << 20  # of text at a time
 _ROWS = 10_000  # of a Parquet file at a time
+
+
+class Lines(NamedTuple):
+    """Some lines, and the bytes that they are."""
+
+    lines: list[bytes]
+    text: bytes
+    is_open: bool = False  # it is one without an end
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +48,21 @@ class RowFile:
     delimiter: bytes
     time_ms: int  # of events that have none of their own
 
+    @property
+    def has_lines(self) -> bool:
+        """Whether its rows are lines of text, which may still grow."""
+        return self.format == LINES
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its bytes are not compressed as a whole."""
+        return self.codec in (None, "none")
+
     def count(self, data: BinaryIO) -> int:
-        """How many rows there are; a last line without an end is one."""
+        """How many rows there are in a file of another format than lines."""
         if self.format == "parquet":
             with decoding(self.what):
                 return int(pq.ParquetFile(open_data(data)).metadata.num_rows)
-        if self.format == LINES:
-            return sum(map(len, self._lines(data)))
         return sum(batch.num_rows for batch in self._events(data))
 
     def batches(self, data: BinaryIO, start: int) -> Iterator[tuple[int, pa.RecordBatch]]:
@@ -54,30 +71,33 @@ class RowFile:
             yield from self._columns(data, start)
             return
         row = 0
-        for batch in self._texts(data) if self.format == LINES else self._events(data):
+        for batch in self._events(data):
             if row + batch.num_rows > start:
                 skipped = max(0, start - row)
                 yield row + skipped, batch.slice(skipped)
             row += batch.num_rows
 
-    def _texts(self, data: BinaryIO) -> Iterator[pa.RecordBatch]:
+    def values(self, lines: list[bytes]) -> pa.RecordBatch:
+        """Lines in stored columns."""
         time_ms = min(max(0, self.time_ms), TIMESTAMP_MS_END - 1)
-        for lines in self._lines(data):
-            times = np.full(len(lines), time_ms, np.int64)
-            yield batch_of([times.tolist(), None, None, lines, None, None])
+        times = np.full(len(lines), time_ms, np.int64)
+        return batch_of([times.tolist(), None, None, lines, None, None])
 
-    def _lines(self, data: BinaryIO) -> Iterator[list[bytes]]:
-        rest, row = b"", 0
+    def lines(self, data: BinaryIO, row: int = 0) -> Iterator[Lines]:
+        """The lines from where the data is; the last ones may be one without an end."""
+        rest = b""
         with decoding(self.what):
+            at = data.tell()
             empty = not data.read(1)
-            data.seek(0)
+            data.seek(at)
             text = None if empty else open_text(data, self.codec or "none")
         while text is not None:
             with decoding(self.what):
                 block = text.read(_READ_BYTES)
             if not block:
                 break
-            *lines, rest = (rest + block).split(self.delimiter)
+            block = rest + block
+            *lines, rest = block.split(self.delimiter)
             if len(rest) > EVENT_BYTES_CEILING:
                 raise InvalidError(
                     f"{self.what}: line {row + len(lines) + 1} has more than {EVENT_BYTES_CEILING} "
@@ -85,9 +105,9 @@ class RowFile:
                 )
             row += len(lines)
             if lines:
-                yield lines
+                yield Lines(lines, block[: len(block) - len(rest)])
         if rest:
-            yield [rest]
+            yield Lines([rest], rest, is_open=True)
 
     def _events(self, data: BinaryIO) -> Iterator[pa.RecordBatch]:
         """Of files in event columns: everything but where the events stood once."""

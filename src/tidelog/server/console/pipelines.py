@@ -20,6 +20,7 @@ from tidelog.model.run import decode_row
 from tidelog.pipeline.archive import list_archives
 from tidelog.pipeline.failures import read_failures
 from tidelog.pipeline.health import Limits, troubles
+from tidelog.pipeline.listing import track
 from tidelog.pipeline.places import source_at
 from tidelog.pipeline.registry import list_pipelines
 from tidelog.pipeline.status import ArchiveStatus, Waiting, read_status
@@ -196,6 +197,7 @@ def see_pump(home: Home, named: NamedPipeline) -> PumpSeen:
     source = None
     try:
         source = source_at(home, named.source)
+        track(log, named.incarnation, source)
         bounds = source.bounds(source.partitions())
     except TidelogError as exc:
         error = f"its source cannot be asked: {exc}"

@@ -1,0 +1,294 @@
+"""Files that grow and are rotated while they are read: each line comes once, or is an error."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.opening import a_store
+from tidelog.catalog.memory import MemoryCatalog
+from tidelog.clock import RandomIds, SystemClock
+from tidelog.errors import InvalidError, NotFoundError
+from tidelog.log.base import Log
+from tidelog.pipeline.base import Pipeline
+from tidelog.pipeline.driver import Driver, Driving
+from tidelog.pipeline.policy import Policy
+from tidelog.pipeline.workers import LocalWorkers
+from tidelog.sinks.files import FilesSettings, FilesSink
+from tidelog.sources import Range, open_source
+from tidelog.sources.files import FilesSource
+from tidelog.store.local import LocalStore
+
+
+class World:
+    """A folder with a log file, and a pipeline that archives it."""
+
+    def __init__(self, folder: Path, source: str = "") -> None:
+        self.folder = folder / "in"
+        self.folder.mkdir(parents=True)
+        self.log = self.folder / "app.log"
+        self._out = folder / "out"
+        self._url = source or f"file:{self.folder}"
+        self._catalog = MemoryCatalog()
+        self._pipeline = self.restarted()
+
+    def restarted(self) -> Pipeline:
+        """The same pipeline in another process: what a source remembers is gone."""
+        sink = FilesSink(FilesSettings(str(self._out), "archives/in", "dead/in"))
+        source = open_source(self._url, environ={})
+        self._pipeline = Pipeline("in", "inc", source, sink, LocalWorkers())
+        return self._pipeline
+
+    def run(self, **how: object) -> int:
+        log = Log(
+            a_store(str(self._out)), self._catalog, SystemClock(), RandomIds(), random.Random(1)
+        )
+        return Driver(log, self._pipeline, Driving(**how)).run()  # type: ignore[arg-type]
+
+    def archived(self) -> list[str]:
+        """All lines, sorted."""
+        source = open_source(f"file:{self._out}/archives/in", environ={})
+        assert isinstance(source, FilesSource)
+        found = []
+        for partition, held in source.bounds(source.partitions()).items():
+            for chunk in source.read(Range(partition, held.first, held.end)):
+                found += [value.decode() for value in chunk.batch.column("value").to_pylist()]
+        return sorted(found)
+
+    def write(self, *lines: str, to: str = "app.log") -> None:
+        with (self.folder / to).open("a") as file:
+            file.writelines(f"{line}\n" for line in lines)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def lines(name: str, count: int) -> list[str]:
+    return [f"{name} {n}" for n in range(count)]
+
+
+def rename(log: Path) -> None:
+    log.rename(log.with_name("app.log.1"))
+
+
+def copy_and_truncate(log: Path) -> None:
+    shutil.copy(log, log.with_name("app.log.1"))
+    os.truncate(log, 0)
+
+
+def compress(log: Path) -> None:
+    log.with_name("app.log.1.gz").write_bytes(gzip.compress(log.read_bytes()))
+    log.unlink()
+
+
+ROTATIONS = [rename, copy_and_truncate, compress]
+
+
+@pytest.mark.parametrize("rotate", ROTATIONS)
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("single", [False, True])
+def test_each_line_of_a_rotated_file_comes_once(
+    tmp_path: Path, rotate: Callable[[Path], None], restarts: bool, single: bool
+) -> None:
+    world = World(tmp_path, f"file:{tmp_path}/in/app.log" if single else "")
+    world.write(*lines("old", 5))
+    assert world.run() == 5
+    world.write("late 0", "late 1")
+    rotate(world.log)
+    world.write(*lines("new", 8))
+    if restarts:
+        world.restarted()
+    assert world.run() == 10
+    assert world.archived() == sorted([*lines("old", 5), "late 0", "late 1", *lines("new", 8)])
+    assert world.run() == 0
+    world.write("more")
+    assert world.run() == 1
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_new_file_that_begins_as_the_old_one_is_read_from_its_beginning(
+    world: World, restarts: bool
+) -> None:
+    world.write(*lines("same", 5))
+    assert world.run() == 5
+    rename(world.log)
+    world.write(*lines("same", 8))
+    if restarts:
+        world.restarted()
+    assert world.run() == 8
+    assert world.archived() == sorted([*lines("same", 5), *lines("same", 8)])
+
+
+def test_file_with_a_header_is_rotated_again_and_again(world: World) -> None:
+    expected: list[str] = []
+    for turn in range(4):
+        some = ["time,what", *lines(f"turn {turn}", 3 + turn)]
+        world.write(*some)
+        expected += some
+        world.run()
+        world.restarted()
+        for number in (3, 2, 1):
+            older = world.folder / f"app.log.{number}"
+            if older.exists():
+                older.rename(world.folder / f"app.log.{number + 1}")
+        rename(world.log)
+    world.run()
+    assert world.archived() == sorted(expected)
+
+
+def test_copy_that_is_being_made_is_not_read(world: World) -> None:
+    world.write(*lines("old", 5))
+    assert world.run() == 5
+    text = world.log.read_bytes()
+    copy = world.folder / "app.log.1"
+    for size in (0, 10, len(text) // 2, len(text)):
+        copy.write_bytes(text[:size])
+        assert world.run() == 0
+    os.truncate(world.log, 0)
+    assert world.run() == 0
+    world.write(*lines("new", 2))
+    assert world.run() == 2
+    assert world.archived() == sorted([*lines("old", 5), *lines("new", 2)])
+
+
+def test_compressed_file_beside_its_original_is_not_read(world: World) -> None:
+    world.write(*lines("old", 5))
+    rename(world.log)
+    assert world.run() == 5
+    whole = gzip.compress((world.folder / "app.log.1").read_bytes())
+    (world.folder / "app.log.1.gz").write_bytes(whole[:10])
+    assert world.run() == 0
+    (world.folder / "app.log.1.gz").write_bytes(whole)
+    assert world.run() == 0
+    (world.folder / "app.log.1").unlink()
+    assert world.run() == 0
+    assert world.archived() == lines("old", 5)
+
+
+def test_line_counts_only_with_its_end(world: World) -> None:
+    world.write("one")
+    with world.log.open("a") as file:
+        file.write("tw")
+    assert world.run() == 1
+    world.write("o")
+    assert world.run() == 1
+    assert world.archived() == ["one", "two"]
+
+
+def test_last_line_without_an_end_counts_in_a_file_that_is_finished(world: World) -> None:
+    world.log.write_text("one\ntwo")
+    (world.folder / "b.log.gz").write_bytes(gzip.compress(b"three\nfour"))
+    assert world.run() == 3  # a compressed file is finished
+    os.utime(world.log, (1_700_000_000, 1_700_000_000))
+    assert world.run() == 1
+    assert world.archived() == ["four", "one", "three", "two"]
+    assert world.run() == 0
+    with world.log.open("a") as file:
+        file.write(" and more\n")
+    with pytest.raises(InvalidError, match="its line 2 was read without its end"):
+        world.run()
+
+
+def test_file_that_was_cut_off_is_an_error(world: World) -> None:
+    world.write(*lines("old", 5))
+    assert world.run() == 5
+    os.truncate(world.log, 12)
+    world.restarted()
+    with pytest.raises(NotFoundError, match="has shrunk to 12 bytes"):
+        world.run()
+    world.write(*lines("old", 1), to="other.log")
+    with pytest.raises(NotFoundError, match="has shrunk"):
+        world.run()
+    assert world.archived() == sorted([*lines("old", 5), "old 0"])
+
+
+def test_file_that_was_replaced_is_read_from_its_beginning(world: World) -> None:
+    world.write(*lines("old", 5))
+    assert world.run() == 5
+    world.log.write_text("".join(f"{line}\n" for line in lines("other", 9)))
+    world.restarted()
+    assert world.run() == 9
+    assert world.archived() == sorted([*lines("old", 5), *lines("other", 9)])
+
+
+def test_file_that_vanished_before_its_end_was_read_is_an_error(world: World) -> None:
+    world.write(*lines("old", 2_000))
+    world.write("x", to="other.log")
+    stop_after_one: list[object] = []
+
+    def vanish(_: object) -> None:
+        if not stop_after_one:
+            stop_after_one.append(1)
+            world.log.rename(world.folder.parent / "elsewhere.log")
+
+    with pytest.raises(NotFoundError, match="its file is gone, or was replaced, before its last"):
+        world.run(policy=Policy(max_bytes=1), on_cycle=vanish)
+    (world.folder.parent / "elsewhere.log").rename(world.folder / "brought back.log")
+    world.run()
+    assert world.archived() == sorted([*lines("old", 2_000), "x"])
+
+
+def test_growing_file_is_read_from_where_it_was(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else each look at a file that grows would read all of it."""
+    world.write(*lines("x" * 1_000, 2_000))
+    world.run()
+    read: list[int] = []
+    get = LocalStore.get
+
+    def counted(self: LocalStore, key: str, start: int = 0, end: int | None = None) -> bytes:
+        data = get(self, key, start, end)
+        if key.endswith("app.log"):
+            read.append(len(data))
+        return data
+
+    monkeypatch.setattr(LocalStore, "get", counted)
+    world.write("more")
+    assert world.run() == 1
+    assert sum(read) < 200_000
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_any_order_of_writes_reads_and_rotations_loses_and_doubles_nothing(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    world = World(tmp_path_factory.mktemp("rotated"))
+    expected: list[str] = []
+    world.write("0")
+    expected.append("0")
+    steps = data.draw(st.lists(st.sampled_from("wwwrrRncg"), min_size=4, max_size=14))
+    for turn, step in enumerate(steps):
+        if step == "w":
+            some = lines(f"step {turn}", data.draw(st.integers(1, 4)))
+            world.write(*some)
+            expected += some
+        elif step == "r":
+            world.run()
+        elif step == "R":
+            world.restarted()
+            world.run()
+        elif world.log.exists() and step in "ncg":
+            number = f"app.log.{turn}"
+            if step == "n":
+                world.log.rename(world.folder / number)
+            elif step == "c":
+                shutil.copy(world.log, world.folder / number)
+                os.truncate(world.log, 0)
+            elif step == "g":
+                packed = gzip.compress(world.log.read_bytes())
+                (world.folder / f"{number}.gz").write_bytes(packed)
+                world.log.unlink()
+    world.run()
+    assert world.archived() == sorted(expected)
