@@ -458,6 +458,7 @@ def test_topic_that_is_made_again_while_it_is_read_is_noticed(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kafka_read, "_CHUNK_MESSAGES", 5)
+    monkeypatch.setattr(kafka_read, "_ASK_MESSAGES", 2)  # so that most are read after the remake
     topic = broker.topic()
     partition = SourcePartition(topic, "0")
     broker.send(topic, [b"%d" % n for n in range(20)])

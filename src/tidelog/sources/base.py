@@ -264,10 +264,15 @@ def checked_at_end(chunks: Iterator[Chunk], check: Callable[[], None]) -> Iterat
     every chunk is of it.
     """
     last: Chunk | None = None
-    for chunk in chunks:
+    try:
+        for chunk in chunks:
+            if last is not None:
+                yield last
+            last = chunk
+    except TidelogError:
         if last is not None:
-            yield last
-        last = chunk
+            yield last  # what was read before the error
+        raise
     check()
     if last is not None:
         yield last
