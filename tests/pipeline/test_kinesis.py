@@ -325,7 +325,7 @@ def test_a_stream_that_was_made_anew_is_not_read_on(home: Home, fake: FakeKinesi
     time.sleep(0.01)
     stream.client.create_stream(StreamName=stream.name, ShardCount=1)
     put(stream, range(10))
-    with pytest.raises(LostError, match="was made anew"):
+    with pytest.raises(LostError, match="was deleted and made again"):
         drive(home, archive)
 
 

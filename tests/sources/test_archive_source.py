@@ -488,5 +488,5 @@ def test_a_backfill_goes_on_from_the_live_source(home: Home) -> None:
     home.delete_topic("t", past_readers=True)
     home.create_topic("t", 2)
     fill(home, 500)
-    with pytest.raises(LostError, match="was made anew"):
+    with pytest.raises(LostError, match="was deleted and made again"):
         drive(home, daily)

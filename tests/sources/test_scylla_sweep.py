@@ -310,13 +310,13 @@ def test_a_log_or_a_pipeline_that_was_made_anew_is_another_one(home: Home, play:
         drain(home, "sweep", at(5))
     create_pipeline(home, "fast", play.url(mode="fast"), "topic:changes")
     drain(home, "fast", at(6))
-    with pytest.raises(LostError, match="made anew"):
+    with pytest.raises(LostError, match="made again"):
         drain(home, "sweep", at(7))
     play.session.execute("DROP TABLE orders_scylla_cdc_log")
     with pytest.raises(NotFoundError):
         drain(home, "fast", at(8))
     play.session.execute(play._log_table(60))
-    with pytest.raises(LostError, match="made anew"):
+    with pytest.raises(LostError, match="made again"):
         drain(home, "fast", at(9))
 
 
