@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import threading
 import time
@@ -12,16 +13,18 @@ import pytest
 
 from tests.beating import beaten_between_takes
 from tests.pipeline.fakes import LinesSink, ListSource, listed
+from tests.waiting import until
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.clock import RandomIds, SystemClock
 from tidelog.errors import FencedError, InvalidError, UnavailableError
 from tidelog.log.base import Log, LogSettings
+from tidelog.model import layout
 from tidelog.pipeline.base import Outcome, Pipeline, Task
 from tidelog.pipeline.cycle import LostError
 from tidelog.pipeline.driver import Driver, Driving
 from tidelog.pipeline.flush import request_flush
 from tidelog.pipeline.policy import Due, Policy
-from tidelog.pipeline.shard import Shard
+from tidelog.pipeline.shard import Shard, share_of
 from tidelog.pipeline.workers import LocalWorkers
 from tidelog.sources.base import Bounds, SourcePartition
 from tidelog.store.memory import MemoryStore
@@ -215,6 +218,61 @@ def test_shards_share_the_partitions_of_a_source() -> None:
     assert sum(events) == sum(map(len, home.source.events.values()))
     assert sum(1 for count in events if count) > 1
     home.check()
+
+
+def test_number_of_shards_can_be_changed() -> None:
+    """Whatever epochs the shards have had: those of the heads grow all the same."""
+    home = Home(partitions=8)
+    for shards in (1, 1, 1, 2, 3, 2, 1, 5):
+        for number in range(shards):
+            home.driver(shard=number, shards=shards).run()
+        home.check()
+        grow(home, home.source.ends[SourcePartition("t", "0")] + 10)
+
+
+def test_driver_of_another_number_of_shards_stands_by_or_takes_over() -> None:
+    home = Home(partitions=4)
+    home.log = dataclasses.replace(home.log, settings=LogSettings(lease_ttl_ms=120_000))
+    stop = threading.Event()
+    fenced: list[FencedError] = []
+
+    def follow() -> None:
+        try:
+            home.driver(follow=True, stop=stop, policy=Policy(max_age_ms=10)).run()
+        except FencedError as exc:
+            fenced.append(exc)
+
+    old = threading.Thread(target=follow, daemon=True)
+    old.start()
+    until(lambda: home.log.catalog.get(layout.pipeline_shards("inc"), "shard/000001/000000"))
+    ended = threading.Event()
+    waits = home.driver(shard=0, shards=2, stop=ended)
+    new = threading.Thread(target=waits.run, daemon=True)
+    new.start()
+    events = sum(map(len, home.source.events.values()))
+    until(lambda: len(listed(home.store)) == events)
+    row = home.log.catalog.get(layout.pipeline_shards("inc"), "shard/000002/000000")
+    assert row is None, "it stands by"
+    ended.set()
+    new.join(60)
+    grow(home, 70)
+    for number in range(2):
+        home.driver(shard=number, shards=2, take_over=True).run()
+    grow(home, 80)  # what the old one tries now is fenced
+    old.join(60)
+    assert len(fenced) == 1
+    for number in range(2):
+        home.driver(shard=number, shards=2).run()
+    home.check()
+
+
+@pytest.mark.parametrize("shards", [2, 3, 4, 8])
+@pytest.mark.parametrize("topic", ["t", "orders", "clicks", "a.b", "ü"])
+def test_partitions_of_a_topic_are_shared_out_evenly(topic: str, shards: int) -> None:
+    counts = Counter(share_of(SourcePartition(topic, str(n)), shards) for n in range(2 * shards))
+    assert counts == dict.fromkeys(range(shards), 2)
+    named = Counter(share_of(SourcePartition(f"{topic}-{n}", "0"), 2) for n in range(100))
+    assert min(named.values()) > 25
 
 
 def test_a_lasting_error_ends_the_run_and_the_next_goes_on(home: Home) -> None:

@@ -57,11 +57,15 @@ class Holding:
         with self._lock:
             row = self._log.catalog.get(self._where, self._row)
             if row is None:
-                return self._put(self._lease(1), None)
+                return self._put(self._lease(self._next_epoch(0)), None)
             lease = decode_row(row.value, HeldRow, self._what)
             if lease.owner and not force and not self._is_over(lease, row.version):
                 return False
-            return self._put(self._lease(lease.epoch + 1), row.version)
+            return self._put(self._lease(self._next_epoch(lease.epoch)), row.version)
+
+    def _next_epoch(self, epoch: int) -> int:
+        """The epoch to take the row with, which has had this one."""
+        return epoch + 1
 
     def take(self) -> bool:
         """Wait as long as it takes to see that an owner is dead; False: it is alive."""

@@ -159,7 +159,7 @@ ROWS = (
     Kind("consumer/<t>/<name> · member/<id>", "a member's heartbeat, host and process"),
     Kind("consumer/<t>/<name>/<p> · lease", "owner, epoch, cursor, resolved start"),
     Kind("notify/<t>/<p> · state", "the debounce waiter, and the offset notified so far"),
-    Kind("pipeline/<name> · shard/<m>", "the shard's driver, its epoch and heartbeat"),
+    Kind("pipeline/<name> · shard/<shards>/<m>", "the shard's driver, its epoch and heartbeat"),
     Kind("pipeline/<name> · flush", "changes when somebody asks for a flush"),
     Kind(
         "pipeline/<name> · failure/<source partition>",

@@ -371,8 +371,8 @@ def pipeline_shards(incarnation: str) -> str:
     return f"pipeline/{incarnation}"
 
 
-def shard_row(number: int) -> str:
-    return f"shard/{number:06}"
+def shard_row(number: int, shards: int) -> str:
+    return f"shard/{shards:06}/{number:06}"
 
 
 def partition_row(source_partition: str) -> str:

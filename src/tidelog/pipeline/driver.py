@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -38,7 +37,7 @@ from tidelog.pipeline.flush import flush_version
 from tidelog.pipeline.lineage import Lineage
 from tidelog.pipeline.listing import look_at_source, track
 from tidelog.pipeline.policy import Due, Policy
-from tidelog.pipeline.shard import Shard
+from tidelog.pipeline.shard import Shard, share_of
 from tidelog.sources.base import Bounds, SourcePartition, bounds_apart
 
 __all__ = ["Driver", "Driving"]
@@ -96,7 +95,7 @@ class Driver:
         error of another one. A run that follows raises what is refused at its start, and retries
         what fails later.
         """
-        shard = Shard(self._log, self._pipeline.id, self._how.shard)
+        shard = Shard(self._log, self._pipeline.id, self._how.shard, self._how.shards)
         while not shard.try_take(self._how.take_over):
             if self._how.stop.wait(0.2):
                 return 0
@@ -329,7 +328,7 @@ class Driver:
     def _partitions(self) -> list[SourcePartition]:
         found = self._pipeline.source.partitions()
         shards, shard = self._how.shards, self._how.shard
-        return [p for p in found if zlib.crc32(p.text.encode()) % shards == shard]
+        return [each for each in found if share_of(each, shards) == shard]
 
     @contextlib.contextmanager
     def _beating(self, shard: Shard) -> Iterator[threading.Event]:

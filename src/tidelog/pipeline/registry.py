@@ -239,7 +239,8 @@ def _take_shards(log: Log, pipeline: NamedPipeline) -> None:
     where = layout.pipeline_shards(pipeline.incarnation)
     rows = [row.row for row in log.catalog.scan(where, _SHARD, "shard0")]
     for row in rows:
-        shard = Shard(log, pipeline.incarnation, int(row.removeprefix(_SHARD)))
+        shards, number = map(int, row.removeprefix(_SHARD).split("/"))
+        shard = Shard(log, pipeline.incarnation, number, shards, beside=True)
         if not shard.take():
             raise InvalidError(
                 f"pipeline `{pipeline.name}`: a driver runs it: stop that one, and delete again"
