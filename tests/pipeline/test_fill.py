@@ -19,6 +19,7 @@ import pytest
 from tests.pipeline.test_archive import an_archive, fill, payload
 from tests.waiting import until
 from tidelog import Event, Home
+from tidelog.clock import SystemClock
 from tidelog.errors import FencedError, InvalidError, TidelogError
 from tidelog.home import World, create_home
 from tidelog.journal.audit import Why
@@ -418,6 +419,32 @@ def test_a_driver_goes_on_after_a_promote_that_was_refused_or_died(
     assert drive(home, found) == 30
     assert find_archive(home, "daily").promotion is None
     assert live(home) == Counter(range(60))
+
+
+class AheadClock(SystemClock):
+    """The clock of a machine that is a year ahead."""
+
+    def now_ms(self) -> int:
+        return super().now_ms() + 365 * 86_400_000
+
+
+def test_a_promote_by_a_wrong_clock_holds_drivers_up_no_longer(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store's clock dates a promote, so one that died is given up after a minute anywhere."""
+    fill(home, 30)
+    drive(home, an_archive(home, "daily", parser="json:at"))
+    backfill(home)
+    right = home.log
+    monkeypatch.setattr(home, "log", dataclasses.replace(right, clock=AheadClock()))
+    with monkeypatch.context() as patch:
+        patch.setattr(generations, "missing_ranges", dying_after(generations.missing_ranges, 1))
+        with pytest.raises(Crash):
+            promote(home, "daily")
+    monkeypatch.setattr(home, "log", right)
+    monkeypatch.setattr(limits, "PROMOTION_MS", -1)
+    fill(home, 30, first=30)
+    assert drive(home, find_archive(home, "daily")) == 30
 
 
 def dying_after(function: Callable[..., Any], calls: int) -> Callable[..., Any]:

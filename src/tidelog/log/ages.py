@@ -32,7 +32,7 @@ class Times(NamedTuple):
 
 def read_times(log: Log) -> Times:
     """This machine's time and the store's, as they are now."""
-    now_ms, store_ms = log.clock.now_ms(), _store_ms(log)
+    now_ms, store_ms = log.clock.now_ms(), store_now_ms(log)
     return Times(min(now_ms, store_ms), max(now_ms, store_ms), store_ms)
 
 
@@ -54,7 +54,7 @@ def is_old(now_ms: int, then_ms: int, grace_ms: int) -> bool:
     return now_ms - then_ms >= grace_ms or then_ms - now_ms > FUTURE_MS
 
 
-def _store_ms(log: Log) -> int:
+def store_now_ms(log: Log) -> int:
     """The time by which the store dates an object that is put now."""
     for _ in range(_TRIES):
         key = layout.probe(log.ids.new())
@@ -72,4 +72,4 @@ def _store_ms(log: Log) -> int:
         ]
         log.store.delete(old)
         return found
-    raise UnavailableError("sweep: the store's time cannot be read: try again")
+    raise UnavailableError("the store's time cannot be read: try again")

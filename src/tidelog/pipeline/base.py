@@ -9,7 +9,15 @@ from typing import Protocol
 from tidelog.clock import Clock, SystemClock
 from tidelog.errors import TidelogError
 from tidelog.sinks.base import Sink, Written
-from tidelog.sources.base import Chunk, Counted, Range, RangeReader, Source, SourcePartition
+from tidelog.sources.base import (
+    Changing,
+    Chunk,
+    Counted,
+    Range,
+    RangeReader,
+    Source,
+    SourcePartition,
+)
 
 __all__ = ["Carried", "CarriedReader", "Outcome", "Pipeline", "Produced", "Task", "Workers"]
 
@@ -43,6 +51,10 @@ class CarriedReader:
     @property
     def range(self) -> Range:
         return self.reader.range
+
+    @property
+    def is_changing(self) -> bool:
+        return isinstance(self.reader, Changing) and self.reader.is_changing
 
     def read(self) -> Iterator[Chunk]:
         return self.reader.read()

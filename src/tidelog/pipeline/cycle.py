@@ -37,6 +37,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NoReturn
 
 import msgspec
 
@@ -81,7 +82,15 @@ from tidelog.pipeline.forgotten import (
 )
 from tidelog.pipeline.losses import LostError, check_gaps, ended_head, is_remade
 from tidelog.sinks.base import AsideSink
-from tidelog.sources.base import Bounds, Missing, Range, SourcePartition, Tracking, missing_in
+from tidelog.sources.base import (
+    Bounds,
+    Changing,
+    Missing,
+    Range,
+    SourcePartition,
+    Tracking,
+    missing_in,
+)
 from tidelog.store.fresh import put_same
 
 __all__ = ["ADOPTION", "Cycle", "CycleReport", "FrozenError", "LostError", "Track", "frozen"]
@@ -236,10 +245,8 @@ class Cycle:
         for outcome in self._outcomes(tasks):
             track = self._tracks[outcome.partition]
             with self._kept(track, report):
-                if isinstance(outcome.error, NotFoundError):
-                    self._withdraw(track)
                 if outcome.error is not None:
-                    raise outcome.error
+                    self._fail(track, tasks, outcome.error)
                 if outcome.produced is not None and self._is_idle(track, outcome.produced):
                     self._withdraw(track)
                 elif outcome.produced is not None:
@@ -350,6 +357,28 @@ class Cycle:
         track.carried = reader.carried if isinstance(reader, CarriedReader) else None
         as_is = track.carried is not None and track.carried.as_is
         return Task(reader, sink, staging, "" if as_is else self._pipeline.transform)
+
+    def _fail(self, track: Track, tasks: Sequence[Task], error: TidelogError) -> NoReturn:
+        """Raise the error of a range that could not be read."""
+        if isinstance(error, NotFoundError):
+            self._withdraw(track)
+        if isinstance(error, CorruptError):
+            self._check_plan(next(t for t in tasks if t.range.partition == track.partition))
+        raise error
+
+    def _check_plan(self, task: Task) -> None:
+        """Raise ``UnavailableError`` when files of a range were changed since it was planned.
+
+        An erasure replaces files of an archive that is the source, and a replay of its dead
+        letters removes some. That is no damage: the range is planned and read again.
+        """
+        now = self._pipeline.source.reader(task.range)
+        if now != task.reader or (isinstance(now, Changing) and now.is_changing):
+            raise UnavailableError(
+                f"source partition `{task.range.partition.text}`: its files are being changed by "
+                "an erasure or a replay of dead letters: read it again",
+                partition=task.range.partition.text,
+            )
 
     def _outcomes(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
         """What comes back; workers that fail as a whole are an error of each range left."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from tidelog.errors import FencedError, NotFoundError
+from tidelog.log.ages import store_now_ms
 from tidelog.log.archives import change_archive, read_archive
 from tidelog.log.base import Log
 from tidelog.model import limits
@@ -52,8 +53,11 @@ class Gate:
 
 
 def is_stale(log: Log, promotion: Promotion) -> bool:
-    """Returns whether a promote began so long ago that its process must be dead."""
-    return log.clock.now_ms() - promotion.began_ms > limits.PROMOTION_MS
+    """Returns whether a promote began so long ago that its process must be dead.
+
+    By the store's clock, as the promote itself: that of another machine may be a year ahead.
+    """
+    return store_now_ms(log) - promotion.began_ms > limits.PROMOTION_MS
 
 
 def withdraw(log: Log, name: str, promotion: Promotion) -> Archive:

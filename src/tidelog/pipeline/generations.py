@@ -51,6 +51,7 @@ import msgspec
 
 from tidelog.errors import InvalidError, NotFoundError, TidelogError
 from tidelog.home import Home
+from tidelog.log.ages import store_now_ms
 from tidelog.log.archives import change_archive
 from tidelog.log.replays import replay_pipeline
 from tidelog.model import limits
@@ -282,7 +283,7 @@ class _Promote:
 
     def _begin(self) -> None:
         """Step 2."""
-        promotion = msgspec.structs.replace(self._promotion, began_ms=self._home.log.clock.now_ms())
+        promotion = msgspec.structs.replace(self._promotion, began_ms=store_now_ms(self._home.log))
 
         def edit(found: Archive) -> Archive:
             self._check_same(found)

@@ -34,7 +34,7 @@ from tidelog.codec.events import EVENT_SCHEMA
 from tidelog.codec.parsers import LayoutSettings
 from tidelog.errors import NotFoundError, UnavailableError
 from tidelog.home import Home
-from tidelog.log.archives import read_partitions, read_progress
+from tidelog.log.archives import read_commits, read_partitions, read_progress
 from tidelog.log.base import Log
 from tidelog.log.replays import Place, Stretch, dead_files, replay_pipeline
 from tidelog.model import layout
@@ -157,9 +157,19 @@ class DeadSource:
             size += sum(file.size for file in files)
             if taken and (events > _EVENTS_MAX or size > _BYTES_MAX):
                 end = Place(Place.parse(range.limit).number, files[0].first_offset)
-                return DeadRange(range, tuple(taken), end.text, self._archive.store)
+                return self._planned(range, taken, end.text)
             taken.append(tuple(files))
-        return DeadRange(range, tuple(taken), range.limit, self._archive.store)
+        return self._planned(range, taken, range.limit)
+
+    def _planned(self, range: Range, files: list[tuple[FileEntry, ...]], end: str) -> DeadRange:
+        pipelines = (self._pipeline, replay_pipeline(self._pipeline))
+        rewrites = {
+            commit.rewrite
+            for each in pipelines
+            for commit in read_commits(self._log, each, range.partition.text)
+        }
+        store = self._archive.store
+        return DeadRange(range, tuple(files), end, store, tuple(sorted(rewrites - {""})))
 
     def cut(self, start: str, end: str, events: int) -> str:
         """The end: a reader stops earlier by itself, as only it knows where files begin."""
@@ -192,6 +202,12 @@ class DeadRange:
     files: tuple[tuple[FileEntry, ...], ...]  # those that overlap are together
     end: str
     store: str  # URL
+    rewrites: tuple[str, ...] = ()  # manifests that erasures under way make for such files
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether an erasure is replacing files of dead letters."""
+        return bool(self.rewrites)
 
     def read(self) -> Iterator[Chunk]:
         store = open_store_here(self.store)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 from tidelog.errors import CorruptError, InvalidError, NotFoundError
@@ -127,7 +128,7 @@ class ArchiveSource:
         with self._open_log() as log:
             archive = self._archive(log)
             history = self._histories(log, archive, [range.partition])[range.partition]
-            found = _manifests(log, history, range)
+            found, _ = _manifests(log, history, range)
         lost = tuple(gap for each in found for gap in each.lost)
         return Counted(
             read=sum(each.read for each in found),
@@ -147,7 +148,7 @@ class ArchiveSource:
         with self._open_log() as log:
             archive = self._archive(log)
             history = self._histories(log, archive, [range.partition])[range.partition]
-            return missing_in_commits(range, read, _manifests(log, history, range), reason)
+            return missing_in_commits(range, read, _manifests(log, history, range)[0], reason)
 
     def read(self, range: Range) -> Iterator[Chunk]:
         """As the interface says, and whole: the last position is the limit.
@@ -167,10 +168,12 @@ class ArchiveSource:
             archive = self._archive(log)
             history = self._histories(log, archive, [range.partition])[range.partition]
             check_incarnation(range, history.incarnation)
-            manifests = _manifests(log, history, range)
+            manifests, commits = _manifests(log, history, range)
             replays = Replays(log, history.pipeline, range.partition.text)
             making = archive.making(self._generation)
-            return plan_commits(range, manifests, making, archive.store, replays)
+            plan = plan_commits(range, manifests, making, archive.store, replays)
+            rewrites = (each.rewrite for each in (*commits, *replays.commits))
+            return replace(plan, rewrites=tuple(sorted(set(rewrites) - {""})))
 
     def cut(self, start: str, end: str, events: int) -> str:
         """The end of a commit: of the last one that fits, or of the first if none does."""
@@ -274,7 +277,7 @@ class ArchiveSource:
         return f"ArchiveSource({self._open_log!r}, {self._name!r}, {self._generation!r})"
 
 
-def _manifests(log: Log, history: _History, range: Range) -> list[Manifest]:
+def _manifests(log: Log, history: _History, range: Range) -> tuple[list[Manifest], list[Committed]]:
     """What the commits that a range touches name now: an erasure gives them other manifests."""
     commits = _read_again(log, history, range.partition, _commits_in(history, range))
     with ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -284,7 +287,7 @@ def _manifests(log: Log, history: _History, range: Range) -> list[Manifest]:
                 found = dict(
                     zip(keys, pool.map(lambda key: _manifest(log, key), keys), strict=True)
                 )
-                return [manifest_of_range(found[each.manifest], each) for each in commits]
+                return [manifest_of_range(found[each.manifest], each) for each in commits], commits
             except CorruptError:
                 known, commits = commits, _read_again(log, history, range.partition, commits)
                 if commits == known:

@@ -79,6 +79,12 @@ class PlannedCommits:
     making: Making
     store: str  # URL
     lost: tuple[Gap, ...]  # inside of the range: the archive's own source had lost these events
+    rewrites: tuple[str, ...] = ()  # manifests that erasures under way make for these files
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether an erasure is replacing files of the plan."""
+        return bool(self.rewrites)
 
     def read(self) -> Iterator[Chunk]:
         """The same chunks as ``ArchiveSource.read``."""

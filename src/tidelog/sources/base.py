@@ -19,6 +19,7 @@ from tidelog.model.pipeline import BeginReason, Gap, offsets_between
 __all__ = [
     "Bounds",
     "Branching",
+    "Changing",
     "Chunk",
     "Completing",
     "Counted",
@@ -111,6 +112,16 @@ class RangeReader(Protocol):
 
     def read(self) -> Iterator[Chunk]:
         """As ``Source.read``; ``UnavailableError`` also when another reader must be asked for."""
+        ...
+
+
+@runtime_checkable
+class Changing(Protocol):
+    """What a reader also is whose plan others may change: of files that are rewritten."""
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether files of the plan were being replaced when it was made."""
         ...
 
 
