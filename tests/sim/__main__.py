@@ -12,7 +12,8 @@ import sys
 import time
 from collections import Counter
 
-from tests.sim import journal_planted
+from tests.sim import archive_planted, journal_planted
+from tests.sim.archive_world import ArchivesWorld
 from tests.sim.base import SimWorld
 from tests.sim.clients import ClientsWorld, LossyWorld
 from tests.sim.journal_world import JournalWorld
@@ -40,6 +41,7 @@ WORLDS: dict[str, type[SimWorld]] = {
     "members": RebalanceWorld,
     "topics": LifecycleWorld,
     "rollback": RollbackWorld,
+    "archives": ArchivesWorld,
 }
 
 
@@ -95,6 +97,10 @@ def planted() -> int:
         seeds = journal_planted.seeds_until_caught(planted, SEEDS_MAX)
         missed += seeds is None
         print(f"| {name} | `{worlds[planted.world]}` | {seeds or 'not caught'} |", flush=True)
+    for name, wrong in archive_planted.BUGS.items():
+        seeds = archive_planted.seeds_until_caught(wrong, SEEDS_MAX)
+        missed += seeds is None
+        print(f"| {name} | {wrong.breaks} | {seeds or 'not caught'} |", flush=True)
     return missed
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tests.sim.audit import AuditedCatalog
@@ -71,6 +71,7 @@ class SimWorld:
     hosts_count = 3
     jump_rate = 0.002  # of a host's clock, at each step
     preempt = 0.1
+    attempts: Sequence[int] = (1, 3)  # with one, calls fail as if all tries had failed
 
     def __init__(
         self,
@@ -139,7 +140,7 @@ class SimWorld:
             clock = self.scheduler.clock
             return Log(self.objects, self.rows, clock, self._ids, chance, self.settings())
         process = self.process
-        attempts = self.random.choice([1, 3])  # with one, calls fail as if all tries had failed
+        attempts = self.random.choice(self.attempts)
         store = RetryingStore(
             self._faulty_store(self.objects, self.faults),
             clock=process.clock,

@@ -1,0 +1,250 @@
+"""A home with archives in a bad world: real drivers over substrates that fail.
+
+Sinks and sources open stores by their URLs, wherever they run. Here all URLs name the one store of
+the world, and each process reaches it through faults of its own. Limits are small, so that a few
+events make several ranges, and a few ranges are merged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tests.sim import base
+from tests.sim.archive_accounts import Accountant
+from tests.sim.archive_many import ManyTopics
+from tests.sim.archive_marks import Erasures, Markers
+from tests.sim.archive_store import Folders
+from tests.sim.journal_home import HomeWorld
+from tests.sim.journal_raw import WatchedStore
+from tidelog.codec.events import table_of
+from tidelog.codec.parsers import Found, LayoutSettings, foreign
+from tidelog.codec.segment import encode_segment
+from tidelog.errors import TidelogError
+from tidelog.home import Home
+from tidelog.identity import Identity
+from tidelog.log.append import Appender
+from tidelog.log.base import Log
+from tidelog.log.topics import find_topic
+from tidelog.model import limits
+from tidelog.model.archive import Archive, Making
+from tidelog.model.event import Event
+from tidelog.pipeline import compact, generations, places
+from tidelog.pipeline import restore as pipeline_restore
+from tidelog.pipeline.archive import create_archive, find_archive, open_pipeline
+from tidelog.pipeline.driver import Driver, Driving
+from tidelog.pipeline.policy import Due
+from tidelog.pipeline.workers import LocalWorkers
+from tidelog.settings import Settings
+from tidelog.sinks import segments, uploads
+from tidelog.sources import open_source
+from tidelog.sources.base import Source
+from tidelog.store import here
+from tidelog.store.base import Store
+from tidelog.store.meter import Meter
+from tidelog.substrates import World as Outside
+from tidelog.testing.faults import Fault
+from tidelog.testing.hosts import Process
+
+__all__ = ["ANY_KIND", "FIRST_KIND", "ArchivesHome"]
+
+FIRST_KIND = "tests.sim.archive_home:ByKind|a"
+ANY_KIND = "tests.sim.archive_home:ByKind|a,b"  # a replay with it places more
+
+RATES = base.RATES | {
+    Fault.LOSE_REQUEST: 0.006,
+    Fault.LOSE_REPLY: 0.012,
+    Fault.DUPLICATE: 0.03,
+    Fault.DELAY: 0.06,
+    Fault.TRY_AGAIN: 0.006,
+    Fault.CUT_OFF: 0.001,
+    Fault.STALL: 0.004,
+    Fault.FREEZE: 0.002,
+    Fault.CRASH_BEFORE: 0.001,
+    Fault.CRASH_AFTER: 0.002,
+    Fault.STALE_LIST: 0.05,
+}
+
+
+class ByKind:
+    """A parser that takes events of some kinds; the others are dead letters."""
+
+    def __init__(self, argument: str, settings: LayoutSettings) -> None:
+        self._kinds = argument.split(",")
+
+    def times(self, batch: pa.RecordBatch) -> Found:
+        parts = [value.decode().split("=") for value in batch.column("value").to_pylist()]
+        times = [int(time_ms) if kind in self._kinds else None for _, time_ms, kind in parts]
+        errors = [None if kind in self._kinds else f"kind {kind}" for _, _, kind in parts]
+        return Found(pa.array(times, pa.int64()), pa.array(errors, pa.string()))
+
+
+class ArchiveStore(WatchedStore):
+    """Counts changes in the folders of archives."""
+
+    changes = 0
+    on_put: Callable[[str, bytes], None] = staticmethod(lambda *_: None)
+
+    def _store(self, key: str, data: bytes) -> str:
+        self.on_put(key, data)
+        self.changes += key.startswith(("archives/", "dead/"))
+        return super()._store(key, data)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        wanted = list(keys)
+        self.changes += any(key.startswith(("archives/", "dead/")) for key in wanted)
+        super().delete(wanted)
+
+    def keys_below(self, prefix: str) -> list[str]:
+        """Keys that begin so, in order."""
+        return sorted(key for key in self._objects if key.startswith(prefix))
+
+
+def _open_source(url: str, **how: Any) -> Source:
+    """As the product's, which knows no patterns of its own topics."""
+    kind, _, prefix = url.partition(":")
+    return ManyTopics(how["open_log"], prefix) if kind == "many" else open_source(url, **how)
+
+
+class ArchivesHome(HomeWorld):
+    """One seed's home, with archives and an accountant."""
+
+    rates = RATES
+    restarts_max = 10
+    attempts = (1, 3, 3, 3)  # most calls here make many requests
+    delay_ms = 10_000  # how late events may be, for finalize
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.bare_objects = self.objects = ArchiveStore(self.scheduler.clock)
+        self.truth.objects = self.bare_objects
+        self.bare_objects.truth = self.truth
+        self.quiet = self._log(faulty=False)
+        self.folders = Folders(self.bare_rows, self.bare_objects)
+        self.accountant = Accountant(self.folders, self.truth)
+        self.erasures = Erasures(self.bare_rows, self.bare_objects)
+        self.markers = Markers(
+            self.folders, self.accountant, self.truth, self.scheduler, self.delay_ms
+        )
+        self.bare_objects.on_put = self._see_put
+        self.refused: Counter[str] = Counter()  # what calls were told, for whoever looks at a seed
+        self._stores: dict[Process, Store] = {}
+        self._looked = (-1, -1)
+
+    def run(self) -> Counter[Fault]:
+        with pytest.MonkeyPatch.context() as patch:
+            self._patch(patch)
+            return super().run()
+
+    def _patch(self, patch: pytest.MonkeyPatch) -> None:
+        ids = self._ids
+        patch.setattr(here, "open_store", lambda url, **_: self.store_here())
+        patch.setattr(places, "open_store", lambda url, **_: self.store_here())
+        patch.setattr(places, "open_source", _open_source)
+        patch.setattr(here, "SystemClock", self.clock_here)
+        patch.setattr(here, "system_random", lambda: random.Random(self.random.getrandbits(64)))
+        for module in (here, uploads, segments):
+            patch.setattr(module, "RandomIds", lambda: ids)
+        patch.setattr(Due, "events_max", lambda _: self.random.choice([2, 4, 7]))
+        for module in (generations, pipeline_restore):
+            patch.setattr(module, "Driving", lambda **how: Driving(stop=self.stop(), **how))
+        patch.setattr(foreign, "entry_points", lambda **_: ())  # they read many files
+        patch.setattr(limits, "COMMITS_UNMERGED", 2)
+        patch.setattr(compact, "_MIN", 2)
+
+    def check(self) -> None:
+        """After each step that changed something of an archive."""
+        self.markers.look()
+        touched = any(each.startswith(("pipeline/", "registry")) for each in self.rows.touched)
+        self.rows.touched.clear()
+        seen = (self.bare_objects.changes, 0)
+        if touched or seen != self._looked:
+            self._looked = seen
+            self.accountant.check_live()
+
+    def _see_put(self, key: str, data: bytes) -> None:
+        self.erasures.put(key, data)
+        if key.endswith("/_SUCCESS"):
+            self.markers.put(key)
+
+    # For actors.
+
+    def store_here(self) -> Store:
+        """The store as the process that runs now reaches it."""
+        current = self.scheduler.current
+        if current is None or not isinstance(current.group, Process):
+            return self.objects
+        process = current.group
+        if process not in self._stores:
+            self._stores[process] = self._faulty_store(self.objects, self.faults)
+        return self._stores[process]
+
+    def clock_here(self) -> Any:
+        current = self.scheduler.current
+        if current is None or not isinstance(current.group, Process):
+            return self.scheduler.clock
+        return current.group.clock
+
+    def home(self, log: Log | None = None) -> Home:
+        """A home of the current process."""
+        log = log or self._log()
+        outside = Outside(
+            {}, Path("/"), clock=log.clock, ids=log.ids, random=log.random, machine="sim"
+        )
+        settings = Settings("memory:", "memory:", retry_attempts=3)
+        return Home(Identity("sim"), settings, log, Meter(), outside)
+
+    def event(self) -> Event:
+        """A new event of one of three kinds; no archive takes the third."""
+        event_id = f"id{next(self._numbers):04}x"
+        time_ms = self.scheduler.time.now_ms() - self.random.randrange(3_000)
+        kind = self.random.choice("aaaabbc")
+        key = f"k{self.random.randrange(5)}".encode()
+        return Event(f"{event_id}={time_ms}={kind}".encode(), key=key, id=event_id)
+
+    def append_to(self, log: Log, name: str, partition: int, events: Sequence[Event]) -> None:
+        """Append events to a topic."""
+        appender = Appender(log, find_topic(log, name), f"~{log.ids.new()}")
+        segment = encode_segment([(partition, table_of(list(events), log.clock.now_ms()))])
+        appender.commit(appender.upload(segment), segment.pieces[0])
+
+    def create_archive(self, home: Home, name: str, source: str, making: Making) -> Archive:
+        return create_archive(
+            home,
+            Archive(
+                name=name,
+                incarnation=home.log.ids.new(),
+                source=source,
+                kind="partition" if making.parser else "backup",
+                store=home.store.url,
+                root=f"archives/{name}",
+                created_ms=0,
+                makings={1: making},
+                dead_share_max=1.0,
+            ),
+        )
+
+    def drive(self, home: Home, name: str, generation: int | None = None, **how: Any) -> int:
+        """One driver, until the source is drained."""
+        archive = find_archive(home, name)
+        pipeline = open_pipeline(home, archive, LocalWorkers(1), generation)
+        return Driver(home.log, pipeline, Driving(stop=self.stop(), **how)).run()
+
+    def stop(self) -> Any:
+        """What stops a driver; an event whose waits take simulated time."""
+        return self.threads.Event()
+
+    @contextlib.contextmanager
+    def tolerating(self, *more: type[TidelogError]) -> Iterator[None]:
+        """What a bad world explains ends one call, not the actor."""
+        try:
+            yield
+        except (*self.accepted, *more) as exc:
+            self.refused[f"{self.process.name}: {exc}"] += 1

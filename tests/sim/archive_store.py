@@ -1,0 +1,173 @@
+"""What lies in the store and the catalog of a world with archives, by code of its own.
+
+Nothing here calls the product's readers. Rows are plain MessagePack, manifests JSON with a line of
+checksum below it, files of archives are read by ``json`` and by pyarrow. Only the layout that
+ARCHITECTURE.md documents is known.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import crc32c
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tests.sim.journal_raw import WatchedCatalog, WatchedStore
+
+__all__ = ["Folders", "Generation", "SourceRows", "Stored"]
+
+Row = dict[str, Any]
+Place = tuple[str, str, int]  # topic, partition, offset
+
+
+@dataclass(frozen=True)
+class Stored:
+    """An event in a file of an archive, or among its dead letters."""
+
+    place: Place
+    id: str | None
+    value: bytes | None
+    key: str  # of the file
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One generation of an archive, as its registry row has it."""
+
+    archive: str
+    incarnation: str
+    number: int
+
+    @property
+    def pipeline(self) -> str:
+        return f"{self.incarnation}.{self.number}"
+
+    @property
+    def folder(self) -> str:
+        return f"archives/{self.archive}/g{self.number}/"
+
+
+@dataclass
+class SourceRows:
+    """The rows of one source partition of a generation."""
+
+    head: Row
+    commits: list[Row]
+    manifests: list[Row]  # of ranges, in order
+    erased: Row = field(default_factory=dict)
+
+
+class Folders:
+    """Lists folders and rows as they are."""
+
+    def __init__(self, rows: WatchedCatalog, objects: WatchedStore) -> None:
+        self._rows = rows
+        self._objects = objects
+        self._files: dict[tuple[str, int], list[Stored]] = {}
+        self._manifests: dict[str, Row] = {}
+
+    def archives(self) -> dict[str, Row]:
+        """The rows of archives that are ready, by name."""
+        found = self._rows.values("registry")
+        rows = [_fields(value) for name, value in found.items() if name.startswith("archive/")]
+        return {row["name"]: row for row in rows if row["state"] == "ready"}
+
+    def live(self) -> list[Generation]:
+        """The generation of each archive that readers are promoted to."""
+        return [
+            Generation(row["name"], row["incarnation"], row["generation"])
+            for row in self.archives().values()
+        ]
+
+    def data_keys(self, of: Generation) -> list[str]:
+        """Files that a reader sees who lists the folder: names with ``_`` first are no data."""
+        keys = self._objects.keys_below(of.folder)
+        return [key for key in keys if not any(part[:1] in "_." for part in key.split("/"))]
+
+    def markers(self, of: Generation) -> list[str]:
+        """The ``_SUCCESS`` of its folders."""
+        return [key for key in self._objects.keys_below(of.folder) if key.endswith("/_SUCCESS")]
+
+    def events(self, of: Generation) -> Iterator[Stored]:
+        """What such a reader finds."""
+        for key in self.data_keys(of):
+            yield from self.contents(key)
+
+    def dead(self, of: Generation) -> Iterator[Stored]:
+        """What lies among the dead letters of a generation."""
+        for key in self._objects.keys_below(f"dead/{of.archive}/"):
+            if key.rpartition("/")[2].startswith(f"{of.number}_"):
+                yield from self.contents(key)
+
+    def contents(self, key: str) -> list[Stored]:
+        """The events of a file."""
+        data = self._objects.data(key)
+        known = (key, crc32c.crc32c(data))
+        if known not in self._files:
+            self._files[known] = list(_decoded(key, data))
+        return self._files[known]
+
+    def partitions(self, of: Generation) -> list[str]:
+        """The source partitions that the generation has listed."""
+        rows = self._rows.values(f"pipeline/{of.pipeline}")
+        names = [name for name in rows if name.startswith("partition/")]
+        return sorted(_fields(rows[name])["partition"] for name in names)
+
+    def source_rows(self, of: Generation, partition: str, suffix: str = "") -> SourceRows | None:
+        """The rows of a source partition; None before it has a head."""
+        rows = self._rows.values(f"pipeline/{of.pipeline}{suffix}/{partition}")
+        if "head" not in rows:
+            return None
+        names = sorted(name for name in rows if name.startswith("commit/"))
+        commits = [_fields(rows[name]) for name in names]
+        manifests = [
+            each for commit in commits for each in _ranges(self.manifest(commit["manifest"]))
+        ]
+        erased = _fields(rows["erased"]) if "erased" in rows else {}
+        return SourceRows(_fields(rows["head"]), commits, manifests, erased)
+
+    def manifest(self, key: str) -> Row:
+        """A manifest, checked against its checksum."""
+        data = self._objects.find(key)
+        assert data is not None, f"manifest `{key}` is gone, and a commit names it"
+        if key in self._manifests:
+            return self._manifests[key]  # no manifest is ever replaced
+        text, _, rest = data.partition(b"\n")
+        assert f"{crc32c.crc32c(text):08x}" in rest.decode(), f"manifest `{key}`: {rest!r}"
+        found = json.loads(text)
+        assert isinstance(found, dict)
+        self._manifests[key] = found
+        return found
+
+    def find(self, key: str) -> bytes | None:
+        return self._objects.find(key)
+
+    def value(self, partition: str, row: str) -> Row | None:
+        found = self._rows.values(partition).get(row)
+        return None if found is None else _fields(found)
+
+
+def _ranges(manifest: Row) -> list[Row]:
+    return manifest.get("ranges") or [manifest]
+
+
+def _fields(value: bytes) -> Row:
+    found = msgspec.msgpack.decode(value)
+    assert isinstance(found, dict)
+    return found
+
+
+def _decoded(key: str, data: bytes) -> Iterator[Stored]:
+    if key.endswith(".parquet"):
+        rows = pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False).to_pylist()
+    else:
+        rows = [json.loads(line) for line in data.decode().splitlines()]
+    for row in rows:
+        place = (row["topic"], str(row["partition"]), row["offset"])
+        value = row["value"]
+        yield Stored(place, row["id"], value.encode() if isinstance(value, str) else value, key)

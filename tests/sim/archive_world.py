@@ -1,0 +1,416 @@
+"""Archives in a bad world: drivers, generations, erasures, markers, chains, copies and sweeps.
+
+Each seed starts two archive drivers and a producer, and some of these: somebody who trims the
+source, or deletes the topic and makes it again; who builds, promotes and drops generations; who
+replays dead letters; who deletes events and proves it; who finalizes; who restores into a topic,
+pumps into another, archives an archive, and sweeps. Calls stall, replies are lost, processes die.
+
+An accountant that shares no code with the product's readers (``archive_accounts``) looks at the
+store after every change. When all have ended, what is left is finished without faults, and every
+offset of the source is accounted for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import Any
+
+from tests.sim.archive_home import ANY_KIND, FIRST_KIND, ArchivesHome
+from tests.sim.archive_store import Generation
+from tests.sim.journal_home import PARTITIONS
+from tests.sim.journal_raw import Gone
+from tidelog.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    InvalidError,
+    NotFoundError,
+)
+from tidelog.home import Home
+from tidelog.log.sweep import sweep_home
+from tidelog.log.topics import create_topic, delete_topic, find_topic
+from tidelog.log.trim import ToOffsets
+from tidelog.model.archive import Making
+from tidelog.model.topic import Topic
+from tidelog.pipeline.account import read_account
+from tidelog.pipeline.archive import find_archive
+from tidelog.pipeline.driver import Driver, Driving
+from tidelog.pipeline.erasure import ArchiveEraser, carry_out
+from tidelog.pipeline.finalize import Finalizing, finalize
+from tidelog.pipeline.generations import begin_backfill, drop_generation, promote, rollback
+from tidelog.pipeline.proof import prove_erased
+from tidelog.pipeline.pump import Pumping, open_pump
+from tidelog.pipeline.replay import Replaying, replay
+from tidelog.pipeline.restore import Restoring, restore
+from tidelog.pipeline.sweep import sweep_archives
+from tidelog.pipeline.verify import Verifying, verify_archive
+from tidelog.pipeline.workers import LocalWorkers
+
+__all__ = ["ArchivesWorld", "Done"]
+
+LINES = {"mode": "events"}
+BY_DAY = Making(parser=FIRST_KIND, format="jsonlines", codec="none", format_settings=LINES)
+BY_MINUTE = Making(
+    parser=ANY_KIND,
+    format="jsonlines",
+    codec="none",
+    format_settings=LINES,
+    layout={"granularity": "minute"},
+)
+RAW = Making(format="parquet", codec="none")
+OTHERS = ("trim", "remake", "build", "replay", "erase", "finalize", "chain", "copy", "later")
+LATER = ("m1", "m2")  # topics of an archive by pattern; the second one appears later
+
+
+@dataclass
+class Done:
+    """What has happened, for tests that the world is not idle."""
+
+    drained: int = 0
+    backfills: int = 0
+    promoted: int = 0
+    rolled_back: int = 0
+    dropped: int = 0
+    trims: int = 0
+    remade: int = 0
+    replays: int = 0
+    erased: int = 0
+    proven: int = 0
+    finalized: int = 0
+    restored: int = 0
+    pumped: int = 0
+    sweeps: int = 0
+
+
+class ArchivesWorld(ArchivesHome):
+    """One seed's world."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.done = Done()
+        self.kinds = set(self.random.sample(OTHERS, 4))
+        self.past_readers = False  # whether somebody has accepted that events are lost
+        if "remake" in self.kinds:
+            self.kinds -= {"copy", "chain"}
+
+    def fill(self) -> None:
+        """Some events, and archives; one of them begins where the topic ends."""
+        for partition in range(PARTITIONS):
+            for _ in range(2):
+                self.append(self.quiet, partition, [self.event() for _ in range(4)])
+        home = self.home(self.quiet)
+        self.create_archive(home, "day", "topic:t", BY_DAY)
+        if "chain" in self.kinds:
+            self.create_archive(home, "chain", "archive:day", BY_MINUTE)
+        else:
+            self.create_archive(home, "raw", "topic:t", RAW)
+        if "later" in self.kinds:
+            self.accountant.latest = {f"m1/{number}": 1 for number in range(PARTITIONS)}
+            self.create("m1")
+            for number in range(PARTITIONS):
+                self.append_to(self.quiet, "m1", number, [self.event()])
+            self.create_archive(home, "many", "many:m", RAW)
+        if "copy" in self.kinds:
+            for name in ("pumped", "restored"):
+                target = self.create(name).incarnation
+                self.truth.targets.add(target)
+                self.erasures.others.append(target)
+
+    def spawn_all(self) -> None:
+        self._spawn("producer", self.produce)
+        self._spawn("driver-1", self.run_drivers)
+        self._spawn("driver-2", self.run_drivers)
+        self._spawn("sweeper", self.sweep)
+        actors = {
+            "trim": self.trim,
+            "remake": self.remake,
+            "build": self.build,
+            "replay": self.replay,
+            "erase": self.erase,
+            "finalize": self.finalize,
+            "copy": self.copy,
+            "later": self.appear,
+        }
+        for kind in sorted(self.kinds & actors.keys()):
+            self._spawn(kind, actors[kind])
+            if kind == "finalize":
+                self._spawn("finalize-2", self.finalize)
+
+    # The source.
+
+    def produce(self) -> None:
+        log = self._log()
+        for _ in range(8):
+            log.clock.sleep(self.random.uniform(0, 10))
+            events = [self.event() for _ in range(self.random.randint(1, 4))]
+            with self.tolerating(ConflictError, NotFoundError):
+                self.append(log, self.random.randrange(PARTITIONS), events)
+
+    def trim(self) -> None:
+        home = self.home()
+        for _ in range(2):
+            home.log.clock.sleep(self.random.uniform(1, 15))
+            ends = {
+                number: self.random.randint(0, self.truth.end(self.topic.incarnation, number))
+                for number in range(PARTITIONS)
+            }
+            past = self.chance(0.3)
+            self.past_readers |= past
+            with self.tolerating(InvalidError, ConflictError, NotFoundError):
+                home.trim("t", ToOffsets(ends), past_readers=past)
+                self.done.trims += 1
+
+    def remake(self) -> None:
+        """Delete the topic, and make another one of its name."""
+        log = self._log()
+        log.clock.sleep(self.random.uniform(2, 40))
+        for _ in range(4):
+            with self.tolerating(NotFoundError, ConflictError):
+                delete_topic(log, "t")
+                break
+        for _ in range(4):
+            with self.tolerating(ConflictError, AlreadyExistsError):
+                create_topic(log, Topic("t", log.ids.new(), PARTITIONS, log.clock.now_ms()))
+                self.done.remade += 1
+                return
+
+    def appear(self) -> None:
+        """Let a topic appear that an archive by pattern did not see at its creation."""
+        log = self._log()
+        for _ in range(4):
+            log.clock.sleep(self.random.uniform(0, 10))
+            with self.tolerating(ConflictError, AlreadyExistsError):
+                create_topic(log, Topic("m2", log.ids.new(), PARTITIONS, log.clock.now_ms()))
+            for name in LATER:
+                with self.tolerating(ConflictError, NotFoundError):
+                    number = self.random.randrange(PARTITIONS)
+                    self.append_to(log, name, number, [self.event() for _ in range(2)])
+
+    # The archives.
+
+    def run_drivers(self) -> None:
+        home = self.home()
+        for _ in range(6):
+            home.log.clock.sleep(self.random.uniform(0, 8))
+            name = self.random.choice(["day", *self.names()])
+            take_over, accept_loss = self.chance(0.3), self.chance(0.5)
+            with self.tolerating(InvalidError, NotFoundError):  # lost events, a retired generation
+                how = {"start": "latest"} if name == "many" else {}
+                self.drive(home, name, take_over=take_over, accept_loss=accept_loss, **how)
+                self.done.drained += 1
+
+    def build(self) -> None:
+        """Build generations, promote them, roll back to kept ones, drop others."""
+        home = self.home()
+        for _ in range(4):
+            home.log.clock.sleep(self.random.uniform(0, 10))
+            with self.tolerating(InvalidError, NotFoundError):
+                self.change_generation(home)
+
+    def change_generation(self, home: Home) -> None:
+        archive = find_archive(home, "day")
+        others = sorted(archive.makings.keys() - {archive.generation})
+        chance = self.random.random()
+        if others and chance < 0.2:
+            drop_generation(home, "day", self.random.choice(others))
+            self.done.dropped += 1
+        elif others and chance < 0.45:
+            rollback(home, "day", generation=self.random.choice(others))
+            self.done.rolled_back += 1
+        else:
+            making = self.random.choice([BY_DAY, BY_MINUTE])
+            _, number = begin_backfill(home, "day", making)
+            self.done.backfills += 1
+            self.drive(home, "day", number, accept_loss=self.chance(0.5))
+            promote(home, "day")
+            self.done.promoted += 1
+
+    def replay(self) -> None:
+        home = self.home()
+        for _ in range(3):
+            home.log.clock.sleep(self.random.uniform(2, 15))
+            with self.tolerating(NotFoundError):
+                parser = self.random.choice([FIRST_KIND, ANY_KIND])
+                how = Replaying(parser=parser, stop=self.stop())
+                replay(home, find_archive(home, "day"), how, LocalWorkers(1))
+                self.done.replays += 1
+
+    def finalize(self) -> None:
+        home = self.home()
+        for _ in range(5):
+            home.log.clock.sleep(self.random.uniform(5, 30))
+            with self.tolerating(NotFoundError):
+                self.finalize_one(home, self.random.choice(self.names()))
+                self.done.finalized += 1
+
+    def finalize_one(self, home: Home, name: str) -> None:
+        archive = find_archive(home, name)
+        with self.markers.by(archive.name, archive.generation, self.truth.tick):
+            finalize(home, archive, Finalizing(delay_ms=self.delay_ms))
+
+    def erase(self) -> None:
+        """Delete some events, carry that into archives, and prove it."""
+        home = self.home()
+        for _ in range(2):
+            home.log.clock.sleep(self.random.uniform(2, 20))
+            ids = self.some_ids(self.random.choice([1, 3]))
+            with self.tolerating(NotFoundError, InvalidError, ConflictError):
+                home.delete("t", ids, why="request")
+                self.done.erased += 1
+            for _ in range(3):
+                with self.tolerating(NotFoundError, InvalidError, ConflictError):
+                    self.prove(home, ids)
+                    break
+
+    def prove(self, home: Home, ids: list[str]) -> None:
+        topic = find_topic(home.log, "t")
+        carry_out(home, topic, 0)
+        proof = prove_erased(home, topic, ids)
+        if proof.is_erased and proof.known:
+            gone = [each for each in ids if self.is_gone(each, topic)]
+            self.erasures.prove(gone)
+            self.done.proven += len(gone)
+
+    def is_gone(self, event_id: str, topic: Topic) -> bool:
+        """Whether an event was deleted from this topic, and was in no other."""
+        places = self.truth.by_id.get(event_id, [])
+        return all(
+            place[0] == topic.incarnation and self.accountant.was_deleted(place) for place in places
+        )
+
+    def copy(self) -> None:
+        """Restore the archive into a topic, and pump the source into another."""
+        home = self.home()
+        for _ in range(3):
+            home.log.clock.sleep(self.random.uniform(2, 15))
+            with self.tolerating(NotFoundError, InvalidError):
+                self.copy_once(home, self.chance(0.3))
+
+    def copy_once(self, home: Home, take_over: bool, **how: Any) -> None:
+        driving = Driving(stop=self.stop(), take_over=take_over, accept_loss=True)
+        if how.get("pump", self.chance(0.5)):
+            pipeline = open_pump(home, Pumping("topic:t", "pumped", partition="same"), self.workers)
+            Driver(home.log, pipeline, driving).run()
+            self.done.pumped += 1
+        else:
+            restore(home, Restoring("day", "topic:restored"), self.workers, driving)
+            self.done.restored += 1
+
+    def sweep(self) -> None:
+        home = self.home()
+        for _ in range(4):
+            home.log.clock.sleep(self.random.uniform(2, 15))
+            with self.tolerating(NotFoundError):
+                sweep_home(home.log, 5_000)
+            with self.tolerating(NotFoundError):
+                sweep_archives(home, self.random.choice([0, 0, 5_000]))
+                self.done.sweeps += 1
+
+    # In the end.
+
+    def check_rest(self) -> None:
+        """Finish what is left without faults, then count."""
+        home = self.home(self.quiet)
+        ArchiveEraser(
+            home
+        ).turn()  # one that died half-way leaves files that are not as their manifests say
+        for name in sorted(self.names(), key=lambda each: each == "chain"):
+            self.finish(home, name)
+        building = find_archive(home, "day").building
+        if building is not None:
+            drop_generation(home, "day", building, force=True)
+        sweep_archives(home, 0)
+        self.accountant.check_live()
+        for live in self.folders.live():
+            self.check_archive(home, live)
+        if "copy" in self.kinds:
+            self.check_copies(home)
+        if "erase" in self.kinds:
+            self.check_erased(home)
+        if "finalize" in self.kinds:
+            self.check_markers(home)
+
+    def finish(self, home: Home, name: str) -> None:
+        with contextlib.suppress(InvalidError, NotFoundError) if self.is_remade() else _nothing():
+            start = "latest" if name == "many" else "earliest"
+            self.drive(home, name, accept_loss=True, take_over=True, start=start)
+        replay(home, find_archive(home, name), Replaying(stop=self.stop()), self.workers)
+
+    def is_remade(self) -> bool:
+        """Whether the topic was deleted: then no archive of it can reach its end."""
+        return "remake" in self.kinds
+
+    def names(self) -> list[str]:
+        return sorted(self.folders.archives())
+
+    def check_archive(self, home: Home, live: Generation) -> None:
+        for partition in self.folders.partitions(live):
+            claim = read_account(self.quiet, live.pipeline, partition)
+            self.accountant.check_account(live, partition, claim)
+            rows = self.folders.source_rows(live, partition)
+            if not self.is_remade():
+                assert rows is not None, f"{live} has not begun {partition}"
+                name, _, number = partition.rpartition("/")
+                end = self.truth.end(find_topic(self.quiet, name).incarnation, int(number))
+                assert int(rows.head["position"]) == end, f"{live} {partition} ends before {end}"
+                assert self.past_readers or not rows.head["gaps"], f"{live} has {rows.head['gaps']}"
+        self.accountant.check_others(live)
+        archive = find_archive(home, live.archive)
+        found = verify_archive(home, archive, Verifying(deep=True))
+        assert not found.problems, f"{live}: verify finds {found.problems}"
+
+    def check_erased(self, home: Home) -> None:
+        """P5a: after the erasure was carried out, nothing is left, and the proof says so."""
+        try:
+            topic = find_topic(self.quiet, "t")
+        except NotFoundError:
+            return
+        gone = sorted(
+            raw.id
+            for place, raw in self.truth.events.items()
+            if raw.id in self.truth.by_id and self.is_gone(raw.id, topic)
+        )
+        if gone:
+            self.scheduler.time.advance(86_400 * 2)
+            carry_out(home, topic, 0)
+            proof = prove_erased(home, topic, gone)
+            assert proof.is_erased, f"the proof finds {proof.traces[:3]}"
+            self.erasures.prove(gone)
+            self.done.erased += 1
+        for live in self.folders.live():
+            self.check_archive(home, live)
+
+    def check_markers(self, home: Home) -> None:
+        for name in self.names():
+            with contextlib.suppress(InvalidError, NotFoundError):
+                self.finalize_one(home, name)
+        self.markers.check_all()
+
+    def check_copies(self, home: Home) -> None:
+        """Each event of the source is in the target once, at most; all that are alive are."""
+        self.copy_once(home, take_over=True, pump=True)
+        self.copy_once(home, take_over=True, pump=False)
+        for name in ("pumped", "restored"):
+            target = find_topic(self.quiet, name).incarnation
+            copies: dict[str, int] = {}
+            for place, raw in self.truth.events.items():
+                if place[0] == target:
+                    assert raw.id is not None
+                    copies[raw.id] = copies.get(raw.id, 0) + 1
+            assert all(count == 1 for count in copies.values()), f"{name} has doubles: {copies}"
+            for place, raw in self.truth.events.items():
+                alive = not isinstance(self.truth.now(place), Gone)
+                if place[0] == self.topic.incarnation and alive:
+                    assert raw.id in copies, f"{name} lacks {raw.id}"
+
+    @property
+    def workers(self) -> LocalWorkers:
+        return LocalWorkers(1)
+
+    def acknowledged(self) -> int:
+        return len(self.truth.events)
+
+
+@contextlib.contextmanager
+def _nothing() -> Any:
+    yield

@@ -1,0 +1,60 @@
+"""P4, P4a and P5a in a bad world: many seeds, and every planted bug is caught."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.sim.archive_planted import BUGS, notices, seeds_until_caught
+from tests.sim.archive_world import OTHERS, ArchivesWorld, Done
+from tests.test_docs import table_after
+
+SEEDS = 12
+BUG_SEEDS = 200
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_every_offset_is_accounted_for(block: int) -> None:
+    for seed in range(block, SEEDS, 4):
+        ArchivesWorld(seed).run()
+
+
+def test_one_seed_runs_the_same_twice() -> None:
+    first, second = ArchivesWorld(4711), ArchivesWorld(4711)
+    assert first.run() == second.run()
+    assert first.scheduler.trace == second.scheduler.trace
+    assert first.truth.history == second.truth.history
+
+
+@pytest.mark.long
+def test_every_process_gets_something_done() -> None:
+    done: Counter[str] = Counter()
+    kinds: Counter[str] = Counter()
+    for seed in range(1_000, 1_040):
+        world = ArchivesWorld(seed)
+        world.run()
+        kinds.update(world.kinds)
+        done.update(vars(world.done))
+    assert kinds.keys() == set(OTHERS)
+    assert done.keys() == vars(Done()).keys()
+    assert all(done.values()), done
+
+
+def documented_bugs() -> list[tuple[str, ...]]:
+    return table_after("docs/guarantees.md", "### Bugs planted into archives")
+
+
+def test_document_lists_the_planted_bugs() -> None:
+    rows = documented_bugs()
+    assert [row[0] for row in rows] == list(BUGS)
+    assert [row[1] for row in rows] == [bug.breaks for bug in BUGS.values()]
+    assert all(1 <= int(row[2]) <= BUG_SEEDS for row in rows)
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_planted_bug_is_caught(bug: str) -> None:
+    """By the seed that the document names, which saves time, or by any other."""
+    seeds = {row[0]: int(row[2]) for row in documented_bugs()}
+    caught = notices(BUGS[bug], seeds[bug] - 1) or seeds_until_caught(BUGS[bug], BUG_SEEDS)
+    assert caught, f"no seed notices: {bug}"
