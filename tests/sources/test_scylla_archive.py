@@ -19,6 +19,7 @@ from tidelog.model.archive import Making
 from tidelog.pipeline.archive import find_archive
 from tidelog.pipeline.generations import promote
 from tidelog.pipeline.status import read_status
+from tidelog.pipeline.verify import Verifying, verify_archive
 from tidelog.settings import Settings
 from tidelog.sources.scylla_session import close_sessions
 
@@ -57,7 +58,12 @@ def test_an_archive_of_a_change_log_holds_each_change_once(
     for group in range(4):
         offsets = sorted(row[2] for row in found if row[1] == group)
         assert offsets == list(range(len(offsets)))
-    assert sum(each.events for each in read_status(home, archive).partitions) == 101
+    status = read_status(home, archive)
+    assert sum(each.events for each in status.partitions) == 101
+    accounts = verify_archive(home, archive, Verifying()).accounts
+    assert accounts == [each.account for each in status.partitions], "numbered by the archive"
+    assert all(each.is_numbered and each.adds_up for each in accounts)
+    assert sum(each.archived for each in accounts) == 101
     play.close()
 
 

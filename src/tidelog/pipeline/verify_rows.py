@@ -149,13 +149,22 @@ def _check_entry(file: FileEntry) -> Iterator[Problem]:
 
 
 def _check_range(manifest: Manifest, where: str, stretch: Stretch | None) -> Iterator[Problem]:
-    """Offsets lie between the positions, or where these are no offsets, in the count of events."""
+    """Offsets lie between the positions, or where these are no offsets, in the count of events.
+
+    A chain keeps the numbers that the archive before it gave: these may be ahead of its own count
+    by what that one no longer has.
+    """
+    files = [file for file in manifest.files if file.kind in ("data", "dead")]
     allowed = [(manifest.ordinal, manifest.ordinal + manifest.read)]
     if stretch is not None:
         allowed = [(stretch.start, stretch.end)]
-    elif manifest.start.isdecimal() and manifest.end.isdecimal():
+    elif offsets_between(manifest.start, manifest.end) is not None:
         allowed.append((int(manifest.start), int(manifest.end)))
-    files = [file for file in manifest.files if file.kind in ("data", "dead")]
+    elif files:
+        skipped = sum(gap.offsets for gap in manifest.lost)
+        first = max(manifest.ordinal, min(file.first_offset for file in files))
+        numbers = manifest.read + manifest.deleted + manifest.absent + skipped
+        allowed.append((first, first + numbers))
     if not any(
         all(start <= f.first_offset and f.last_offset < end for f in files)
         for start, end in allowed
