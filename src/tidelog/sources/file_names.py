@@ -1,9 +1,10 @@
 """What the names of files tell: where a backup's events came from, and how any file is written.
 
 Archives name files ``<generation>_<partition>_<first offset>.<ext>`` and put them below a folder of
-their topic, so a folder of them can be read without a catalog. Names that had to be escaped are
-turned back; those of more than 200 bytes (100 of a partition) stay as they were shortened. What
-begins with ``_`` or ``.`` is not data.
+their topic, so a folder of them can be read without a catalog. After ranges were set aside, names
+have a further part before the ending. Names that had to be escaped are turned back; those of more
+than 200 bytes (100 of a partition) stay as they were shortened. What begins with ``_`` or ``.`` is
+no data.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ __all__ = ["LINES", "ArchivedName", "FilePlace", "archived_name", "is_hidden", "
 
 LINES = "lines"  # a line is an event's value
 _OPTIONS = ("delimiter", "format", "generation", "key", "mode", "schema")
-_ARCHIVED = re.compile(r"(\d+)_(.+)_(\d{20})(\.[A-Za-z0-9.]+)?")
+_ARCHIVED = re.compile(r"(\d+)_(.+)_(\d{20})(?:_[0-9A-Za-z-]+)?(\.[A-Za-z0-9.]+)?")
 _GENERATION = re.compile(r"g(\d+)")
 _CODECS = {".gz": "gzip", ".zst": "zstd"}
 _ENDINGS = {".parquet": "parquet", ".orc": "orc", ".avro": "avro", ".seq": "sequence"}
@@ -95,7 +96,7 @@ class ArchivedName:
 
     topic: str
     partition: str
-    folder: str  # the names between the topic and the file: inside of it, offsets only rise
+    folder: str  # the names between the topic and the file
     generation: int
     first: int  # no offset in the file is below
 

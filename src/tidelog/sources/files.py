@@ -7,24 +7,30 @@ there. A last line without one counts when the file is finished: it is compresse
 object store, or nothing was written to it for a minute. Other files are expected to be finished:
 put under their names when they are whole.
 
+Files of one source partition may overlap, as those of replayed dead letters do with others, and are
+merged. One that appears after its offsets were passed is an error: what it holds would never be
+read. That happens where dead letters are replayed, or where a folder is read while an archive is
+written there; ``archive:NAME`` reads both.
+
 A backup's files tell their first offset alone. One that is missing cannot be told from offsets that
 its source never had; who has the home reads ``archive:NAME`` instead, which tells.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
-from itertools import chain, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from tidelog.clock import Clock, SystemClock
 from tidelog.codec.formats.base import Format
-from tidelog.codec.formats.parquet import ParquetFormat, TableReader
+from tidelog.codec.formats.parquet import ParquetFormat, TableReader, last_value
 from tidelog.codec.formats.sidecar import sidecar_name
 from tidelog.errors import CorruptError, InvalidError, NotFoundError, TidelogError
 from tidelog.model.address import Address, parse_address
@@ -40,7 +46,7 @@ from tidelog.sources.base import (
     Tracking,
 )
 from tidelog.sources.file_names import FilePlace, archived_name, is_hidden, place_of
-from tidelog.sources.merge import Stream, gathered, merged, within
+from tidelog.sources.merge import Stream, gathered, merged, noted, within
 from tidelog.sources.objects import naming, opened
 from tidelog.sources.row_marks import Passed, mark_from, matches
 from tidelog.sources.row_reader import PlannedRows, not_held, range_rows, row_number
@@ -93,6 +99,10 @@ class _Archived:
                 last = batch.column("offset")[-1].as_py() if batch.num_rows else last
             return last + 1
         with opened(store, info.key, info.size) as file:
+            told = last_value(file, f"file `{info.key}`", name)
+        if told is not None:
+            return max(last, told) + 1
+        with opened(store, info.key, info.size) as file:
             for table in TableReader(file, f"file `{info.key}`").tables([name]):
                 last = table.column(0)[-1].as_py() if table.num_rows else last
         return last + 1
@@ -107,14 +117,16 @@ class _Archived:
             )
 
 
-_Chain = tuple[_Archived, ...]  # the files of one folder, whose offsets follow one another
+_FILES = b"files:"  # before a note of a range of an archive's files
+_AT_ONCE = 8  # files that are looked into side by side; each is a round trip or two
+_Chain = tuple[_Archived, ...]  # the files of a source partition, by their first offsets
 
 
 @dataclass(frozen=True, slots=True)
 class _Listing:
     """What is there, by source partitions."""
 
-    chains: dict[SourcePartition, list[_Chain]]
+    chains: dict[SourcePartition, _Chain]
     rows: dict[SourcePartition, ObjectInfo]
     errors: dict[SourcePartition, TidelogError] = field(default_factory=dict)
 
@@ -167,7 +179,9 @@ class FilesSource:
             if each in listing.rows:
                 found[each] = self._row_bounds(store, each, listing.rows[each])
             else:
-                first, end = self._offsets(store, self._chains(listing, each))
+                files = self._files(listing, each)
+                self._check_passed(each, files)
+                first, end = self._offsets(store, files)
                 found[each] = Bounds(
                     str(first), str(end), begins="retention" if first else "earliest"
                 )
@@ -192,12 +206,13 @@ class FilesSource:
             file, known = _row_file(info, self._place), self._tracking.known(range.partition)
             note = known.note if known is not None else b""
             return PlannedRows(range, info, file, self._place.store, note)
-        chains = self._chains(listing, range.partition)
-        first, end = self._offsets(store, chains)
+        files = self._files(listing, range.partition)
+        first, end = self._offsets(store, files)
         if start < first or limit > end:
             raise not_held(range, first, end)
-        wanted = [self._wanted(store, files, start, limit) for files in chains]
-        return PlannedFiles(range, tuple(filter(None, wanted)), self._place.store)
+        wanted = self._wanted(store, files, start, limit)
+        note = _FilesMark.of(files, limit).note()
+        return PlannedFiles(range, wanted, self._place.store, note)
 
     def cut(self, start: str, end: str, events: int) -> str:
         return str(min(row_number(end), row_number(start) + events))
@@ -210,12 +225,12 @@ class FilesSource:
         return max(0, row_number(end) - row_number(start))
 
     def _look(self, store: Store) -> _Listing:
-        chains, rows, root, only = _listed(store, self._place)
-        bound = self._tracking.bind(store, root, rows, only)
-        self._seen = _Listing(chains, bound.files, bound.errors)
+        found = _listed(store, self._place)
+        bound = self._tracking.bind(store, found.root, found.rows, found.only)
+        self._seen = _Listing(found.chains, bound.files, bound.errors)
         return self._seen
 
-    def _chains(self, listing: _Listing, partition: SourcePartition) -> list[_Chain]:
+    def _files(self, listing: _Listing, partition: SourcePartition) -> _Chain:
         if partition not in listing.chains:
             raise NotFoundError(
                 f"source partition `{partition.text}`: `{self.url}` has no file of it: put it "
@@ -224,21 +239,37 @@ class FilesSource:
             )
         return listing.chains[partition]
 
-    def _offsets(self, store: Store, chains: list[_Chain]) -> tuple[int, int]:
-        first = min(files[0].first for files in chains)
-        return first, max(self._end(store, files[-1]) for files in chains)
+    def _check_passed(self, partition: SourcePartition, files: _Chain) -> None:
+        """Refuse files that came after their offsets were passed: they would never be read."""
+        known = self._tracking.known(partition)
+        before = _FilesMark.read(known.note) if known is not None else None
+        if known is None or before is None:
+            return
+        found = _FilesMark.of(files, row_number(known.position))
+        if found.digest != before.digest and found.files >= before.files:
+            raise InvalidError(
+                f"source partition `{partition.text}`: a file with offsets before "
+                f"{known.position} came after these were read (dead letters that were replayed, or "
+                "an archive that is being written): read archive:NAME, or start a new pipeline",
+                partition=partition.text,
+            )
+
+    def _offsets(self, store: Store, files: _Chain) -> tuple[int, int]:
+        """The first offset and the end. Any file may have the last one."""
+        return files[0].first, max(self._ends_of(store, files))
 
     def _wanted(self, store: Store, files: _Chain, start: int, limit: int) -> _Chain:
         """Those that may have offsets of a range."""
-        ends = [*(after.first for _, after in pairwise(files)), self._end(store, files[-1])]
-        pairs = zip(files, ends, strict=True)
+        pairs = zip(files, self._ends_of(store, files), strict=True)
         return tuple(file for file, end in pairs if file.first < limit and end > start)
 
-    def _end(self, store: Store, file: _Archived) -> int:
-        known = (file.data.key, file.data.etag)
-        if known not in self._ends:
-            self._ends[known] = file.end(store)
-        return self._ends[known]
+    def _ends_of(self, store: Store, files: _Chain) -> list[int]:
+        """The offset after the last one of each file; new files are looked into side by side."""
+        new = [file for file in files if (file.data.key, file.data.etag) not in self._ends]
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            for file, end in zip(new, pool.map(lambda each: each.end(store), new), strict=True):
+                self._ends[file.data.key, file.data.etag] = end
+        return [self._ends[file.data.key, file.data.etag] for file in files]
 
     def _row_bounds(self, store: Store, partition: SourcePartition, info: ObjectInfo) -> Bounds:
         file, known = _row_file(info, self._place), self._tracking.known(partition)
@@ -302,33 +333,37 @@ class PlannedFiles:
     """A range of a backup and the files that may hold its events. Pickles."""
 
     range: Range
-    chains: tuple[_Chain, ...]
+    files: _Chain
     store: str  # URL
+    note: bytes = b""  # which files there were
 
     def read(self) -> Iterator[Chunk]:
-        """The same chunks as ``FilesSource.read``."""
-        return gathered(self._pieces(open_store_here(self.store)), self.range.limit)
+        """The same chunks as ``FilesSource.read``; the last one has the note."""
+        chunks = gathered(self._pieces(open_store_here(self.store)), self.range.limit)
+        return noted(chunks, lambda: self.note)
 
     def _pieces(self, store: Store) -> Iterator[tuple[pa.RecordBatch, str]]:
         start, limit = range_rows(self.range)
-        for batch in merged(_stream(store, files) for files in self.chains):
+        for batch in merged(_stream(store, file) for file in self.files):
             wanted = within(batch, start, limit)
             if wanted.num_rows:
                 yield wanted, str(wanted.column("offset")[-1].as_py() + 1)
 
 
-def _listed(
-    store: Store, place: FilePlace
-) -> tuple[dict[SourcePartition, list[_Chain]], dict[str, ObjectInfo], str, str]:
-    """Files of archives by source partitions, files of rows by names, and the latters' topic.
+class _Found(NamedTuple):
+    """What a folder holds, without files whose names say that they are no data."""
 
-    Without those whose names say that they are no data. The last is the name of the file that was
-    given, if it was one: the others are what it may have been rotated to.
-    """
+    chains: dict[SourcePartition, _Chain]  # of archives
+    rows: dict[str, ObjectInfo]  # other files, by names
+    root: str  # their topic
+    only: str  # the name of the file that was given; the others are what it may be rotated to
+
+
+def _listed(store: Store, place: FilePlace) -> _Found:
     infos, folder, root = _found(store, place)
     only = place.name if not folder and place.name in infos else ""
     has_sidecars = any(key.endswith(".meta.parquet") for key in infos)
-    chains: dict[SourcePartition, dict[str, list[_Archived]]] = defaultdict(dict)
+    chains: dict[SourcePartition, list[_Archived]] = defaultdict(list)
     rows: dict[str, ObjectInfo] = {}
     generations: set[int] = set()
     for key, info in infos.items():
@@ -343,17 +378,17 @@ def _listed(
             form = place.archived_format(key, has_sidecars)
             file = _Archived(form, named.first, info, infos.get(form.sidecar_name(key) or ""))
             partition = SourcePartition(named.topic, named.partition)
-            chains[partition].setdefault(named.folder, []).append(file)
+            chains[partition].append(file)
     if len(generations) > 1:
         raise InvalidError(
             f"source `{place.url}`: holds generations {min(generations)} and {max(generations)}, "
             "which have the same events: add generation=N, or give the folder of one"
         )
     ordered = {
-        partition: [tuple(sorted(files, key=lambda file: file.first)) for files in found.values()]
-        for partition, found in chains.items()
+        partition: tuple(sorted(files, key=lambda file: (file.first, file.data.key)))
+        for partition, files in chains.items()
     }
-    return ordered, rows, root, _row_name(only)
+    return _Found(ordered, rows, root, _row_name(only))
 
 
 def _row_name(path: str) -> str:
@@ -383,11 +418,30 @@ def _row_file(info: ObjectInfo, place: FilePlace) -> RowFile:
     return RowFile(f"file `{info.key}`", form, codec, delimiter.encode(), info.modified_ms)
 
 
-def _stream(store: Store, files: _Chain) -> Stream:
-    def batches() -> Iterator[pa.RecordBatch]:
-        return chain.from_iterable(file.batches(store) for file in files)
+def _stream(store: Store, file: _Archived) -> Stream:
+    return Stream(f"file `{file.data.key}`", file.first, lambda: file.batches(store))
 
-    return Stream(f"file `{files[0].data.key}`", files[0].first, batches)
+
+class _FilesMark(NamedTuple):
+    """Which files begin before an offset: their number, and a digest of their names."""
+
+    files: int
+    digest: str
+
+    @classmethod
+    def of(cls, files: _Chain, limit: int) -> _FilesMark:
+        names = sorted(f.data.key.rpartition("/")[2] for f in files if f.first < limit)
+        return cls(len(names), hashlib.sha256("\n".join(names).encode()).hexdigest()[:32])
+
+    @classmethod
+    def read(cls, note: bytes) -> _FilesMark | None:
+        if not note.startswith(_FILES):
+            return None
+        count, _, digest = note.removeprefix(_FILES).decode().partition(" ")
+        return cls(int(count), digest)
+
+    def note(self) -> bytes:
+        return _FILES + f"{self.files} {self.digest}".encode()
 
 
 def _went_on(partition: SourcePartition, info: ObjectInfo, rows: int) -> InvalidError:

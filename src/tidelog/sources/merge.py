@@ -7,7 +7,7 @@ of each, one batch is held.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +17,7 @@ from tidelog.errors import CorruptError
 from tidelog.model.limits import BATCH_BYTES_MAX
 from tidelog.sources.base import Chunk
 
-__all__ = ["Stream", "gathered", "merged", "within"]
+__all__ = ["Stream", "gathered", "merged", "noted", "within"]
 
 _MERGE_BYTES = 64 << 20  # sorted at once, far below the 2 GiB of an Arrow array
 _CHUNK_ROWS = 20_000  # small batches are joined
@@ -79,6 +79,17 @@ def gathered(pieces: Iterable[tuple[pa.RecordBatch, str]], limit: str) -> Iterat
             yield Chunk(one_batch(waiting), reached)
             waiting, rows, size = [], 0, 0
     yield Chunk(one_batch(waiting, EVENT_SCHEMA), limit)
+
+
+def noted(chunks: Iterable[Chunk], note: Callable[[], bytes]) -> Iterator[Chunk]:
+    """The same chunks, of which the last one has a note, which is asked for after all were read."""
+    last: Chunk | None = None
+    for chunk in chunks:
+        if last is not None:
+            yield last
+        last = chunk
+    if last is not None:
+        yield replace(last, note=note())
 
 
 class _Cursor:

@@ -35,6 +35,7 @@ __all__ = [
 
 _PROBE_BYTES = 4096  # of the beginning and of the end
 _READ_BYTES = 1 << 20
+_ROWS = b"rows:"  # before a note of a range of rows
 _FIRST_BYTES = 64 << 10  # of a compressed file, in which its first 4 KiB of text are
 
 
@@ -50,7 +51,7 @@ class RowMark(Persisted, frozen=True):
 
     def note(self) -> bytes:
         """As a manifest and a head keep it."""
-        return encode_row(self)
+        return _ROWS + encode_row(self)
 
 
 @dataclass(slots=True)
@@ -75,8 +76,10 @@ class Passed:
 
 
 def mark_from(note: bytes) -> RowMark | None:
-    """The mark that a head keeps; None where nothing was read yet."""
-    return decode_row(note, RowMark, "mark of a file") if note else None
+    """The mark that a head keeps; None where nothing was read yet, or other files than of rows."""
+    if not note.startswith(_ROWS):
+        return None
+    return decode_row(note.removeprefix(_ROWS), RowMark, "mark of a file")
 
 
 def mark_of(store: Store, info: ObjectInfo, rows: int, size: int | None = None) -> RowMark:

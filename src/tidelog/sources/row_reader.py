@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pyarrow as pa
 
 from tidelog.codec.events import with_position
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.sources.base import Chunk, Range, RangeReader
-from tidelog.sources.merge import gathered
+from tidelog.sources.merge import gathered, noted
 from tidelog.sources.objects import opened
 from tidelog.sources.row_marks import Passed, inode_of, mark_from, mark_of, matches, passed_at
 from tidelog.sources.rows import RowFile
@@ -40,13 +40,7 @@ class PlannedRows:
         """
         store, notes = open_store_here(self.store), [self.note]
         reading = self._lines(store, notes) if self.file.has_lines else self._others(store, notes)
-        before: Chunk | None = None
-        for chunk in gathered(reading, self.range.limit):
-            if before is not None:
-                yield before
-            before = chunk
-        if before is not None:
-            yield replace(before, note=notes[-1])
+        return noted(gathered(reading, self.range.limit), lambda: notes[-1])
 
     def _lines(self, store: Store, notes: list[bytes]) -> _Pieces:
         start, limit = range_rows(self.range)

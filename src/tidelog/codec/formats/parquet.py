@@ -19,7 +19,7 @@ from tidelog.codec.formats.columnar import ColumnarFormat
 from tidelog.codec.formats.streams import CountedSink, decoding, open_data
 from tidelog.codec.sizes import slices
 
-__all__ = ["ParquetFormat", "RowGroups", "TableReader"]
+__all__ = ["ParquetFormat", "RowGroups", "TableReader", "last_value"]
 
 ROW_GROUP_BYTES = 128 << 20  # before compression; what a writer holds at most
 ROW_GROUP_ROWS = 131_072  # so that the file grows by steps of a few tens of MiB
@@ -91,6 +91,22 @@ class RowGroups:
             self._flushed_bytes += self._pending.bytes
             rows = self._pending.rows
             self._writer.write_table(self._pending.take(), row_group_size=rows)
+
+
+def last_value(data: Data, what: str, column: str) -> int | None:
+    """The greatest value of a column of whole numbers, from the footer; None if it tells none."""
+    with decoding(what):
+        meta = pq.ParquetFile(open_data(data)).metadata
+        names = [meta.schema.column(number).path for number in range(meta.num_columns)]
+        if column not in names:
+            return None
+        place, found = names.index(column), []
+        for group in range(meta.num_row_groups):
+            told = meta.row_group(group).column(place).statistics
+            if told is None or not told.has_min_max or not isinstance(told.max, int):
+                return None
+            found.append(told.max)
+    return max(found, default=None)
 
 
 class TableReader:
