@@ -58,6 +58,34 @@ def test_status_shows_the_live_folder_and_all_generations(tidelog: Run) -> None:
     assert "keeps no other generation" in refused.err
 
 
+def test_files_with_a_schema_can_be_restored(tidelog: Run) -> None:
+    made(tidelog, "--schema", "other INT")
+    with library.open() as home:
+        home.create_topic("again")
+    assert tidelog("archive", "restore", "a", "--to", "topic:again", "--no-spark").code == 0
+    with library.open() as home:
+        values = [json.loads(event.value or b"")["n"] for event in home.read("again", 0)]
+    assert values == list(range(10)), "also fields that the schema does not name"
+    (row,) = tidelog("archive", "list", "--json").rows()
+    assert row["restorable"] is True
+
+
+def test_create_and_backfill_say_when_no_restore_will_be_possible(tidelog: Run) -> None:
+    with library.open() as home:
+        home.create_topic("t")
+    args = ("archive", "create", "a", "--source", "topic:t", "--schema", "n INT")
+    said = tidelog(*args, "--drop-value").out.decode()
+    assert "no restore is possible" in " ".join(said.split())
+    (row,) = tidelog("archive", "list", "--json").rows()
+    assert row["restorable"] is False
+    assert b"no restore" not in tidelog(*args[:2], "b", *args[3:]).out
+    assert b"Note" not in tidelog("archive", "backfill", "a", "--no-spark", "--keep-value").out
+    said = tidelog("archive", "backfill", "b", "--no-spark", "--drop-value").out.decode()
+    assert "no restore is possible" in " ".join(said.split())
+    wrong = tidelog("archive", "create", "c", "--source", "topic:t", "--drop-value")
+    assert wrong.code == 2, "it has no effect without a schema"
+
+
 def test_promote_that_would_lose_events_names_them(tidelog: Run) -> None:
     made(tidelog, *NO_VALUE)
     trim(5)

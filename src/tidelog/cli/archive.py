@@ -37,6 +37,7 @@ from tidelog.pipeline.archive import (
 )
 from tidelog.pipeline.driver import Driver, Driving
 from tidelog.pipeline.policy import Policy
+from tidelog.pipeline.restore import restore_limit
 
 __all__ = ["archive"]
 
@@ -99,6 +100,9 @@ def create(home_text: str | None, output: Output, /, name: str, **given: Any) ->
     with open_home(home_text) as home:
         made = create_archive(home, _wanted(home, name, given))
         output.say(f"Made archive `{made.name}`.")
+        limit = restore_limit(made.making())
+        if limit:
+            output.say(f"Note: {limit}.")
         output.record(_describe(made))
 
 
@@ -249,6 +253,7 @@ def _describe(archive: Archive) -> dict[str, Any]:
         "folder": f"{archive.store}/{archive.folder()}",
         "parser": archive.making().parser,
         "format": archive.making().format,
+        "restorable": not restore_limit(archive.making()),
         "state": archive.state,
     }
 

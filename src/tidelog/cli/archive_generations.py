@@ -26,6 +26,7 @@ from tidelog.pipeline.generations import rollback as roll_back
 from tidelog.pipeline.listing import track
 from tidelog.pipeline.places import source_at
 from tidelog.pipeline.policy import Policy
+from tidelog.pipeline.restore import restore_limit
 from tidelog.sources.base import waits
 
 __all__ = [
@@ -94,6 +95,9 @@ def backfill(
             )
             events = Driver(home.log, pipeline, how).run()
         output.record({"archive": name, "generation": generation, "events": events})
+        limit = restore_limit(making)
+        if limit:
+            output.say(f"Note: {limit}.")
         output.say(f"Next: tidelog archive promote {name}")
 
 

@@ -35,7 +35,12 @@ _OPTIONS = (
     click.option("--hour-format", metavar="T", help="Name of an hour's folder: hr=%H."),
     click.option("--minute-format", metavar="T", help="Name of a minute's folder: min=%M."),
     click.option("--schema", metavar="S", help="Typed columns: DDL or JSON Schema, or @FILE."),
-    click.option("--keep-value/--drop-value", default=None, help="With a schema: the raw value."),
+    click.option(
+        "--keep-value/--drop-value",
+        default=None,
+        help="With a schema: keep the raw value beside the columns (default), or drop it. Without "
+        "it no restore is possible, and fields that the schema does not name are lost.",
+    ),
     click.option("--strict/--lenient", default=None, help="With a schema: are extra fields bad?"),
     click.option("--mode", metavar="M", help="Of jsonlines: value or events."),
     click.option("--delimiter", metavar="D", help="Of delimited: what stands after each value."),

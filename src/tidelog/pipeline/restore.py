@@ -16,10 +16,11 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from tidelog.codec.formats import settings_of
 from tidelog.errors import InvalidError
 from tidelog.home import Home
 from tidelog.model.address import parse_address
-from tidelog.model.archive import Archive
+from tidelog.model.archive import Archive, Making
 from tidelog.model.pipeline import NamedPipeline
 from tidelog.pipeline.archive import find_archive
 from tidelog.pipeline.base import Pipeline, Workers
@@ -29,7 +30,7 @@ from tidelog.pipeline.registry import check_reach, ensure_pipeline, is_inside
 from tidelog.sinks.base import TargetSink
 from tidelog.sources.base import Bounds, Chunk, Range, RangeReader, Source, SourcePartition
 
-__all__ = ["Restoring", "open_restore", "restore"]
+__all__ = ["Restoring", "open_restore", "restore", "restore_limit"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,19 @@ class Restoring:
         if said is not None:
             return self.to
         return f"{self.to}{'&' if '?' in self.to else '?'}partition={self.partition or 'same'}"
+
+
+def restore_limit(making: Making) -> str:
+    """What a restore of such files cannot bring back; empty where it brings back everything."""
+    settings = settings_of(making.format_settings)
+    if settings.schema is not None and settings.keep_value is False:
+        return (
+            "its files have typed columns without the raw value: no restore is possible, and "
+            "fields that the schema does not name are lost"
+        )
+    if making.transform:
+        return "its files hold what the transform returns: a restore brings back that"
+    return ""
 
 
 def restore(home: Home, wanted: Restoring, workers: Workers, how: Driving | None = None) -> int:

@@ -159,18 +159,19 @@ def test_a_full_disk_is_the_sinks_own_error(variant: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["parquet", "orc", "avro"])
-def test_typed_files_restore_when_they_keep_the_value(name: str) -> None:
+def test_typed_files_keep_the_value_and_restore_unless_told_otherwise(name: str) -> None:
     events = batch(
         [
             {"value": b'{"id": 1, "user": {"name": "a", "tags": ["x", null]}}', "key": b"k"},
             {"value": b' {"user": null, "more": 1}', "headers": [{"name": "h", "value": None}]},
         ]
     )
-    form = opened((name, "none", {"schema": TYPED, "keep_value": True}))
-    assert read(form, write(form, [events])).equals(table([events]))
-    form = opened((name, "none", {"schema": TYPED}))
+    for kept in ({}, {"keep_value": True}):
+        form = opened((name, "none", {"schema": TYPED, **kept}))
+        assert read(form, write(form, [events])).equals(table([events]))
+    form = opened((name, "none", {"schema": TYPED, "keep_value": False}))
     file = write(form, [events])
-    with pytest.raises(InvalidError, match="cannot be restored from it: set keep_value"):
+    with pytest.raises(InvalidError, match="cannot be restored from it: write it again without"):
         form.read(file.data)
 
 

@@ -184,7 +184,7 @@ def check_restorable(format: str, columns: Columns) -> None:
     if "value" not in columns.names:
         raise InvalidError(
             f"format `{format}`: its schema keeps typed columns without the raw value, so events "
-            "cannot be restored from it: set keep_value when you write, or read the columns"
+            "cannot be restored from it: write it again without --drop-value, or read the columns"
         )
 
 

@@ -6,8 +6,9 @@ name is left out (``strict``: a misfit), and of a name that stands twice the las
 
 Types are taken at their word: ``"5"`` is no int, 1.5 neither, and nothing is rounded. A timestamp
 is ISO 8601 text (UTC unless it says otherwise) or a number whose size tells its unit, as in Secor;
-binary is base64 text; a decimal is a number or text. The raw value is kept only with
-``keep_value``, and without it the events of such a file cannot be restored.
+binary is base64 text; a decimal is a number or text. The raw value is kept beside them, unless
+``keep_value`` is False: without it fields that the schema does not name are lost, and the events of
+such a file cannot be restored.
 
 Each value is decoded by itself (msgspec): DuckDB's and Arrow's bulk readers are up to twice as
 fast, but they bend types, and tell of a misfit no more than that there is one.
@@ -60,9 +61,9 @@ def open_columns(format: str, settings: FormatSettings) -> Columns:
     """The event columns, or with a schema typed ones."""
     if settings.schema is not None:
         fields = parse_schema(settings.schema)
-        return TypedColumns(fields, bool(settings.keep_value), bool(settings.strict))
+        return TypedColumns(fields, settings.keep_value is not False, bool(settings.strict))
     for name in ("keep_value", "strict"):
-        if getattr(settings, name):
+        if getattr(settings, name) is not None:
             raise InvalidError(
                 f"format `{format}`: setting `{name}` is for typed columns: give a schema, "
                 "or leave it out"
@@ -75,7 +76,7 @@ class TypedColumns:
     """The columns of a schema beside those of the event."""
 
     fields: pa.Schema
-    keep_value: bool = False
+    keep_value: bool = True
     strict: bool = False
 
     @property
