@@ -526,6 +526,27 @@ def test_events_that_come_during_a_promote_are_in_the_new_generation(home: Home)
     assert live(home) == Counter(range(numbers[0]))
 
 
+def test_promote_ends_although_its_source_never_does(home: Home) -> None:
+    fill(home, 30)
+    drive(home, an_archive(home, "daily", parser="json:at"))
+    begin_backfill(home, "daily", BY_HOUR)
+    n = 30
+
+    class Growing(LocalWorkers):
+        """Each range that is read lets more come in."""
+
+        def run(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
+            nonlocal n
+            assert n < 60, "it reads on and on"
+            yield from super().run(tasks)
+            fill(home, 10, first=n)
+            n += 10
+
+    promoted = promote(home, "daily", workers=Growing())
+    drive(home, promoted)
+    assert live(home) == Counter(range(n))
+
+
 def test_a_range_under_way_is_settled_when_its_generation_is_kept(home: Home) -> None:
     """What was decided is committed, what was not is withdrawn: no erasure waits for it."""
     fill(home, 30)

@@ -17,7 +17,15 @@ from tidelog.log.base import Log
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import BeginReason, Gap
 
-__all__ = ["Covered", "MissingRange", "are_offsets", "missing_ranges", "read_covered", "without"]
+__all__ = [
+    "Covered",
+    "MissingRange",
+    "are_offsets",
+    "is_behind",
+    "missing_ranges",
+    "read_covered",
+    "without",
+]
 
 Interval = tuple[int, int]
 """Offsets from the first one up to the second."""
@@ -86,6 +94,20 @@ def read_covered(log: Log, pipeline: str, partition: str) -> Covered | None:
         borders = (*(commit.start for commit in commits), head.position)
     begins: BeginReason = "earliest" if head.begin is None else head.begin.reason
     return Covered(begin, head.position, head.incarnation, head.gaps, borders, begins)
+
+
+def is_behind(log: Log, archive: Archive, old: int, new: int) -> bool:
+    """Returns whether a generation has not reached another one's position somewhere."""
+    for partition in read_partitions(log, archive.pipeline(old)):
+        before = read_progress(log, archive.pipeline(old), partition)
+        now = read_progress(log, archive.pipeline(new), partition)
+        if before is None or (now is not None and now.position == before.position):
+            continue
+        if now is None or not are_offsets(now.position, before.position):
+            return True
+        if int(now.position) < int(before.position):
+            return True
+    return False
 
 
 def missing_ranges(log: Log, archive: Archive, old: int, new: int) -> list[MissingRange]:

@@ -45,6 +45,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import threading
 from collections.abc import Sequence
 
 import msgspec
@@ -62,13 +63,16 @@ from tidelog.pipeline.base import Pipeline, Workers
 from tidelog.pipeline.coverage import (
     MissingRange,
     are_offsets,
+    is_behind,
     missing_ranges,
     without,
 )
+from tidelog.pipeline.cycle import CycleReport
 from tidelog.pipeline.driver import Driver, Driving
 from tidelog.pipeline.freezing import freeze_heads, release_heads
 from tidelog.pipeline.gate import is_stale, withdraw
 from tidelog.pipeline.places import files_at, source_at
+from tidelog.pipeline.policy import Policy
 from tidelog.pipeline.removal import close_heads, delete_below, remove_work
 from tidelog.pipeline.tables import check_tables, replace_files
 from tidelog.pipeline.workers import LocalWorkers
@@ -269,10 +273,20 @@ class _Promote:
         lacking = self._lacking()
         if not lacking:
             return []
-        pipeline = open_pipeline(self._home, self._archive, self._workers, self._generation)
+        archive, new = self._archive, self._generation
+        pipeline = open_pipeline(self._home, archive, self._workers, new)
+        stop = threading.Event()
+
+        def look(_: CycleReport) -> None:
+            """A busy source never ends: enough is what the live one has."""
+            if not is_behind(self._home.log, archive, archive.generation, new):
+                stop.set()
+
+        policy = Policy(archive.max_bytes, archive.max_age_ms)
         try:
-            Driver(self._home.log, pipeline, Driving()).run()
-        except InvalidError:
+            how = Driving(policy=policy, stop=stop, on_cycle=look)
+            Driver(self._home.log, pipeline, how).run()
+        except TidelogError:
             if not force:
                 raise
         return self._lacking()
