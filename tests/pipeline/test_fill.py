@@ -22,22 +22,18 @@ from tidelog import Event, Home
 from tidelog.clock import SystemClock
 from tidelog.errors import FencedError, InvalidError, TidelogError
 from tidelog.home import World, create_home
-from tidelog.journal.audit import Why
 from tidelog.log.archives import change_archive, read_manifests, read_partitions, read_progress
 from tidelog.log.trim import ToOffsets
 from tidelog.model import layout, limits
 from tidelog.model.archive import Archive, Making
-from tidelog.pipeline import erase, generations
+from tidelog.pipeline import generations
 from tidelog.pipeline.archive import find_archive, open_pipeline
-from tidelog.pipeline.archived import delete_events
 from tidelog.pipeline.base import Outcome, Task
 from tidelog.pipeline.cycle import CycleReport
 from tidelog.pipeline.driver import Driver, Driving
-from tidelog.pipeline.erasure import carry_out
 from tidelog.pipeline.generations import begin_backfill, drop_generation, promote, rollback
 from tidelog.pipeline.policy import Policy
 from tidelog.pipeline.restore import Restoring, restore
-from tidelog.pipeline.sweep import sweep_archives
 from tidelog.pipeline.verify import Verifying, verify_archive
 from tidelog.pipeline.workers import LocalWorkers, run_task
 from tidelog.settings import Settings
@@ -279,6 +275,23 @@ def test_rollback_brings_the_kept_generation_up_to_date(home: Home) -> None:
     assert drive(home, again) == 0
 
 
+def test_a_driver_of_the_live_generation_does_not_go_on_in_one_that_is_rolled_back_to(
+    home: Home,
+) -> None:
+    fill(home, 30)
+    archive = an_archive(home, "daily", parser="json:at")
+    drive(home, archive)
+    backfill(home)
+    promote(home, "daily")
+    change_archive(  # where a rollback begins
+        home.log, "daily", lambda found: msgspec.structs.replace(found, states={1: "building"})
+    )
+    fill(home, 10, first=30)
+    with pytest.raises(FencedError, match="generation 1 is building"):
+        drive(home, archive)
+    assert rollback(home, "daily").generation == 1
+
+
 def test_rollback_without_a_kept_generation_is_refused(home: Home) -> None:
     fill(home, 10)
     drive(home, an_archive(home, "daily", parser="json:at"))
@@ -289,114 +302,6 @@ def test_rollback_without_a_kept_generation_is_refused(home: Home) -> None:
     begin_backfill(home, "daily", Making(parser="timestamp"))
     with pytest.raises(InvalidError, match="generation 3 is being built"):
         rollback(home, "daily")
-
-
-def test_a_kept_generation_is_erased_from_and_swept(home: Home) -> None:
-    home.append("t", [Event(payload(n), id=f"id-{n}") for n in range(20)])
-    drive(home, an_archive(home, "daily", parser="json:at"))
-    backfill(home)
-    promoted = promote(home, "daily")
-    home.delete("t", ["id-7"], why="asked")
-    carry_out(home, home.topic("t"), grace_ms=0)
-    assert 7 not in listed(home, promoted, 1)
-    assert 7 not in listed(home, promoted, 2)
-    sweep_archives(home, grace_ms=-1)
-    assert sum(listed(home, promoted, 1).values()) == 19, "a sweep does not remove it"
-
-
-def test_events_that_were_erased_before_a_fill_stay_counted(home: Home) -> None:
-    home.append("t", [Event(payload(n), id=f"id-{n}") for n in range(20)])
-    drive(home, an_archive(home, "daily", parser="json:at"))
-    home.delete("t", ["id-7"], why="asked")
-    carry_out(home, home.topic("t"), grace_ms=0)
-    trim(home, 20)
-    backfill(home)
-    promoted = promote(home, "daily")
-    (manifest,) = read_manifests(home.log, promoted.pipeline(), "t/0")
-    assert (manifest.read, manifest.deleted) == (19, 1)
-
-
-def test_an_event_that_is_erased_during_a_rollback_is_in_no_generation(home: Home) -> None:
-    home.append("t", [Event(payload(n), id=f"id-{n}") for n in range(20)])
-    drive(home, an_archive(home, "daily", parser="json:at"))
-    backfill(home)
-    promote(home, "daily")
-    home.append("t", [Event(payload(n), id=f"id-{n}") for n in range(20, 40)])
-    drive(home, find_archive(home, "daily"))
-    trim(home, 40)
-
-    class Erasing:
-        """Reads the range from the live files, and lets an erasure come before it is written."""
-
-        def run(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
-            done = [run_task(task) for task in tasks]
-            home.delete("t", ["id-30"], why="asked")
-            threading.Thread(target=erase).start()
-            until(begun.is_set)
-            yield from done
-
-    begun = threading.Event()
-    ended = threading.Event()
-
-    def erase() -> None:
-        begun.set()
-        delete_archived(home, "id-30")
-        ended.set()
-
-    def delete_archived(home: Home, event: str) -> None:
-        delete_events(home, "t", [event], Why("asked", "me"))
-        carry_out(home, home.topic("t"), grace_ms=0, wait_ms=60_000)
-
-    back = rollback(home, "daily", workers=Erasing())
-    until(ended.is_set)
-    for generation in (1, 2):
-        assert 30 not in listed(home, back, generation)
-
-
-def test_an_erasure_reaches_a_generation_that_began_after_it_looked(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    home.append("t", [Event(payload(n), id=f"id-{n}") for n in range(20)])
-    drive(home, an_archive(home, "daily", parser="json:at"))
-    trim(home, 20)
-    delete_events(home, "t", ["id-7"], Why("asked", "me"))
-    erasing = erase.erase_from_archive
-
-    def late(home: Home, archive: Archive, generation: int, offsets: Any) -> Any:
-        if generation == 1:
-            backfill(home)  # from files that still have the event
-        return erasing(home, archive, generation, offsets)
-
-    monkeypatch.setattr(erase, "erase_from_archive", late)
-    carry_out(home, home.topic("t"), grace_ms=0)
-    for generation in (1, 2):
-        assert listed(home, find_archive(home, "daily"), generation)[7] == 0
-
-
-def test_an_erasure_takes_the_live_generation_first(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else a rollback fills another one from it, after that one was looked at."""
-    home.append("t", [Event(payload(n), id=f"id-{n}") for n in range(20)])
-    drive(home, an_archive(home, "daily", parser="json:at"))
-    backfill(home)
-    promoted = promote(home, "daily")
-    home.append("t", [Event(payload(20), id="id-20")])
-    drive(home, promoted)
-    trim(home, 21)
-    delete_events(home, "t", ["id-20"], Why("asked", "me"))
-    erasing = erase.erase_from_archive
-
-    def rolled_back(home: Home, archive: Archive, generation: int, offsets: Any) -> Any:
-        done = erasing(home, archive, generation, offsets)
-        if generation == 1 and archive.generation == 2:
-            rollback(home, "daily")
-        return done
-
-    monkeypatch.setattr(erase, "erase_from_archive", rolled_back)
-    erase.erase_from_archives(home, home.topic("t"), {0: [20]})
-    for generation in (1, 2):
-        assert listed(home, promoted, generation)[20] == 0
 
 
 def test_a_driver_goes_on_after_a_promote_that_was_refused_or_died(

@@ -26,6 +26,7 @@ class Gate:
         self._log = log
         self._archive = archive
         self._generation = generation
+        self._state = archive.state_of(generation)  # another one is driven from another source
 
     def __call__(self) -> None:
         """Raises ``FrozenError`` while another one is promoted, ``FencedError`` after that."""
@@ -39,7 +40,7 @@ class Gate:
                 f"archive `{name}`: generation {number} was removed: stop this driver"
             )
         state = now.state_of(number)
-        if state in ("kept", "removing"):
+        if state != self._state or state in ("kept", "removing"):
             raise FencedError(
                 f"archive `{name}`: generation {number} is {state}, and {now.generation} is live: "
                 "stop this driver"
