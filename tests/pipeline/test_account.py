@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +23,10 @@ from tidelog import Event, Home
 from tidelog.catalog.base import Put
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.clock import RandomIds, SystemClock
-from tidelog.errors import UnavailableError, UnknownOutcomeError
-from tidelog.log.archives import read_commit_rows, read_manifests, read_progress
+from tidelog.errors import AlreadyExistsError, UnavailableError, UnknownOutcomeError
+from tidelog.log.archives import read_commit_rows, read_listed, read_manifests, read_progress
 from tidelog.log.base import Log, LogSettings
+from tidelog.log.topics import read_head
 from tidelog.log.trim import ToOffsets
 from tidelog.model import layout
 from tidelog.model.account import Account
@@ -32,7 +35,7 @@ from tidelog.model.pipeline import Begin, Gap, Manifest
 from tidelog.model.run import encode_row
 from tidelog.model.sealed import seal_json
 from tidelog.pipeline.account import note_before, read_account
-from tidelog.pipeline.archive import open_pipeline
+from tidelog.pipeline.archive import create_archive, find_archive, open_pipeline
 from tidelog.pipeline.base import Pipeline
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.driver import Driver, Driving
@@ -46,6 +49,8 @@ from tidelog.pipeline.verify import Verified, Verifying, verify_archive
 from tidelog.pipeline.workers import LocalWorkers
 from tidelog.sources.base import SourcePartition
 from tidelog.store.memory import MemoryStore
+from tidelog.testing.faults import Faults, FaultyCatalog, FaultyStore
+from tidelog.testing.scheduler import Crash
 
 T0 = SourcePartition("t", "0")
 
@@ -383,3 +388,73 @@ def replace_manifest(home: Home, archive: Archive, manifest: Manifest) -> None:
     (row,) = read_commit_rows(home.log, archive.pipeline(), "t/0")
     home.store.delete([row.committed.manifest])
     home.log.store.put(row.committed.manifest, seal_json(manifest))
+
+
+def test_create_that_dies_after_any_call_lists_what_is_there(home: Home) -> None:
+    real, died = home.log, True
+    for call in range(1, 60):
+        if not died:
+            break
+        name = f"a{call}"
+        wanted = msgspec.structs.replace(
+            an_archive_of(name), incarnation=real.ids.new(), store=home.store.url
+        )
+        faults = Faults(crash_after_call=call)
+        home.log = replace(real, catalog=FaultyCatalog(real.catalog, faults, real.clock))
+        died = False
+        try:
+            create_archive(home, wanted)
+        except Crash:
+            died = True
+        home.log = real
+        if died:
+            fill(home, range(10))
+            with contextlib.suppress(AlreadyExistsError):
+                create_archive(home, wanted)
+        archive = find_archive(home, name)
+        seen = read_listed(home.log, archive.pipeline())
+        assert set(seen) == {"t/0", "t/1"}
+        assert all(each.end for each in seen.values())
+        fill(home, range(7))
+        head = read_head(home.log, home.topic("t"), 0)[0]
+        assert drive(home, archive, start="latest") == head.next - int(seen["t/0"].end) >= 7
+    assert not died, "the last of those calls is beyond the end"
+
+
+def test_erasure_that_dies_after_any_call_counts_each_event_once(home: Home) -> None:
+    archive = an_archive(home, parser=AT)
+    drive(home, archive)
+    real, topic = home.log, home.topic("t")
+    for call in range(1, 60):
+        faults = Faults(crash_after_call=call)
+        store = FaultyStore(real.store, faults)
+        home.log = replace(
+            real, store=store, catalog=FaultyCatalog(real.catalog, faults, real.clock)
+        )
+        died = False
+        try:
+            erase_from_archives(home, topic, {0: [call]})
+        except Crash:
+            died = True
+        home.log = real
+        erase_from_archives(home, topic, {0: [call]})
+        found = account(home, archive)
+        assert found.erased == call, "another event each time, of which some are dead letters"
+        if not died:
+            break
+    assert not died, "the last of those calls is beyond the end"
+    (found, *_) = verified(home, archive, deep=True).accounts
+    assert found == account(home, archive)
+
+
+def an_archive_of(name: str) -> Archive:
+    return Archive(
+        name=name,
+        incarnation="",
+        source="topic:t",
+        kind="backup",
+        store="",
+        root=f"archives/{name}",
+        created_ms=0,
+        makings={1: Making()},
+    )

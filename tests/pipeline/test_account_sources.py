@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.pipeline.test_kinesis import an_archive, drive, put
@@ -12,7 +14,9 @@ from tests.servers.moto import KEYS
 from tests.sources.kinesis_server import FakeKinesis, running_kinesis
 from tests.sources.test_kinesis import Stream
 from tidelog import Home
+from tidelog.errors import TidelogError
 from tidelog.home import World, create_home
+from tidelog.log.archives import read_listed
 from tidelog.model.account import Account
 from tidelog.model.archive import Archive
 from tidelog.pipeline.account import read_account
@@ -88,3 +92,19 @@ def test_files_are_counted_by_row(home: Home, tmp_path: Path) -> None:
     found = accounts(home, archive)
     assert sorted(each.archived for each in found) == [5, 20]
     assert {each.begin.reason for each in found if each.begin} == {"earliest"}
+
+
+def test_create_lists_what_it_can_beside_a_damaged_file(home: Home, tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    pq.write_table(pa.table({"value": [b"%d" % n for n in range(20)]}), folder / "good.parquet")
+    (folder / "bad.parquet").write_bytes(b"not a file of that format")
+    archive = an_archive(home, f"file:{folder}?format=parquet")
+    seen = read_listed(home.log, archive.pipeline())
+    assert [name for name, each in seen.items() if each.end] == [
+        name for name in seen if "good" in name
+    ]
+    with pytest.raises(TidelogError, match="bad"):
+        drive(home, archive)
+    found = verify_archive(home, archive, Verifying()).accounts
+    assert [each.archived for each in found if "good" in each.partition] == [20]

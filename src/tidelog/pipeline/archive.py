@@ -50,7 +50,7 @@ from tidelog.pipeline.listing import list_seen
 from tidelog.pipeline.places import files_at, source_at, store_at
 from tidelog.pipeline.policy import Policy
 from tidelog.sinks.files import FilesSettings, FilesSink
-from tidelog.sources.base import Source
+from tidelog.sources.base import Source, bounds_apart
 from tidelog.sources.file_names import place_of
 
 __all__ = [
@@ -71,7 +71,8 @@ def create_archive(home: Home, wanted: Archive) -> Archive:
     wanted = msgspec.structs.replace(wanted, source=source.url)  # where `newest` is a time
     wanted = _placed(home, wanted)
     _refuse_own_files(home, wanted)
-    bounds = source.bounds(source.partitions())  # is it there, and how far does it go
+    # Is it there, and how far does it go. One that cannot be asked is seen when it is driven.
+    bounds = bounds_apart(source, source.partitions(), {})
     log, name = home.log, layout.archive_row(wanted.name)
     row = log.catalog.get(layout.REGISTRY, name)
     if row is None:
