@@ -9,13 +9,16 @@ import pytest
 
 from tests.pipeline.looking import AT, AT_OR_WHEN, a_home, an_archive, drive, fill
 from tidelog import Home
-from tidelog.errors import CorruptError
+from tidelog.errors import CorruptError, UnavailableError
 from tidelog.log.archives import read_archive
 from tidelog.model.archive import Archive
 from tidelog.pipeline import workers
-from tidelog.pipeline.erase import erase_from_archive
+from tidelog.pipeline.erase import _Lane, erase_from_archive
 from tidelog.pipeline.replay import Replaying, replay
+from tidelog.pipeline.sweep import sweep_archives
+from tidelog.pipeline.verify import Verifying, verify_archive
 from tidelog.pipeline.workers import LocalWorkers
+from tidelog.testing.scheduler import Crash
 
 
 @pytest.fixture
@@ -64,6 +67,26 @@ def test_erasure_during_a_read_of_its_archive_is_no_damage(
 
     before_the_first_task(monkeypatch, erase)
     assert drive(home, copy) == 38
+
+
+def test_sweep_finishes_an_erasure_that_died_though_its_topic_is_gone(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daily, copy = chained(home)
+    with monkeypatch.context() as patch:
+        patch.setattr(_Lane, "_counted", _die)  # files are replaced, their range says nothing of it
+        with pytest.raises(Crash):
+            erase_from_archive(home, daily, 1, {"t/0": [5]})
+    home.delete_topic("t", past_readers=True)
+    with pytest.raises(UnavailableError, match="being changed by an erasure"):
+        drive(home, copy)
+    sweep_archives(home, 0)
+    assert drive(home, copy) == 38
+    assert verify_archive(home, daily, Verifying(deep=True)).problems == []
+
+
+def _die(*_: object) -> None:
+    raise Crash
 
 
 def test_damaged_file_is_still_reported(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:

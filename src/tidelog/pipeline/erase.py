@@ -83,6 +83,7 @@ __all__ = [
     "erase_aside",
     "erase_from_archive",
     "erase_from_archives",
+    "finish_rewrites",
     "is_under_way",
 ]
 
@@ -172,6 +173,22 @@ def erase_from_archive(
     return report
 
 
+def finish_rewrites(home: Home, archive: Archive, generation: int) -> ArchiveErasure:
+    """Finish erasures of a generation that died half-way, whatever events they were of.
+
+    Their topic may be deleted since, and no later erasure comes to these ranges then.
+    """
+    report = ArchiveErasure(archive.name, generation)
+    store = files_at(home, archive)
+    own, nothing = archive.pipeline(generation), np.array([], np.int64)
+    for pipeline in (own, replay_pipeline(own)):
+        for partition in read_partitions(home.log, pipeline):
+            lane = _Lane(home, store, archive, generation, pipeline, partition)
+            for row in lane.rows(nothing):
+                lane.settle(row, nothing, report)
+    return report
+
+
 def erase_aside(
     home: Home, archive: Archive, erased: Callable[[], ErasedIds], report: ArchiveErasure
 ) -> None:
@@ -217,7 +234,7 @@ class _Lane:
     def rows(self, wanted: Offsets) -> Iterator[str]:
         """The commits that may hold some of these offsets."""
         for row in list(read_commit_rows(self._log, self._pipeline, self._partition)):
-            if row.committed.rewrite or _may_hold(row.committed, wanted):
+            if row.committed.rewrite or (len(wanted) and _may_hold(row.committed, wanted)):
                 yield row.name
 
     def settle(self, row_name: str, wanted: Offsets, report: ArchiveErasure) -> None:

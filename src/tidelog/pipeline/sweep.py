@@ -12,6 +12,7 @@ a later sweep. Dying anywhere leaves less to do for the next one.
 
 An erasure (``erase``) is the exception: it needs no head. Its commit's row says so before anything
 is staged, and as long as one does, what is staged under the erasure's epoch stays, named or not.
+A sweep of an archive finishes such an erasure: it may have died, and its topic be deleted since.
 
 Before that, old commits of archives are merged (``compact``), a bounded number in each sweep.
 
@@ -37,6 +38,7 @@ from tidelog.model.pipeline import Intent, read_manifest
 from tidelog.model.run import decode_row
 from tidelog.pipeline.archive import list_archives
 from tidelog.pipeline.compact import compact_commits, drop_replaced
+from tidelog.pipeline.erase import finish_rewrites
 from tidelog.pipeline.generations import finish_removals, remove_strays
 from tidelog.pipeline.history import forget_history
 from tidelog.pipeline.places import files_at
@@ -90,8 +92,10 @@ def sweep_pipeline(
     grace_ms: int,
     tally: PipelineSweep,
     forgotten: frozenset[str] | None = None,
-) -> None:
+) -> bool:
     """One pipeline, whose files are staged in ``store``; and manifests that are ``forgotten``.
+
+    Returns whether an erasure is under way in it, or has died there.
 
     None for the pipeline of an archive. Its manifests stay until a driver has looked at them, as
     they may be all that is known of a range that a restored catalog does not know.
@@ -118,6 +122,7 @@ def sweep_pipeline(
         young = [info for info in useless if info.modified_ms > old_ms]
         tally.objects_young += len(young)
         _delete(where, [info for info in useless if info.modified_ms <= old_ms], tally)
+    return bool(named.erasing)
 
 
 def _is_looked_at(key: str, named: _Named) -> bool:
@@ -130,9 +135,12 @@ def _sweep_archive(home: Home, archive: Archive, grace_ms: int, tally: PipelineS
     store = files_at(home, archive)
     for generation in archive.in_state("building", "live", "kept"):
         pipeline = archive.pipeline(generation)
+        rewrites = False
         for each in (pipeline, replay_pipeline(pipeline)):
             _compact(home, each, tally)
-            sweep_pipeline(home, each, store, grace_ms, tally)
+            rewrites |= sweep_pipeline(home, each, store, grace_ms, tally)
+        if rewrites:
+            finish_rewrites(home, archive, generation)
     remove_strays(home, finish_removals(home, archive))
 
 
