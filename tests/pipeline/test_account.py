@@ -23,7 +23,7 @@ from tidelog import Event, Home
 from tidelog.catalog.base import Put
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.clock import RandomIds, SystemClock
-from tidelog.errors import AlreadyExistsError, UnavailableError, UnknownOutcomeError
+from tidelog.errors import AlreadyExistsError, NotFoundError, UnavailableError, UnknownOutcomeError
 from tidelog.log.archives import read_commit_rows, read_listed, read_manifests, read_progress
 from tidelog.log.base import Log, LogSettings
 from tidelog.log.topics import read_head
@@ -42,12 +42,13 @@ from tidelog.pipeline.driver import Driver, Driving
 from tidelog.pipeline.erase import erase_from_archives
 from tidelog.pipeline.generations import begin_backfill
 from tidelog.pipeline.health import Limits, troubles
+from tidelog.pipeline.losses import RemadeError
 from tidelog.pipeline.metrics import status_text
 from tidelog.pipeline.replay import Replaying, replay
 from tidelog.pipeline.status import ArchiveStatus, PartitionStatus, read_status
 from tidelog.pipeline.verify import Verified, Verifying, verify_archive
 from tidelog.pipeline.workers import LocalWorkers
-from tidelog.sources.base import SourcePartition
+from tidelog.sources.base import Range, RangeReader, SourcePartition
 from tidelog.store.memory import MemoryStore
 from tidelog.testing.faults import Faults, FaultyCatalog, FaultyStore
 from tidelog.testing.scheduler import Crash
@@ -458,3 +459,34 @@ def an_archive_of(name: str) -> Archive:
         created_ms=0,
         makings={1: Making()},
     )
+
+
+def test_topic_made_again_between_look_and_plan_is_not_mixed_in(home: Home) -> None:
+    archive = an_archive(home)
+    drive(home, archive)
+    fill(home, range(100, 150))
+    pipeline = open_pipeline(home, archive, LocalWorkers(1))
+    reader = pipeline.source.reader
+
+    def remaking(planned: Range) -> RangeReader:
+        if home.topic("t").incarnation == planned.incarnation:
+            home.delete_topic("t", past_readers=True)
+            home.create_topic("t", 2)
+            fill(home, range(1_000, 1_300))
+        return reader(planned)
+
+    pipeline.source.reader = remaking  # type: ignore[method-assign]
+    with pytest.raises(NotFoundError, match="was deleted and made again since"):
+        Driver(home.log, pipeline, Driving()).run()
+    with pytest.raises(RemadeError, match="create a new archive"):
+        drive(home, archive)
+    assert account(home, archive).archived == 100
+    status = read_status(home, archive)
+    assert "was deleted and made again" in of(status).remade
+    assert drive(home, archive, accept_loss=True) == 0
+    assert drive(home, archive) == 0, "it has ended"
+    found = account(home, archive)
+    assert (found.archived, found.gaps) == (100, (Gap("100", "100", "remade"),))
+    assert verified(home, archive, deep=True).problems == []
+    again = an_archive(home, "again")
+    assert drive(home, again) == 300

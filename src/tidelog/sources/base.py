@@ -262,7 +262,7 @@ def check_incarnation(range: Range, found: str) -> None:
         raise NotFoundError(
             f"source partition `{range.partition.text}`: was deleted and made again since "
             f"[{range.start}, {range.limit}) was planned: it is {found} now, and was "
-            f"{range.incarnation}: nothing of it is read",
+            f"{range.incarnation}: nothing of it was archived; run again, which says what to do",
             partition=range.partition.text,
             incarnation=found,
         )
