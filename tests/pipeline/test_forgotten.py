@@ -22,7 +22,7 @@ from tidelog.model.pipeline import Begin, Progress
 from tidelog.model.run import decode_row
 from tidelog.pipeline.archive import files_settings, open_pipeline
 from tidelog.pipeline.contents import Wanted, archived_rows
-from tidelog.pipeline.cycle import Cycle, CycleReport, _Track
+from tidelog.pipeline.cycle import Cycle, CycleReport, Track
 from tidelog.pipeline.finalize import Finalizing, finalize
 from tidelog.pipeline.forgotten import read_aside
 from tidelog.pipeline.verify import Verifying, verify_archive
@@ -105,7 +105,7 @@ def an_undecided_range(home: Home, name: str) -> Archive:
     archive = an_archive(home, name, parser=AT_OR_WHEN)
     real = Cycle._write
 
-    def dies(self: Cycle, track: _Track, *changes: Change) -> str:
+    def dies(self: Cycle, track: Track, *changes: Change) -> str:
         if track.intent is not None:
             raise Crash
         return real(self, track, *changes)
