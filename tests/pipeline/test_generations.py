@@ -22,6 +22,7 @@ from tidelog.pipeline.driver import Driver, Driving
 from tidelog.pipeline.generations import begin_backfill, drop_generation, promote
 from tidelog.pipeline.policy import Policy
 from tidelog.pipeline.sweep import sweep_archives
+from tidelog.pipeline.verify import Verifying, verify_archive
 from tidelog.pipeline.workers import LocalWorkers
 from tidelog.settings import Settings
 
@@ -168,6 +169,21 @@ def test_a_backfill_with_bad_settings_begins_nothing(home: Home, making: Making)
     with pytest.raises((InvalidError, NotFoundError)):
         begin_backfill(home, "daily", making)
     assert find_archive(home, "daily") == archive
+
+
+def test_a_partition_that_ended_by_a_decision_has_ended_in_the_new_generation(home: Home) -> None:
+    fill(home, 30)
+    live = an_archive(home, "daily", parser="json:at")
+    drive(home, live)
+    home.delete_topic("t")
+    home.create_topic("t", 3)
+    drive(home, live, accept_loss=True)
+    built, generation = begin_backfill(home, "daily", BY_HOUR)
+    drive(home, built, generation)
+    promoted = promote(home, "daily")
+    assert listed(home, promoted, 2) == Counter(range(30))
+    assert drive(home, promoted) == 0, "nobody is asked again"
+    assert verify_archive(home, promoted, Verifying(deep=True)).problems == []
 
 
 def test_a_late_copy_into_a_dropped_generation_is_removed_by_a_sweep(home: Home) -> None:

@@ -24,7 +24,7 @@ import msgspec
 
 from tidelog.catalog.base import ABSENT, Change, Delete, Put
 from tidelog.errors import ConflictError, UnavailableError, UnknownOutcomeError
-from tidelog.log.archives import read_partitions
+from tidelog.log.archives import read_partitions, read_progress
 from tidelog.log.base import Log
 from tidelog.model import layout
 from tidelog.model.archive import Promotion
@@ -34,7 +34,7 @@ from tidelog.pipeline.base import Pipeline
 from tidelog.pipeline.cycle import Cycle, CycleReport, Track
 from tidelog.sources.base import SourcePartition
 
-__all__ = ["freeze_heads", "release_heads"]
+__all__ = ["carry_ends", "freeze_heads", "release_heads"]
 
 _ATTEMPTS = 50  # of a write that others keep changing
 
@@ -59,6 +59,32 @@ def release_heads(log: Log, pipeline: str, promotion: Promotion) -> None:
             thawed = msgspec.structs.replace(head, frozen="")
             change = Put("head", encode_row(thawed), expect=row.version)
         with contextlib.suppress(ConflictError, UnknownOutcomeError):
+            log.catalog.write(where, change, write_id=log.ids.new())
+
+
+def carry_ends(log: Log, old: str, new: str) -> None:
+    """Let partitions end in the new generation that ended in the old one, by a person's decision.
+
+    Else a driver would ask again whether a topic that was made again may be left at its old end.
+    """
+    for partition in read_partitions(log, old):
+        before = read_progress(log, old, partition)
+        where = layout.pipeline_partition(new, partition)
+        row = log.catalog.get(where, "head")
+        head = decode_row(row.value, Progress, where) if row is not None else None
+        if row is None or head is None or before is None or not before.ended or head.ended:
+            continue
+        known = {(gap.start, gap.end, gap.reason) for gap in head.gaps}
+        more = [gap for gap in before.gaps if (gap.start, gap.end, gap.reason) not in known]
+        if head.position == before.position:
+            lost = head.totals.lost + len(more)
+            ended = msgspec.structs.replace(
+                head,
+                ended=before.ended,
+                gaps=(*head.gaps, *more),
+                totals=msgspec.structs.replace(head.totals, lost=lost),
+            )
+            change = Put("head", encode_row(ended), expect=row.version)
             log.catalog.write(where, change, write_id=log.ids.new())
 
 

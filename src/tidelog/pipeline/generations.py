@@ -69,7 +69,7 @@ from tidelog.pipeline.coverage import (
 )
 from tidelog.pipeline.cycle import CycleReport
 from tidelog.pipeline.driver import Driver, Driving
-from tidelog.pipeline.freezing import freeze_heads, release_heads
+from tidelog.pipeline.freezing import carry_ends, freeze_heads, release_heads
 from tidelog.pipeline.gate import is_stale, withdraw
 from tidelog.pipeline.places import files_at, source_at
 from tidelog.pipeline.policy import Policy
@@ -257,6 +257,7 @@ class _Promote:
             archive, now_ms = self._archive, log.clock.now_ms()
             before, after = archive.generation, archive.pipeline(self._generation)
             reason = "--force" if force else ""
+            carry_ends(log, archive.pipeline(), after)
             note_before(log, (before, archive.pipeline()), after, now_ms, reason)
             switched = self._switch(lacking)
         except TidelogError:
