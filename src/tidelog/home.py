@@ -165,10 +165,13 @@ class Home(JournalCalls):
         self._check_open()
         check = None if past_readers else partial(check_all_read, self.log)
         with self._lock:
-            producer = self._producers.pop(name, None)
+            producer = self._producers.get(name)
+        delete_topic(self.log, name, check)  # may refuse: then appends go on
         if producer is not None:
+            with self._lock:
+                if self._producers.get(name) is producer:
+                    del self._producers[name]
             _close_quietly(producer)
-        delete_topic(self.log, name, check)
 
     def partitions(self, topic: str, *, runs: bool = True) -> list[PartitionState]:
         """What each partition holds; without ``runs`` only where it starts and ends."""

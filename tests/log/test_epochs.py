@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 import tidelog
+from tests.support.lost_replies import ReplyLosingCatalog
 from tests.waiting import until
 from tidelog import Event, Home
-from tidelog.catalog.base import Change, Row
-from tidelog.catalog.memory import MemoryCatalog
+from tidelog.catalog.base import Row
 from tidelog.cli.consume import _accept as accept_loss
 from tidelog.errors import (
     FencedError,
@@ -194,27 +194,10 @@ def test_membership_refuses_a_cursor_that_moves_back_unasked(home: Home) -> None
     assert cursor(home) == 3
 
 
-class _LosesReply(MemoryCatalog):
-    """The write that is marked lands, its reply is lost, and nothing can be read after it."""
-
-    marked = is_down = False
-
-    def write(self, partition: str, *changes: Change, write_id: str) -> None:
-        super().write(partition, *changes, write_id=write_id)
-        if self.marked:
-            self.marked, self.is_down = False, True
-            raise UnknownOutcomeError("the reply was lost")
-
-    def get(self, partition: str, row: str) -> Row | None:
-        if self.is_down:
-            raise UnavailableError("nothing can be reached")
-        return super().get(partition, row)
-
-
 @pytest.fixture
 def uncertain(home: Home) -> tuple[Membership, Log, Topic]:
     """A member whose commit at 5 landed, which it does not know."""
-    catalog = _LosesReply()
+    catalog = ReplyLosingCatalog()
     log = replace(home.log, catalog=catalog)
     topic = create_topic(log, msgspec.structs.replace(home.topic("t"), state="creating"))
     member = Membership(log, topic, "c", "earliest")
@@ -234,6 +217,19 @@ def test_commit_after_one_of_unknown_outcome_works(
     found = read_lease(log, topic, "c", 0)
     assert found is not None
     assert found[0].cursor == 7
+
+
+def test_commit_after_one_of_unknown_outcome_does_not_move_the_cursor_back(
+    uncertain: tuple[Membership, Log, Topic],
+) -> None:
+    member, log, topic = uncertain
+    member.commit(0, 3)  # delivered again after a rewind
+    found = read_lease(log, topic, "c", 0)
+    assert found is not None
+    assert found[0].cursor == 5
+    member.commit(0, 6)
+    with pytest.raises(InvalidError, match="would move back"):
+        member.commit(0, 4)
 
 
 def test_lease_that_another_member_has_taken_is_not_committed_to(

@@ -127,6 +127,15 @@ def test_topic_that_a_reader_has_not_read_is_not_deleted(home: Home) -> None:
     assert home.topics() == []
 
 
+def test_refused_delete_leaves_appends_under_way_alone(home: Home) -> None:
+    with home.consumer("t", "c") as consumer:
+        assert consumer.poll(1)
+    producer = home._shared_producer("t")
+    with pytest.raises(InvalidError, match="past-readers"):
+        home.delete_topic("t")
+    producer.append([Event(b"x")])
+
+
 def test_topic_that_every_reader_has_read_is_deleted(home: Home) -> None:
     with home.consumer("t", "c") as consumer:
         assert len(consumer.poll(100)) == 10

@@ -13,15 +13,24 @@ import pytest
 
 from tests.beating import await_beat
 from tests.playback.stage import T0, Stage, places
+from tests.support.lost_replies import ReplyLosingCatalog
+from tidelog.catalog.base import Put
 from tidelog.clock import SystemClock
-from tidelog.errors import FencedError, InvalidError, NotFoundError, TidelogError
+from tidelog.errors import (
+    FencedError,
+    InvalidError,
+    NotFoundError,
+    TidelogError,
+    UnknownOutcomeError,
+)
 from tidelog.log.base import Log, LogSettings
 from tidelog.log.topics import delete_topic, find_topic
 from tidelog.log.trim import ToOffsets, trim_topic
 from tidelog.model import layout
 from tidelog.model.backoff import Backoff
 from tidelog.model.event import Event
-from tidelog.model.playback import Cursor
+from tidelog.model.playback import Cursor, PlaybackState
+from tidelog.model.run import encode_row
 from tidelog.model.topic import Topic
 from tidelog.playback.asked import Asked, pinned_playback
 from tidelog.playback.named import NamedPlayback
@@ -238,6 +247,22 @@ def test_one_that_was_taken_for_dead_is_fenced() -> None:
     old.release(lot_is_out=True)
     theatre.check()
     assert theatre.resume(theatre.player()) is None
+
+
+@pytest.mark.parametrize("call", ["beat", "finish"])
+def test_one_whose_beat_had_an_unknown_outcome_goes_on(call: str) -> None:
+    catalog = ReplyLosingCatalog()
+    log = replace(Theatre().player(), catalog=catalog)
+    state = Put(layout.PLAYBACK_STATE, encode_row(PlaybackState()))
+    catalog.write(layout.playback_partition("p"), state, write_id="w")
+    named = NamedPlayback(log, "p")
+    assert named.try_take()
+    catalog.marked = True
+    with pytest.raises(UnknownOutcomeError):
+        named.beat()
+    catalog.is_down = False
+    getattr(named, call)()
+    assert named.state.epoch == 1
 
 
 def test_what_was_in_flight_and_is_erased_since_shifts_no_number() -> None:

@@ -207,6 +207,9 @@ class Membership:
             self._lost(partition, held)
             return
         lease, version = found
+        if cursor <= lease.cursor and not back:
+            self.held[partition] = Held(partition, lease, version)
+            return  # that earlier commit landed: the cursor stays
         if not self._put(partition, msgspec.structs.replace(lease, cursor=cursor), version):
             self._lost(partition, held)
 

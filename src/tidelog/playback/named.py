@@ -37,7 +37,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from tidelog.catalog.base import Change, Delete, Put
+from tidelog.catalog.base import Change, Delete, Put, Row
 from tidelog.errors import FencedError, InvalidError, UnavailableError, UnknownOutcomeError
 from tidelog.forks import ProcessGuard, RefusingLock
 from tidelog.log.base import Log
@@ -150,9 +150,21 @@ class NamedPlayback:
         )
 
     def _change(self, state: PlaybackState, **fields: object) -> None:
-        """With the lock held: write our state anew, by our own version."""
-        if not self._put(msgspec.structs.replace(state, **fields), self._version):
+        """With the lock held: write our state again, by our own version.
+
+        The row may have that of an earlier write of ours, of which the outcome was not known.
+        """
+        changed = msgspec.structs.replace(state, **fields)
+        if self._put(changed, self._version):
+            return
+        row = self._log.catalog.get(self._where, layout.PLAYBACK_STATE)
+        if row is None or not self._is_ours(row) or not self._put(changed, row.version):
             raise self._fenced()
+
+    def _is_ours(self, row: Row) -> bool:
+        found = decode_row(row.value, PlaybackState, f"playback `{self.name}`")
+        ours = self._id, self.state.epoch, self._generation
+        return (found.owner, found.epoch, found.generation) == ours
 
     def _fenced(self) -> FencedError:
         return FencedError(
