@@ -76,7 +76,8 @@ def test_trim_that_moves_nothing_is_not_refused(home: Home) -> None:
 
 def test_trim_does_not_pass_an_archive_or_its_backfill(home: Home) -> None:
     made = {1: Making(), 2: Making()}
-    archive = Archive("a", "i" * 32, "topic:t", "backup", "memory:", "x", 0, made, state="ready")
+    made_of = ("a", "i" * 32, "topic:t", "backup", "memory:", "x", 0, made)
+    archive = Archive(*made_of, state="ready", states={2: "building"})
     put(home, layout.REGISTRY, layout.archive_row("a"), archive)
     assert "archive `a` at 0:0" in refusal(home, 3)
     reached(home, archive.pipeline(1), 8)
