@@ -151,7 +151,7 @@ def test_proof_names_stale_tables_and_registering_again_repairs_them(
     register_table(home, archive, table)  # so that the changed files are not those of the last lot
     home.delete("t", ["id-3"])
     with monkeypatch.context() as patch:  # as a register leaves it that dies beside an erasure
-        patch.setattr(erase, "correct_entries", lambda *_: [])
+        patch.setattr(erase, "correct_entries", lambda *_: None)
         erase_gone(home, [3])
         sweep_archives(home, grace_ms=-1)
     found = prove_erased(home, home.topic("t"), ["id-3"]).traces
@@ -289,6 +289,30 @@ def test_unreachable_table_does_not_stop_the_erasure_and_is_corrected_later(home
         reader = load_catalog("reader", uri=server.url).load_table("lake.t")
         assert reader.scan().count() == reader.scan().to_arrow().num_rows == EVENTS - 2
         assert list(home.store.list("staging/")) == []
+
+
+def test_unreachable_table_is_tried_once_for_all_ranges(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each try may take as long as a time-out."""
+    archive = an_archive(home, parser="json:at")
+    for first in range(EVENTS, EVENTS + 50, 10):
+        drive(home, archive)
+        add(home, range(first, first + 10))
+    register_table(home, archive, "delta")
+    tries = []
+
+    def failing(*_: object) -> bool:
+        tries.append(True)
+        raise UnavailableError("no answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DeltaLog, "change", failing)
+        with pytest.raises(UnavailableError, match="no answer"):
+            erase_gone(home, [3, 65, 75, 85])
+    assert len(tries) == 1
+    erase_gone(home, [3, 65, 75, 85])
+    assert numbers(archive, "delta") == left([3, 65, 75, 85], EVENTS + 40)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

@@ -290,7 +290,7 @@ def finish_archive(home: Home, archive: Archive) -> list[ArchiveErasure]:
             done.append(ArchiveErasure(each.name, each.generation))
             erase_aside(home, each, lambda erased=erased: erased, done[-1])  # type: ignore[misc]
         reports += done
-        for error in (error for each in done for error in each.errors):
+        for error in (error for each in done for error in each.failed.values()):
             raise error
         if not any(each.waiting for each in done):
             put_record(home.log, archive, msgspec.structs.replace(record, state="done"), version)

@@ -102,7 +102,7 @@ class ArchiveErasure:
     events: int = 0
     ranges: int = 0
     waiting: int = 0  # ranges under way that were planned, perhaps, before the deletes
-    errors: list[TidelogError] = field(default_factory=list)  # of tables that list old files
+    failed: dict[str, TidelogError] = field(default_factory=dict)  # tables that list old files
 
     def add(self, later: ArchiveErasure) -> None:
         """Count what another look at the same generation has found."""
@@ -138,7 +138,7 @@ def erase_from_archives(
             if archive.name not in [each.archive for each in reports]:  # once for all generations
                 erase_aside(home, archive, lambda: read_ledger(home.log, topic), report)
             reports.append(report)
-            errors += report.errors
+            errors += report.failed.values()
         except TidelogError as exc:
             errors.append(exc)
     for error in errors:
@@ -153,7 +153,7 @@ def erase_from_archive(
 ) -> ArchiveErasure:
     """Take events out of one generation, by source partition and offset; dead letters too.
 
-    Tables that could not be corrected are in ``errors`` of what it returns.
+    Tables that could not be corrected are in ``failed`` of what it returns.
     """
     report = ArchiveErasure(archive.name, generation)
     if archive.state_of(generation) == "removing":
@@ -430,10 +430,8 @@ class _Lane:
         """Steps 5 to 7; whether every table could be corrected."""
         files = _files(self._manifest(committed.manifest))
         discard_files(self._store, files)
-        errors = correct_entries(self._home, self._archive, self._generation, files)
-        if errors:
-            known = {str(each) for each in report.errors}
-            report.errors += [each for each in errors if str(each) not in known]
+        correct_entries(self._home, self._archive, self._generation, files, report.failed)
+        if report.failed:
             return False
         self._write(row, msgspec.structs.replace(committed, rewrite=""))
         return True

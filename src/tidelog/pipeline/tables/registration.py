@@ -186,29 +186,34 @@ def register_table(home: Home, archive: Archive, name: str) -> Registered:
 
 
 def correct_entries(
-    home: Home, archive: Archive, generation: int, files: Sequence[FileEntry]
-) -> list[TidelogError]:
+    home: Home,
+    archive: Archive,
+    generation: int,
+    files: Sequence[FileEntry],
+    failed: dict[str, TidelogError],
+) -> None:
     """Correct the entries of rewritten files of a generation in every recorded table. Idempotent.
 
-    Returns the errors of tables that could not be reached; one does not stop the others.
+    One that cannot be reached goes into ``failed`` and does not stop the others; those that are in
+    it already are not tried, as each may take as long as a time-out.
     """
     changed = _rewritten(archive, generation, files)
-    errors: list[TidelogError] = []
     for name in read_archive(home.log, archive.name).tables if changed else ():
+        if name in failed:
+            continue
         try:
             _tell(home, open_table(home, _as_of(archive, generation), name), lambda: changed)
         except TidelogError as exc:
-            errors.append(exc)
-    return errors
+            failed[name] = exc
 
 
 def repair_tables(home: Home, archive: Archive) -> list[TidelogError]:
     """Compare the entries of all rewritten files with every recorded table, and correct them."""
-    errors: list[TidelogError] = []
+    failed: dict[str, TidelogError] = {}
     for generation in archive.makings if archive.tables else ():
         files = _erased_files(home.log, archive, generation)
-        errors += correct_entries(home, archive, generation, files)
-    return errors
+        correct_entries(home, archive, generation, files, failed)
+    return list(failed.values())
 
 
 def stale_entries(home: Home, archive: Archive, generation: int) -> Iterator[tuple[str, str]]:
