@@ -160,10 +160,17 @@ class Home(JournalCalls):
         """Remove a topic with all its events and consumers. ``NotFoundError``.
 
         ``InvalidError`` where a consumer, an archive, a pump or a playback has not read all of its
-        events, unless ``past_readers`` accepts that they are lost to it.
+        events, unless ``past_readers`` accepts that they are lost to it. What was deleted from the
+        topic is erased from its archives first; ``UnavailableError`` while a range is under way
+        there that may hold such an event.
         """
         self._check_open()
-        check = None if past_readers else partial(check_all_read, self.log)
+
+        def check(topic: Topic) -> None:
+            if not past_readers:
+                check_all_read(self.log, topic)
+            import_module(_MAINTENANCE).carry_deletes(self, topic)
+
         with self._lock:
             producer = self._producers.get(name)
         delete_topic(self.log, name, check)  # may refuse: then appends go on

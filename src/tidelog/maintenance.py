@@ -8,20 +8,38 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tidelog.errors import TidelogError
+from tidelog.errors import TidelogError, UnavailableError
 from tidelog.home import Home
 from tidelog.journal.scribe import Scribing, Trouble, Turn
 from tidelog.log.sweep import SweepReport, sweep_home
+from tidelog.model.topic import Topic
+from tidelog.pipeline.archived import settled_offsets
+from tidelog.pipeline.erase import erase_from_archives
 from tidelog.pipeline.erasure import ArchiveEraser
 from tidelog.pipeline.sweep import PipelineSweep, sweep_archives
 
-__all__ = ["ArchiveTurns", "sweep_everything"]
+__all__ = ["ArchiveTurns", "carry_deletes", "sweep_everything"]
 
 
 def sweep_everything(home: Home, grace_ms: int, accept_loss: frozenset[str]) -> SweepReport:
     """Sweep topics, then archives and pipelines; an error of these is raised at the end."""
     swept = sweep_home(home.log, grace_ms, accept_loss)
     return _joined(swept, sweep_archives(home, grace_ms))
+
+
+def carry_deletes(home: Home, topic: Topic) -> None:
+    """Erase from archives what was deleted from a topic, before the topic itself is deleted.
+
+    Its audit goes with it, and nothing else says what archives still have to erase.
+    ``UnavailableError`` while a range is under way that may hold such an event.
+    """
+    done = erase_from_archives(home, topic, settled_offsets(home, topic))
+    waiting = sorted({each.archive for each in done if each.waiting})
+    if waiting:
+        raise UnavailableError(
+            f"topic `{topic.name}`: a range of archive `{waiting[0]}` is under way that may hold a "
+            "deleted event: run the archive, or drop the generation, then delete the topic again"
+        )
 
 
 class ArchiveTurns:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.pipeline.looking import AT, AT_OR_WHEN, a_home, an_archive, drive, fill
-from tidelog import Home
+from tidelog import Event, Home
 from tidelog.errors import CorruptError, UnavailableError
 from tidelog.log.archives import read_archive
 from tidelog.model.archive import Archive
@@ -19,6 +19,8 @@ from tidelog.pipeline.sweep import sweep_archives
 from tidelog.pipeline.verify import Verifying, verify_archive
 from tidelog.pipeline.workers import LocalWorkers
 from tidelog.testing.scheduler import Crash
+
+LINES = {"mode": "events"}
 
 
 @pytest.fixture
@@ -83,6 +85,18 @@ def test_sweep_finishes_an_erasure_that_died_though_its_topic_is_gone(
     sweep_archives(home, 0)
     assert drive(home, copy) == 38
     assert verify_archive(home, daily, Verifying(deep=True)).problems == []
+
+
+def test_topic_takes_no_erasure_with_it(home: Home) -> None:
+    """Its audit is deleted with it, so archives erase before that what was deleted."""
+    home.append("t", [Event(b"rubbish 1", id="gone-7"), Event(b"rubbish 2", id="stays-8")])
+    raw = an_archive(home, "raw", format="jsonlines", codec="none", format_settings=LINES)
+    drive(home, raw)
+    home.delete("t", "gone-7")
+    home.delete_topic("t")
+    held = b"".join(home.store.get(info.key) for info in home.store.list(f"{raw.folder()}/"))
+    assert b"stays-8" in held
+    assert b"gone-7" not in held
 
 
 def _die(*_: object) -> None:

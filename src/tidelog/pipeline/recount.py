@@ -24,6 +24,7 @@ from tidelog.model.pipeline import (
     joined_gaps,
     offsets_between,
 )
+from tidelog.pipeline.coverage import without
 from tidelog.pipeline.verify_rows import Problem
 
 Offsets = npt.NDArray[np.int64]
@@ -194,14 +195,15 @@ def _lacking(before: Before, now: Account) -> Iterator[tuple[str, str, str]]:
             yield before.begin, before.end, why
         return
     first, last = int(before.begin), int(before.end)
-    if int(begin) > first:
-        yield before.begin, str(min(last, int(begin))), f"this one begins at {begin}"
-    if int(now.end) < last:
-        yield str(max(first, int(now.end))), before.end, f"this one ends at {now.end}"
-    known = [(int(gap.start), int(gap.end)) for gap in before.gaps]
+    found = [
+        (first, min(last, int(begin)), f"this one begins at {begin}"),
+        (max(first, int(now.end)), last, f"this one ends at {now.end}"),
+    ]
     for gap in now.gaps:
-        if gap.reason == "transform":
-            continue
-        start, end = max(first, int(gap.start)), min(last, int(gap.end))
-        if start < end and not any(a <= start and end <= b for a, b in known):
-            yield str(start), str(end), f"this one has a gap there: {gap.reason}"
+        if gap.reason != "transform":
+            why = f"this one has a gap there: {gap.reason}"
+            found.append((max(first, int(gap.start)), min(last, int(gap.end)), why))
+    known = [(int(gap.start), int(gap.end)) for gap in before.gaps]
+    for start, end, why in found:
+        for first_left, end_left in without([(start, end)], known):
+            yield str(first_left), str(end_left), why
