@@ -45,7 +45,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import threading
 from collections.abc import Sequence
 
 import msgspec
@@ -276,16 +275,15 @@ class _Promote:
             return []
         archive, new = self._archive, self._generation
         pipeline = open_pipeline(self._home, archive, self._workers, new)
-        stop = threading.Event()
+        how = Driving(policy=Policy(archive.max_bytes, archive.max_age_ms))
 
         def look(_: CycleReport) -> None:
             """A busy source never ends: enough is what the live one has."""
             if not is_behind(self._home.log, archive, archive.generation, new):
-                stop.set()
+                how.stop.set()
 
-        policy = Policy(archive.max_bytes, archive.max_age_ms)
+        how.on_cycle = look
         try:
-            how = Driving(policy=policy, stop=stop, on_cycle=look)
             Driver(self._home.log, pipeline, how).run()
         except TidelogError:
             if not force:
