@@ -97,3 +97,8 @@ def nothing(events: DataFrame) -> None:
 
 
 NOT_A_FUNCTION = 5
+
+
+def fails_in_partition_1(events: DataFrame) -> DataFrame:
+    odd = "if(partition = 1, cast(raise_error('a record that is not expected') as binary), value)"
+    return events.withColumn("value", functions.expr(odd))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections import Counter
 
 import pytest
 from pyspark.sql import SparkSession
@@ -13,6 +15,7 @@ from tidelog.codec.formats import open_format
 from tidelog.errors import InvalidError
 from tidelog.model.archive import Archive, Making
 from tidelog.pipeline.archive import committed_files, create_archive, open_pipeline
+from tidelog.pipeline.cycle import CycleReport
 from tidelog.pipeline.driver import Driver, Driving
 from tidelog.pipeline.spark import SparkWorkers
 from tidelog.pipeline.workers import LocalWorkers
@@ -121,3 +124,20 @@ def test_it_needs_spark(filled: Home) -> None:
     archive = an_archive(filled, "tests.spark.hooks:keep")
     with pytest.raises(InvalidError, match="needs Spark"):
         Driver(filled.log, open_pipeline(filled, archive, LocalWorkers()), Driving()).run()
+
+
+def test_transform_that_fails_on_one_source_partition_stops_that_one_alone(
+    filled: Home, local_spark: SparkSession
+) -> None:
+    archive = an_archive(filled, "tests.spark.hooks:fails_in_partition_1")
+    stop, errors = threading.Event(), {}
+
+    def after_one(report: CycleReport) -> None:
+        errors.update(report.errors)
+        stop.set()
+
+    pipeline = open_pipeline(filled, archive, SparkWorkers(local_spark))
+    Driver(filled.log, pipeline, Driving(stop=stop, on_cycle=after_one)).run()
+    assert [each.text for each in errors] == ["t/1"]
+    found = Counter(row["partition"] for row in events_of(filled, archive))
+    assert found == {number: len(list(filled.read("t", number))) for number in (0, 2)}

@@ -46,6 +46,7 @@ from tidelog.model.pipeline import (
 from tidelog.model.run import decode_row
 from tidelog.pipeline.account import read_before
 from tidelog.pipeline.contents import ArchiveFiles
+from tidelog.pipeline.listing import track
 from tidelog.pipeline.places import source_at, store_at
 from tidelog.pipeline.recount import Recount, check_before, check_head
 from tidelog.pipeline.verify_rows import Problem, check_commits, check_manifest, check_replay
@@ -164,7 +165,11 @@ class _Look:
         self._named: set[str] = set()  # by manifests of commits
         self._coming: set[str] = set()  # by those of intents
         url = making.source or archive.source
-        self._source = SourceCheck(source_at(home, url)) if how.source else None
+        self._source: SourceCheck | None = None
+        if how.source:
+            source = source_at(home, url)
+            track(home.log, archive.pipeline(number), source)
+            self._source = SourceCheck(source)
 
     def partition(self, pipeline: str, partition: str) -> None:
         """All that belongs to one source partition."""
