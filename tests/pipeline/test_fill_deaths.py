@@ -56,7 +56,7 @@ def dies(home: Home, monkeypatch: pytest.MonkeyPatch, call: int, work: Callable[
     return False
 
 
-@pytest.mark.parametrize("call", deaths(60))
+@pytest.mark.parametrize("call", deaths(100))
 def test_a_fill_that_dies_after_any_call_goes_on(
     home: Home, monkeypatch: pytest.MonkeyPatch, call: int
 ) -> None:
@@ -69,7 +69,7 @@ def test_a_fill_that_dies_after_any_call_goes_on(
     assert live(home) == Counter(range(80))
 
 
-@pytest.mark.parametrize("call", deaths(80))
+@pytest.mark.parametrize("call", deaths(40))
 def test_a_promote_that_dies_after_any_call_is_finished_by_the_next(
     home: Home, monkeypatch: pytest.MonkeyPatch, call: int
 ) -> None:
