@@ -20,7 +20,7 @@ def run(folder: Path, *args: str, **environ: str) -> subprocess.CompletedProcess
         env={**os.environ, **environ},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
 
@@ -185,7 +185,7 @@ def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert "Traceback" not in done.stderr

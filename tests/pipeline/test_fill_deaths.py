@@ -22,6 +22,7 @@ from tests.pipeline.test_fill import (
     trim,
 )
 from tidelog import Home
+from tidelog.log.base import LogSettings
 from tidelog.model import limits
 from tidelog.pipeline import generations
 from tidelog.pipeline.archive import find_archive
@@ -45,7 +46,9 @@ def dies(home: Home, monkeypatch: pytest.MonkeyPatch, call: int, work: Callable[
     with monkeypatch.context() as patch:
         store = FaultyStore(home.log.store, faults)
         catalog = FaultyCatalog(home.log.catalog, faults, home.log.clock)
-        patch.setattr(home, "log", dataclasses.replace(home.log, store=store, catalog=catalog))
+        settings = LogSettings(lease_ttl_ms=3_600_000)  # no beat of a thread is the call
+        faulty = dataclasses.replace(home.log, store=store, catalog=catalog, settings=settings)
+        patch.setattr(home, "log", faulty)
         patch.setattr(generations, "files_at", lambda *_: store)
         patch.setattr(limits, "PROMOTION_MS", -1)
         try:
