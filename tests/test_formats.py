@@ -8,8 +8,11 @@ What changes ``layout.FORMAT`` (raise it by one, in the same commit):
 - another name of a row or an object (``model/kinds.py``)
 
 Then write the new shapes by ``python -m tests.test_formats``, and keep a home that the old code
-made as ``tests/homes/format-<number>.tar.gz``. A format that was never released may change without
-a new number: write its shapes again.
+made as ``tests/homes/format-<number>.tar.gz``.
+
+That command refuses other shapes under a number that is recorded: code of that number opens such a
+home, and calls what it does not know damage. Only where no home of the number is in use anywhere,
+``python -m tests.test_formats --again "why"`` records them under the same number, with the reason.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from __future__ import annotations
 import importlib
 import json
 import shutil
+import sys
 import tarfile
 import typing
 from collections.abc import Iterator
@@ -30,10 +34,11 @@ import tidelog
 from tidelog.catalog import sqlite
 from tidelog.errors import CorruptError, InvalidError
 from tidelog.home import create_home, open_home
-from tidelog.model import layout
+from tidelog.model import layout, sealed
 from tidelog.model.decoding import Persisted
 from tidelog.model.kinds import OBJECTS, ROWS
 from tidelog.model.run import Head, decode_row, encode_row
+from tidelog.model.sealed import open_json
 from tidelog.settings import load_settings
 
 HOMES = Path(__file__).parent / "homes"
@@ -96,7 +101,38 @@ def test_stored_types_change_only_with_the_format() -> None:
     if found["format"] == recorded["format"]:
         assert found["types"] == recorded["types"], "raise layout.FORMAT; see this file's docstring"
         assert found["names"] == recorded["names"], "raise layout.FORMAT; see this file's docstring"
+    recorded.pop("again")
     assert found == recorded, "write the new shapes by `python -m tests.test_formats`"
+
+
+def record(recorded: dict[str, Any], found: dict[str, Any], why: str) -> dict[str, Any]:
+    """What to store as the recorded shapes. ``InvalidError`` for a change under the same number."""
+    changes: list[str] = []
+    if found["format"] < recorded["format"]:
+        raise InvalidError(f"format {recorded['format']}: is recorded: never lower the number")
+    if found["format"] == recorded["format"]:
+        changes = list(recorded["again"])
+        if any(found[part] != recorded[part] for part in ("types", "names")):
+            if not why:
+                raise InvalidError(
+                    f"format {found['format']}: its shapes are recorded, and these differ: raise "
+                    'layout.FORMAT, or give `--again "why"` if no home of this format is in use'
+                )
+            changes.append(why)
+    return {**found, "again": changes}
+
+
+def test_a_recorded_shape_changes_only_with_a_new_number_or_a_reason() -> None:
+    recorded = {"format": 3, "types": {"Head": {"next": "int"}}, "names": [], "again": ["a"]}
+    same = {"format": 3, "types": {"Head": {"next": "int"}}, "names": []}
+    other = {"format": 3, "types": {"Head": {"next": "str"}}, "names": []}
+    assert record(recorded, same, "") == recorded
+    with pytest.raises(InvalidError, match=r"raise layout\.FORMAT"):
+        record(recorded, other, "")
+    assert record(recorded, other, "b") == {**other, "again": ["a", "b"]}
+    assert record(recorded, {**other, "format": 4}, "") == {**other, "format": 4, "again": []}
+    with pytest.raises(InvalidError, match="never lower"):
+        record(recorded, {**other, "format": 2}, "b")
 
 
 def test_shapes_list_every_field() -> None:
@@ -118,8 +154,13 @@ def test_everything_inside_a_stored_type_is_strict() -> None:
 
 def test_a_field_of_a_newer_version_is_refused_and_not_dropped() -> None:
     newer = msgspec.msgpack.encode({**msgspec.to_builtins(Head()), "colour": "blue"})
-    with pytest.raises(CorruptError, match="unknown field `colour`"):
+    with pytest.raises(CorruptError, match=r"unknown field `colour`: a newer version .*: update"):
         decode_row(newer, Head, "head")
+    with pytest.raises(CorruptError, match="keep it, and restore the catalog from a copy"):
+        decode_row(b"\xc0", Head, "head")
+    text = msgspec.json.encode({**msgspec.to_builtins(Head()), "colour": "blue"})
+    with pytest.raises(CorruptError, match=r"unknown field `colour`: a newer version .*: update"):
+        open_json(text + sealed._seal(text), Head, "head")
     assert decode_row(encode_row(Head()), Head, "head") == Head()
 
 
@@ -178,4 +219,6 @@ def test_a_home_of_a_newer_format_is_refused(
 
 
 if __name__ == "__main__":
-    SHAPES.write_text(json.dumps(shapes(), indent=1, sort_keys=True) + "\n")
+    given = sys.argv[2] if sys.argv[1:2] == ["--again"] and len(sys.argv) == 3 else ""
+    written = record(json.loads(SHAPES.read_text()), shapes(), given)
+    SHAPES.write_text(json.dumps(written, indent=1, sort_keys=True) + "\n")

@@ -42,7 +42,7 @@ from tidelog.errors import (
 )
 from tidelog.location import Location
 from tidelog.model import layout
-from tidelog.model.decoding import Persisted, decode_json
+from tidelog.model.decoding import Persisted, decode_json, remedy
 from tidelog.model.sealed import open_json, seal_json
 from tidelog.store import Store
 
@@ -297,7 +297,8 @@ def _decode(what: str, data: bytes) -> Identity:
     try:
         return decode_json(data, Identity)
     except msgspec.MsgspecError as exc:
-        raise CorruptError(f"{what}: {exc}: keep it, and restore it from a copy") from exc
+        advice = remedy(exc, "keep it, and restore it from a copy")
+        raise CorruptError(f"{what}: {exc}: {advice}") from exc
 
 
 def lost_catalog(store: Store, catalog_url: str, found: Identity) -> InvalidError:

@@ -40,7 +40,7 @@ from tidelog.model.backoff import Backoff
 __all__ = ["SqliteCatalog", "open_sqlite"]
 
 _APPLICATION_ID = 0x54494445  # "TIDE": tells our files from other programs' databases
-_FORMAT = 2  # as that of the home, so that a file of another one is refused before it is read
+_FORMAT = 3  # as that of the home, so that a file of another one is refused before it is read
 _BUSY_MS = 10_000  # a writer waits this long for others; each of them takes about a millisecond
 _PAGE_ROWS = 1_000
 _NETWORK_FILE_SYSTEMS = frozenset(

@@ -144,7 +144,7 @@ def read_references(log: Log, topic: Topic, partition: int, head: Head) -> Refer
         if kind not in KNOWN or kind not in layout.TOPIC_ROW_KINDS:
             raise UnknownRowError(
                 f"{what}: is of a kind that this version does not know, so it cannot tell what is "
-                "referred to: sweep with the version that wrote it"
+                "referred to: a newer version of tidelog wrote it: update tidelog"
             )
         if kind == "amend":
             _note_amendment(row, what, head, pending, found)

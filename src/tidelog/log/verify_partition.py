@@ -99,7 +99,7 @@ class PartitionCheck:
             found = self._decode(row, Unused)
             self._tally.list_unused(self._partition, () if found is None else found.objects)
         elif kind not in layout.TOPIC_ROW_KINDS:
-            what = "is of an unknown kind: a newer version wrote it; sweeps leave this topic"
+            what = "is of an unknown kind: a newer version of tidelog wrote it: update tidelog"
             self._tally.add("note", self._row(row.row), what)
 
     def _read_head(self) -> Head | None:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-__all__ = ["Persisted", "decode_json", "decode_msgpack"]
+__all__ = ["Persisted", "decode_json", "decode_msgpack", "remedy"]
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -47,6 +47,17 @@ def decode_msgpack(data: bytes, kind: type[T]) -> T:
     """A value of a type; ``msgspec.MsgspecError`` for what is none."""
     found: T = _decoder(_of_msgpack, msgspec.msgpack.Decoder, kind).decode(data)
     return found
+
+
+def remedy(error: msgspec.MsgspecError, otherwise: str) -> str:
+    """What to do about stored data that does not decode.
+
+    A field that this version does not know is no damage: a newer version wrote it, and a copy that
+    is restored over it would lose what that version has committed.
+    """
+    if "unknown field" in str(error):
+        return "a newer version of tidelog wrote it: update tidelog"
+    return otherwise
 
 
 def _decoder(made: dict[Any, D], make: Callable[[Any], D], kind: Any) -> D:

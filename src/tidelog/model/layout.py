@@ -99,7 +99,7 @@ __all__ = [
     "waiting_rows",
 ]
 
-FORMAT = 2  # of all that is stored: a home of another format is refused
+FORMAT = 3  # of all that is stored: a home of another format is refused
 
 HOME_OBJECT = "home.json"
 HOME_PARTITION = "home"

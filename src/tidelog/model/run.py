@@ -7,7 +7,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 from tidelog.errors import CorruptError
-from tidelog.model.decoding import Persisted, decode_msgpack
+from tidelog.model.decoding import Persisted, decode_msgpack, remedy
 
 __all__ = [
     "Amendment",
@@ -217,4 +217,5 @@ def decode_fields(data: bytes, kind: type[P], what: str) -> P:
     try:
         return decode_msgpack(data, kind)
     except msgspec.MsgspecError as exc:
-        raise CorruptError(f"{what}: {exc}: keep it, and restore the catalog from a copy") from exc
+        advice = remedy(exc, "keep it, and restore the catalog from a copy")
+        raise CorruptError(f"{what}: {exc}: {advice}") from exc

@@ -12,7 +12,7 @@ import crc32c
 import msgspec
 
 from tidelog.errors import CorruptError
-from tidelog.model.decoding import Persisted, decode_json
+from tidelog.model.decoding import Persisted, decode_json, remedy
 
 __all__ = ["open_json", "seal_json"]
 
@@ -35,7 +35,8 @@ def open_json(data: bytes, kind: type[S], what: str) -> S:
     try:
         return decode_json(text, kind)
     except msgspec.MsgspecError as exc:
-        raise CorruptError(f"{what}: {exc}: keep it, and restore it from a copy") from exc
+        advice = remedy(exc, "keep it, and restore it from a copy")
+        raise CorruptError(f"{what}: {exc}: {advice}") from exc
 
 
 def _seal(text: bytes) -> bytes:
