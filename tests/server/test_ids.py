@@ -9,6 +9,8 @@ import httpx
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 
 from tests.server.serving import Served, serving
 from tidelog import Event
@@ -165,3 +167,48 @@ def test_journals_are_listed_by_time_and_without_urls_unless_asked(served: Serve
     assert listed["next"] is None
     for wrong in ("presign=8d", "presign=0s", "cursor=1.2", "cursor=1.2.3.4&start=-1h", "limit=0"):
         assert served.client.get(f"/topics/t/journals?{wrong}").status_code == 400, wrong
+
+
+def legal_ids() -> st.SearchStrategy[str]:
+    hard = st.sampled_from(
+        ["\n", "\r", "\0", "/", " ", "..", "%", "%0A", "a", "\ufffd", "\u2028", "é"]
+    )
+    pieces = st.one_of(hard, st.characters(exclude_categories=("Cs",)))
+    return st.lists(pieces, min_size=1, max_size=6).map("".join)
+
+
+def test_a_path_reaches_the_event_of_its_id_and_no_other(served: Served) -> None:
+    """Also where ids differ by a newline at their end alone."""
+
+    @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(legal_ids())
+    @example("a\n")
+    @example("a\nb")
+    @example("\n")
+    @example("a\ufffd")
+    def check(event_id: str) -> None:
+        others = {event_id + "\n", event_id.strip(), event_id.rstrip("\n"), "a"} - {event_id, ""}
+        topic = f"t{len(served.home.topics())}"
+        served.home.create_topic(topic, 1)
+        served.home.append(topic, [Event(each.encode(), id=each) for each in (event_id, *others)])
+        where = path(event_id, topic).replace(".", "%2E")  # a client folds the folder `..` itself
+        assert served.client.get(where).json()["id"] == event_id
+        assert served.client.put(where, content=b"new").json()["id"] == event_id
+        assert served.home.get(topic, event_id).value == b"new"
+        assert served.client.delete(where).json()["id"] == event_id
+        left = {(each.id, each.value) for each in served.home.read(topic)}
+        assert left == {(each, each.encode()) for each in others}
+        assert served.client.delete(where).status_code == 404
+
+    check()
+
+
+def test_a_path_that_is_no_text_reaches_nothing(served: Served) -> None:
+    served.home.append("t", [Event(b"x", id="a\ufffd")])
+    for method in ("GET", "PUT", "DELETE"):
+        answer = served.client.request(method, "/topics/t/ids/a%FF")
+        assert answer.status_code == 400
+        assert "UTF-8" in answer.json()["error"]["message"]
+    for other in ("/topics/t%0A", "/topics/t/journals%0A", "/console/topics/t%0A", "/metrics%0A"):
+        assert served.client.get(other).status_code in (400, 404), other
+    assert served.values() == [b"x"]

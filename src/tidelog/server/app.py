@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Match, Route
+from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
 from tidelog.codec.event_json import batch_lines
@@ -48,6 +48,7 @@ from tidelog.server.lookup import Lookups
 from tidelog.server.metrics import Metrics
 from tidelog.server.openapi import description
 from tidelog.server.options import ServeOptions
+from tidelog.server.paths import WholeRoute, check_path
 from tidelog.server.read import Reads
 from tidelog.server.tail import Tails
 from tidelog.server.telemetry import Telemetry
@@ -127,7 +128,7 @@ class FrontDoor:
         self.gate = Gate(options, lambda: list_tokens(home.log), self._threads.pool, self._clock)
         self._health = Health(home)
         self._console = Console(home, options, self.gate, self._threads, self.metrics)
-        self._routes: list[tuple[Route, Operation, Handler | None]] = []
+        self._routes: list[tuple[WholeRoute, Operation, Handler | None]] = []
         self._watch: Watch | None = None
         self._ticking: asyncio.Task[None] | None = None
 
@@ -155,7 +156,7 @@ class FrontDoor:
         for operation in OPERATIONS:
             handler = handlers.get(operation.name)
             path = operation.route or operation.path
-            route = Route(path, handler or _nothing, methods=[operation.method])
+            route = WholeRoute(path, handler or _nothing, methods=[operation.method])
             if operation.name in _GET_ALONE and route.methods:
                 route.methods.discard("HEAD")
             self._routes.append((route, operation, handler))
@@ -210,12 +211,16 @@ class FrontDoor:
             metrics.answered(name, status, self._now_s() - began_s)
 
     def _find(self, scope: Scope) -> tuple[str, Run]:
-        """What a request asks for. ``NotFoundError``, ``MethodError``, ``HeadError``."""
+        """What a request asks for.
+
+        ``NotFoundError``, ``MethodError``, ``HeadError``, ``InvalidError``.
+        """
         if scope.get("state") and HEAD_TOO_LARGE in scope["state"]:
             raise HeadError(
                 f"request: its URL and headers have more than {limits.HEAD_BYTES_MAX} bytes, or "
                 f"more than {limits.HEADERS_MAX} headers: send less"
             )
+        check_path(scope)
         path: str = scope["path"]
         if Console.has(path):
             return "console", self._console.run

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Match, Route
+from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
 from tidelog.errors import InternalError, NotFoundError, TidelogError
@@ -46,6 +46,7 @@ from tidelog.server.console.visit import Answer, Data, Handler, Moved, Shown, Vi
 from tidelog.server.gate import Gate
 from tidelog.server.metrics import Metrics
 from tidelog.server.options import ServeOptions
+from tidelog.server.paths import WholeRoute
 from tidelog.server.tail import Tails
 from tidelog.server.threads import Threads
 
@@ -273,7 +274,7 @@ async def _nowhere(request: Request) -> Response:
     raise InternalError(f"path `{request.url.path}`: was routed")
 
 
-_ROUTES = {place: Route(place.path, _nowhere, methods=[place.method]) for place in PLACES}
+_ROUTES = {place: WholeRoute(place.path, _nowhere, methods=[place.method]) for place in PLACES}
 for _place, _route in _ROUTES.items():
     if _place.name == "tail" and _route.methods:
         _route.methods.discard("HEAD")  # it would never end

@@ -1,0 +1,58 @@
+"""Paths of requests: routes that match the whole path, and paths that are text.
+
+What a path names is read, updated and erased, so a path names exactly one thing. Starlette's own
+routes end at ``$``, which also matches before a last newline, and ``.`` does not match newlines;
+and what is percent-encoded and no UTF-8 arrives here with U+FFFD for its bytes. Both would let a
+request for one id reach the event of another.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+from starlette.routing import Route
+from starlette.types import Scope
+
+from tidelog.errors import InvalidError
+
+__all__ = ["WholeRoute", "check_path"]
+
+_PARAMETER = re.compile(r"\{(\w+)(:path)?\}")
+_ANY, _NO_SLASH = r"[\s\S]*", "[^/]+"
+_REPLACED = "\ufffd"
+
+
+class WholeRoute(Route):
+    """A route whose parameters take any character, and that matches nothing but the whole path.
+
+    ``{name}`` takes no slash and is not empty; ``{name:path}`` takes all that follows.
+    """
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], *, methods: list[str]) -> None:
+        super().__init__(path, endpoint, methods=methods)
+        self.path_regex = _pattern(path)
+
+
+def check_path(scope: Scope) -> None:
+    """Refuse a path that is no UTF-8: it names nothing. ``InvalidError``."""
+    path: str = scope["path"]
+    if _REPLACED not in path:  # U+FFFD itself, or bytes that are no text
+        return
+    try:
+        unquote_to_bytes(scope.get("raw_path") or b"").decode()
+    except UnicodeDecodeError as exc:
+        raise InvalidError(
+            f"path `{path[:80]}`: is no UTF-8: percent-encode the UTF-8 bytes of names and ids"
+        ) from exc
+
+
+def _pattern(path: str) -> re.Pattern[str]:
+    found, at = "", 0
+    for match in _PARAMETER.finditer(path):
+        found += re.escape(path[at : match.start()])
+        found += f"(?P<{match[1]}>{_ANY if match[2] else _NO_SLASH})"
+        at = match.end()
+    return re.compile(found + re.escape(path[at:]) + r"\Z")
