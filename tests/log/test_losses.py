@@ -18,7 +18,7 @@ from tests.journal.compiling import Press
 from tests.log.upkeep import DAY_S, HOUR_MS, WEEK_S, House
 from tests.nursery import ROOT
 from tidelog import Event, Home
-from tidelog.catalog.base import Delete
+from tidelog.catalog.base import Delete, Put
 from tidelog.codec.segment import read_known
 from tidelog.errors import CorruptError, NotFoundError
 from tidelog.home import create_home, open_home
@@ -29,7 +29,7 @@ from tidelog.log.trim import ToOffsets, trim_topic
 from tidelog.log.unused import Uses
 from tidelog.log.verify import verify_topic
 from tidelog.model import layout
-from tidelog.model.run import Head, HeldRow, Known, encode_row
+from tidelog.model.run import Head, HeldRow, Known, Strays, decode_row, encode_row
 from tidelog.settings import load_settings
 
 
@@ -59,6 +59,18 @@ class Embedded:
         for path in self.path.glob("catalog.sqlite*"):
             path.unlink()
         shutil.copy(self.copy, self.path / "catalog.sqlite")
+
+    def notes_are_older(self, days: float) -> None:
+        """As if the sweep that has noted the strays had run this many days earlier."""
+        with self.open() as home:
+            where = layout.topic_partition(home.topic("orders").incarnation, 0)
+            rows = list(home.catalog.scan(where, "stray/", "stray0"))
+            assert rows
+            for row in rows:
+                noted = decode_row(row.value, Strays, row.row)
+                older = Strays(noted.at_ms - int(days * 24 * HOUR_MS), noted.objects)
+                change = Put(row.row, encode_row(older), expect=row.version)
+                home.catalog.write(where, change, write_id=home.log.ids.new())
 
     def segments(self) -> set[Path]:
         return set(self.path.rglob("*.arrow"))
@@ -204,14 +216,14 @@ def test_orphan_of_a_killed_producer_is_listed_and_goes_after_a_week(embedded: E
         [finding] = report.findings
         assert orphan.name in finding.where
         assert home.sweep(0).objects_doubted == 1
-    day_ago = orphan.stat().st_mtime - 6.9 * 24 * 3600
-    for path in (*before, orphan):  # as if all that was days ago
-        os.utime(path, (day_ago, day_ago))
+    days_ago = orphan.stat().st_mtime - 8 * 24 * 3600
+    for path in (*before, orphan):  # the date of an object does not count
+        os.utime(path, (days_ago, days_ago))
     embedded.append("b", "c")
+    embedded.notes_are_older(6.9)
     with embedded.open() as home:
         assert (home.sweep(0).objects_doubted, home.verify("orders").warnings) == (1, 1)
-    week_ago = day_ago - 0.2 * 24 * 3600
-    os.utime(orphan, (week_ago, week_ago))
+    embedded.notes_are_older(0.2)
     with embedded.open() as home:
         assert home.sweep("1h").objects_deleted == 1
         assert home.verify("orders").findings == ()
@@ -355,10 +367,12 @@ def test_sweep_that_does_not_look_for_gaps_deletes_what_the_lost_row_named(
     topic = house.topic()
     for value in ("a", "b", "c"):
         house.append(topic, [value])
-    house.clock.advance(WEEK_S)
     house.append(topic, ["d"])
+    house.clock.advance(DAY_S)
     where = layout.topic_partition(topic.incarnation, 0)
     house.catalog.write(where, Delete(layout.run_row(1)), write_id="lost")
+    assert sweep_home(house.log, HOUR_MS).objects_doubted == 1
+    house.clock.advance(WEEK_S)
     assert sweep_home(house.log, HOUR_MS).objects_deleted == 1
 
 

@@ -17,7 +17,8 @@ from tidelog.log.base import Log
 from tidelog.log.once import append_once
 from tidelog.log.positions import Positions
 from tidelog.log.read import Reader
-from tidelog.log.sweep import PRODUCER_EXPIRES_MS, sweep_home
+from tidelog.log.silent import PRODUCER_EXPIRES_MS
+from tidelog.log.sweep import sweep_home
 from tidelog.log.topics import create_topic
 from tidelog.model.event import Event
 from tidelog.model.topic import Topic

@@ -292,6 +292,8 @@ def test_it_dies_after_every_call_and_the_next_one_cleans_all() -> None:
         assert press.events(topic) == expected
         assert verify_topic(press.log, topic).errors == 0
         sweep_home(press.log, HOUR_MS)
+        press.clock.advance(WEEK_S)
+        sweep_home(press.log, HOUR_MS)
         check(press, topic, expected)
         assert press.head(topic).amended == (9, 9)
         assert len(press.rows(topic, "amend/")) == 1

@@ -29,7 +29,7 @@ from tidelog.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from tidelog.log import leftovers, notify, read, readers, sweep, topics
+from tidelog.log import leftovers, notify, read, readers, silent, sweep, topics
 from tidelog.log.append import Appender, Stored, _Plan
 from tidelog.log.base import Log
 from tidelog.log.consumer import Consumer
@@ -40,6 +40,7 @@ from tidelog.log.notify import Checked, Debounce, NotifyState
 from tidelog.log.partitioner import KeylessTurns
 from tidelog.log.pending import Rest
 from tidelog.log.producer import Producer
+from tidelog.log.silent import PRODUCER_EXPIRES_MS
 from tidelog.log.sweep import sweep_home
 from tidelog.log.unused import Uses
 from tidelog.model import layout, limits
@@ -173,7 +174,7 @@ def sweep_without_floor(log: Log, grace_ms: int) -> object:
     Strays go after the grace, as a producer of this world never stalls for a week.
     """
     floorless: Any = _NoFloors(log.catalog)
-    with mock.patch.object(limits, "STRAY_KEEP_MS", 0):
+    with mock.patch.object(sweep, "_kept_since", return_value=0):
         return sweep_home(replace(log, catalog=floorless), grace_ms)
 
 
@@ -303,11 +304,11 @@ def any_promise(topic: Topic, state: NotifyState, me: str, now_ms: int) -> int:
 
 
 def forget_by_own_clock(
-    log: Log, place: tuple[Topic, int], row: Any, newest_ms: int, age: Any
+    log: Log, place: tuple[Topic, int], row: Any, newest_ms: int, now_ms: int
 ) -> bool:
     """Forgets a key that is a week old by the sweeper's clock and the producer's."""
-    is_old = log.clock.now_ms() - row.state.seen_ms > sweep.PRODUCER_EXPIRES_MS
-    return is_old and sweep._remove_producer(log, *place, row)
+    is_old = log.clock.now_ms() - row.state.seen_ms > PRODUCER_EXPIRES_MS
+    return is_old and silent._remove_producer(log, *place, row)
 
 
 def no_readers(log: Log, topic: Topic, starts: Any) -> list[Any]:
@@ -444,7 +445,7 @@ BUGS: dict[str, Bug] = {
     "refusal taken for existence": Bug("P7", refusing_clients, ClientsWorld),
     "notified before it is sent": _clients("P1", (Debounce, "_send", record_before_sending)),
     "promise of any length": _clients("P1", (notify, "_deferral_ms", any_promise)),
-    "key forgotten by two clocks": _clients("P1", (sweep, "_forget_producer", forget_by_own_clock)),
+    "key forgotten by two clocks": _clients("P1", (sweep, "forget_producer", forget_by_own_clock)),
     "trim passes a reader": _clients("P7", (readers, "readers_behind", no_readers)),
     "failed poll rewinds the next lease": _members(
         "P3",

@@ -1,7 +1,7 @@
 """What objects that no row names or lists say about the catalog: a possible loss, or a proven one.
 
 A row lists every object that a partition needs no more (``unused``). So a **stray**, an object that
-no row names and that fewer partitions list than it is for, was never committed, or the catalog has
+fewer partitions name or list than it is for, was never committed by the others, or the catalog has
 lost that commit: it was damaged, or restored from an older copy. Then the object is the only copy
 of acknowledged events. One lost commit cannot be told from a producer that died before its commit.
 What strays carry tells more, without any clock:
@@ -12,9 +12,19 @@ What strays carry tells more, without any clock:
   names nor lists **prove** that the catalog went back: it had this commit once. No compile, trim or
   later commit hides that
 - an update's value has the newest amendment before it in its key, a journal the epoch of its
-  compiler: a number above that of the head or of the ``compile`` row is a proof. So is a generation
-  above the registry's. None of these ever shrinks
-- any other stray is a **possible loss**. It is kept for a week
+  compiler and its first offset: a number above that of the head or of the ``compile`` row is a
+  proof. So is a generation above the registry's. None of these ever shrinks
+- any other stray is a **possible loss**. It is kept for a week from when a sweep has noted it
+  (``strays``)
+
+A segment of several partitions is a stray for those that neither name nor list it, though others
+name it: the catalog's copy may have fallen between two of its commits. A flush that is under way
+looks the same until a sweep has raised the floor above it.
+
+No proof rests on dates. The price: a request that stores an object again, after a sweep has deleted
+it, makes a stray that was uploaded after that object's commit look like a proof. It takes a request
+that is delayed for longer than the grace, and a producer that died. The sweep then refuses, and a
+person accepts.
 
 What was found is compared with rows that are read after the listing, so nothing that is under way
 counts as proof. An object that is gone when its rows were read is none: a sweep deletes objects
@@ -24,7 +34,7 @@ which date.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tidelog.codec.segment import read_known
@@ -177,12 +187,20 @@ class _Check:
     def add_journal(self, info: ObjectInfo) -> None:
         try:
             partition, epoch = layout.journal_place(info.key)
+            base = layout.journal_base(info.key)
         except ValueError:
             return  # not ours
         if not 0 <= partition < self._topic.partitions or not self._is_there(info.key):
             return
         compiler = self._compiler(partition)
-        if epoch > compiler.epoch:
+        end = self._head(partition).next
+        if base >= end:
+            what = (
+                f"holds events of partition {partition} from offset {base}, the catalog has them "
+                f"up to {end}"
+            )
+            self._found.proofs.append(Proof(info, what))
+        elif epoch > compiler.epoch:
             what = (
                 f"was compiled under epoch {epoch} of partition {partition}, the catalog is at "
                 f"{compiler.epoch}"
@@ -199,9 +217,7 @@ class _Check:
             if known.partition not in listed:
                 rows = read_unused(self._log, self._topic, known.partition)
                 listed[known.partition] = {key for row in rows for key in row.objects}
-            if known.object in listed[known.partition] or info.key in proven:
-                continue
-            if self._is_older(known.object, info):
+            if info.key not in proven and self._is_lost(known, listed[known.partition], info):
                 proven.add(info.key)
                 what = (
                     f"was stored after `{known.object}` was committed at offset {known.base} of "
@@ -246,17 +262,18 @@ class _Check:
         row = self._log.catalog.get(partition, layout.run_row(known.base))
         return None if row is None else decode_row(row.value, Run, f"row `{row.row}`")
 
-    def _is_older(self, key: str, than: ObjectInfo) -> bool:
-        """Whether an object is there, and the store dates it before another one.
+    def _is_lost(self, known: Known, listed: Collection[str], stray: ObjectInfo) -> bool:
+        """Whether the object of a run is there, and the partition does not know it any more.
 
-        One that is dated later was put a second time, by a request that was delayed until a sweep
-        had deleted the object.
+        No date counts: a store that was restored has others, and clocks are set back. So a request
+        that stored the object a second time, after a sweep had deleted it, looks the same.
         """
+        if known.object in listed or known.object == stray.key:
+            return False
         try:
-            info = self._log.store.head(key)
+            return self._accepted_ms < self._log.store.head(known.object).modified_ms
         except NotFoundError:
             return False
-        return self._accepted_ms < info.modified_ms <= than.modified_ms
 
     def _is_there(self, key: str) -> bool:
         try:

@@ -12,18 +12,19 @@ lost or hidden, and the object that it names would look like garbage.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from tidelog.catalog.base import Row
-from tidelog.errors import CorruptError, InvalidError, UnavailableError
+from tidelog.errors import CorruptError, InvalidError, NotFoundError, UnavailableError
 from tidelog.log.base import Log
 from tidelog.log.leftovers import decode_run
+from tidelog.log.strays import NotedRow
 from tidelog.log.topics import read_head
 from tidelog.log.unused import ListedRow
 from tidelog.model import layout
 from tidelog.model.producers import UNNAMED
-from tidelog.model.run import Amendment, Head, ProducerState, Run, Unused, decode_row
+from tidelog.model.run import Amendment, Head, ProducerState, Run, Strays, Unused, decode_row
 from tidelog.model.topic import Topic
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "References",
     "Silent",
     "UnknownRowError",
+    "check_objects",
     "find_gap",
     "read_references",
     "read_whole",
@@ -52,6 +54,7 @@ KNOWN = frozenset(
         "sink",
         "slot",
         "staged",
+        "stray",
         "unused",
     }
 )
@@ -92,6 +95,7 @@ class References:
     leftovers: set[str] = field(default_factory=set)  # objects that rows name which do not count
     has_leftovers: bool = False  # of trims or compiles
     unused: list[ListedRow] = field(default_factory=list)
+    noted: list[NotedRow] = field(default_factory=list)  # strays, in partition 0
     producers: list[Silent] = field(default_factory=list)  # unnamed ones
     newest_ms: int = 0  # the newest time that a commit or a producer has noted
 
@@ -117,6 +121,22 @@ def read_whole(log: Log, topic: Topic, partition: int, head: Head) -> tuple[Head
     raise UnavailableError(
         f"partition `{topic.name}/{partition}`: is compiled again and again: sweep again"
     )
+
+
+def check_objects(log: Log, topic: Topic, missing: Collection[str]) -> None:
+    """``CorruptError`` where rows still name one of these objects, and the store has it not."""
+    named: set[str] = set()
+    for partition in range(topic.partitions):
+        head, _ = read_head(log, topic, partition)
+        named |= read_whole(log, topic, partition, head)[1].objects
+    for key in sorted(named.intersection(missing)):
+        try:
+            log.store.head(key)
+        except NotFoundError:
+            raise CorruptError(
+                f"topic `{topic.name}`: a row names object `{key}`, which is not there: keep "
+                "everything, and restore the store or the catalog from a copy"
+            ) from None
 
 
 def find_gap(head: Head, found: References) -> tuple[int, int] | None:
@@ -158,6 +178,9 @@ def read_references(log: Log, topic: Topic, partition: int, head: Head) -> Refer
         elif kind == "unused":
             objects = decode_row(row.value, Unused, what).objects
             found.unused.append(ListedRow(row.row, row.version, objects))
+        elif kind == "stray":
+            noted = decode_row(row.value, Strays, what)
+            found.noted.append(NotedRow(row.row, row.version, noted))
         elif kind == "producer":
             state = decode_row(row.value, ProducerState, what)
             found.newest_ms = max(found.newest_ms, state.seen_ms)

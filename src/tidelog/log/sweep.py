@@ -21,8 +21,9 @@ For each topic that is ready:
    kind, one that does not decode, or offsets between the head's start and next that no row holds
    make the sweep refuse this topic; then the topic's objects are listed. A row whose object is not
    there makes it refuse too. So does a stray that proves that the catalog went back (``losses``):
-   an object that no row names, and that fewer partitions list as unused than it is for. Nothing
-   was deleted so far
+   an object that fewer partitions name or list as unused than it is for. Nothing was deleted so
+   far. Other strays that can be committed no more are noted, with the time of the store, unless
+   they are noted already; notes of objects that are no strays any more go (``strays``)
 5. rows that trims and compiles left behind are deleted, their objects listed as unused
    (``leftovers``)
 6. amendments that the journal of their offset has, and that are older than the grace, are deleted,
@@ -30,8 +31,8 @@ For each topic that is ready:
 7. the rows of unused objects are read again. Objects that they list for as many partitions as they
    are for, and that no row names, are deleted, if they are older than the grace: segments and
    values of updates below the floor, journals below the epoch of their partition. Strays are kept
-   for a week, or until a person accepts that they go. What Spark writers have staged, and no
-   driver will commit, is deleted too (``sink_sweep``)
+   for a week after their note, or until a person accepts that they go. What Spark writers have
+   staged, and no driver will commit, is deleted too (``sink_sweep``)
 8. of the rows of unused objects that step 4 has read, those are deleted, by their versions, that
    list nothing which is there any more
 9. rows of unnamed producers that were not seen for a week are marked as silent, with the time of
@@ -55,6 +56,7 @@ Then, for the store as a whole:
 | 2, partly  | some heads refuse older segments         | producers upload anew where they must   |
 | 3, partly  | some compilers lost their row            | they take it anew, and go on            |
 | 4          | the same in every head                   | the same                                |
+| 4, partly  | some notes of strays, or fewer           | the next sweep: a week begins later     |
 | 5 to 9     | fewer rows, fewer objects                | the next sweep goes on                  |
 | 6, partly  | a head that names too many amendments    | the next sweep; readers find none there |
 | 7          | rows that list objects which are gone    | the next sweep deletes them             |
@@ -74,18 +76,21 @@ there, and readers read amendments before rows, so they never see an older state
 A catalog that has lost commits names the only copy of acknowledged events no more. But no row lists
 it as unused either, and only what is listed is garbage. Steps 0 and 4 prove the loss where they
 can. Then a person decides: restores the catalog, or accepts the loss. An object is deleted before
-the row that lists it, so no object is taken for a stray because its row went first.
+the row that lists it, so no object is taken for a stray because its row went first. What cannot be
+proven is kept for a week that begins when a sweep first meets it: dates of objects are older than
+the loss, and may come from a store that was restored.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Collection, Iterable, Iterator, Sequence
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import msgspec
 
-from tidelog.catalog.base import Delete, Put
+from tidelog.catalog.base import Put
 from tidelog.errors import (
     ConflictError,
     CorruptError,
@@ -120,18 +125,25 @@ from tidelog.log.losses import (
     find_losses,
     newer_than,
 )
-from tidelog.log.references import References, Silent, UnknownRowError, read_whole
+from tidelog.log.references import (
+    References,
+    UnknownRowError,
+    check_objects,
+    read_whole,
+)
+from tidelog.log.silent import forget_producer
 from tidelog.log.sink_sweep import left_by_sinks
-from tidelog.log.topics import find_topic, list_topics, read_head
-from tidelog.log.unused import Uses, read_unused, remove_unused
+from tidelog.log.strays import note_strays, noted_since
+from tidelog.log.topics import find_topic, list_topics
+from tidelog.log.unused import Uses, is_shared, read_unused, remove_unused
 from tidelog.model import layout, limits
 from tidelog.model.run import Head, HeldRow, decode_row, encode_row
 from tidelog.model.topic import Topic
 from tidelog.store.base import ObjectInfo, Store
 
-__all__ = ["PRODUCER_EXPIRES_MS", "Refused", "SweepReport", "abort_uploads", "sweep_home"]
+__all__ = ["Refused", "SweepReport", "abort_uploads", "sweep_home"]
 
-PRODUCER_EXPIRES_MS = 7 * 24 * 3600 * 1000  # an unnamed producer that was silent this long is gone
+NEVER_NOTED: Mapping[str, int] = MappingProxyType({})
 _DELETES_AT_ONCE = 1_000  # objects; what S3 takes in one request
 
 
@@ -197,9 +209,9 @@ class _Age:
     def is_old(self, then_ms: int) -> bool:
         return is_old(self.now_ms, then_ms, self.grace_ms)
 
-    def is_kept(self, then_ms: int) -> bool:
-        """Whether a stray of that date is still kept."""
-        return self.now_ms - then_ms < limits.STRAY_KEEP_MS
+    def is_kept(self, noted_ms: int | None) -> bool:
+        """Whether a stray that was noted then, or never, is still kept."""
+        return noted_ms is None or self.now_ms - noted_ms < limits.STRAY_KEEP_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +219,7 @@ class _Listed:
     """A topic's objects that no row needs, or will soon need no more."""
 
     unneeded: list[ObjectInfo]
-    strays: list[ObjectInfo]  # of them, those that no row names, and too few list
+    strays: list[ObjectInfo]  # that fewer partitions name or list than they are for
     keys: set[str]  # of all objects
 
 
@@ -278,14 +290,18 @@ def _sweep_topic(log: Log, name: str, age: _Age, tally: _Tally, accept: bool) ->
     heads, references = [head for head, _ in read], [found for _, found in read]
     listed = _list_objects(log, topic, references, tally)
     losses = _look_at(log, topic, epochs, listed.strays)
-    doubted = _settle(log, topic, losses, age, accept)
+    since = noted_since(references[0].noted)
+    doubted = _settle(log, topic, losses, age, accept, since)
+    strays = {info.key for info in losses.doubts}
+    fresh = [] if accept else [key for key in strays if since.get(key, sys.maxsize) > age.store_ms]
+    note_strays(log, topic, references[0].noted, strays, sorted(fresh), age.store_ms)
     for partition, (head, found) in enumerate(zip(heads, references, strict=True)):
         if found.has_leftovers:
             tally.runs_removed += remove_shadowed(log, topic, partition, head.journaled).runs
             tally.runs_removed += remove_trimmed(log, topic, partition, head).runs
         if head.amended is not None:
             _remove_applied(log, topic, partition, found, age, tally)
-    lost = {info.key for info in losses.doubts} | {proof.info.key for proof in losses.proofs}
+    lost = strays | {proof.info.key for proof in losses.proofs}
     garbage = _garbage(log, topic, epochs, references, listed, lost - doubted)
     gone = _delete_old(log, garbage, age, tally)
     for partition, found in enumerate(references):
@@ -298,13 +314,19 @@ def _sweep_topic(log: Log, name: str, age: _Age, tally: _Tally, accept: bool) ->
     newest_ms = min(age.now_ms, max((found.newest_ms for found in references), default=0))
     for partition, found in enumerate(references):
         for row in found.producers:
-            tally.producers_removed += _forget_producer(
-                log, (topic, partition), row, newest_ms, age
-            )
+            gone_too = forget_producer(log, (topic, partition), row, newest_ms, age.latest_ms)
+            tally.producers_removed += gone_too
     tally.topics += 1
 
 
-def _settle(log: Log, topic: Topic, losses: Losses, age: _Age, accept: bool) -> frozenset[str]:
+def _settle(
+    log: Log,
+    topic: Topic,
+    losses: Losses,
+    age: _Age,
+    accept: bool,
+    since: Mapping[str, int] = NEVER_NOTED,
+) -> frozenset[str]:
     """The possible losses to keep. ``CorruptError`` where objects prove that commits are lost.
 
     With ``accept`` a person has accepted that all of these go, which is remembered: for objects of
@@ -326,9 +348,14 @@ def _settle(log: Log, topic: Topic, losses: Losses, age: _Age, accept: bool) -> 
     return frozenset(
         info.key
         for info in losses.doubts
-        if info.modified_ms > until_ms and age.is_kept(info.modified_ms)
+        if info.modified_ms > until_ms and age.is_kept(_kept_since(info, since))
         if age.is_old(info.modified_ms)  # else the grace keeps it
     )
+
+
+def _kept_since(info: ObjectInfo, since: Mapping[str, int]) -> int | None:
+    """When the week of a stray began; None where it begins now."""
+    return since.get(info.key)
 
 
 def _list_objects(
@@ -338,22 +365,26 @@ def _list_objects(
     needed = set().union(*(found.objects for found in references))
     applied = {each.object for found in references for each in found.applied}
     keys: set[str] = set()
-    unnamed, kept = [], []
+    unnamed, kept, shared = [], [], []
     for folder in (layout.segments, layout.amendments, layout.journals):
         for info in _seen(log, folder(topic.incarnation), tally):
             keys.add(info.key)
             if info.key not in needed:
                 unnamed.append(info)
-            elif info.key in applied:
+                continue
+            if info.key in applied:
                 kept.append(info)  # until its amendment goes
+            if is_shared(info.key):
+                shared.append(info)  # other partitions may have lost it
     if not needed <= keys:
-        _check_missing(log, topic, needed - keys)
-    uses = Uses(info.key for info in unnamed)
+        check_objects(log, topic, needed - keys)
+    asked = [*unnamed, *shared]
+    uses = Uses(info.key for info in asked)
     for partition, found in enumerate(references):
         uses.add(partition, found.objects)
         uses.add(partition, found.leftovers)
         uses.add_rows(partition, found.unused)
-    strays = [info for info in unnamed if not uses.is_settled(info.key)]
+    strays = [info for info in asked if not uses.is_settled(info.key)]
     return _Listed([*unnamed, *kept], strays, keys)
 
 
@@ -364,22 +395,6 @@ def _look_at(log: Log, topic: Topic, epochs: Sequence[int], strays: list[ObjectI
     asked = [info for info in strays if info.key in over or info.key.startswith(journals)]
     losses = find_losses(log, topic, asked, accepted_until_ms(log, topic))
     return Losses(losses.proofs, [info for info in losses.doubts if info.key in over])
-
-
-def _check_missing(log: Log, topic: Topic, missing: Collection[str]) -> None:
-    """Refuse objects that rows still name and the store does not have."""
-    named: set[str] = set()
-    for partition in range(topic.partitions):
-        head, _ = read_head(log, topic, partition)
-        named |= read_whole(log, topic, partition, head)[1].objects
-    for key in sorted(named.intersection(missing)):
-        try:
-            log.store.head(key)
-        except NotFoundError:
-            raise CorruptError(
-                f"topic `{topic.name}`: a row names object `{key}`, which is not there: keep "
-                "everything, and restore the store or the catalog from a copy"
-            ) from None
 
 
 def _garbage(
@@ -547,38 +562,6 @@ def _delete_old(
             delete()
     delete()
     return frozenset(gone)
-
-
-def _forget_producer(
-    log: Log, place: tuple[Topic, int], row: Silent, newest_ms: int, age: _Age
-) -> bool:
-    """Step 9, for one row: whether it was deleted."""
-    state = row.state
-    if newest_ms - state.seen_ms <= PRODUCER_EXPIRES_MS:
-        return False
-    if state.silent_ms == 0:  # dated by the producer's clock alone, which may be wrong
-        _note_silence(log, place, row, age.latest_ms)
-        return False
-    return newest_ms - state.silent_ms > PRODUCER_EXPIRES_MS and _remove_producer(log, *place, row)
-
-
-def _note_silence(log: Log, place: tuple[Topic, int], row: Silent, now_ms: int) -> None:
-    """Mark a row that looks old: from now on a week counts that a sweep has dated."""
-    where = layout.topic_partition(place[0].incarnation, place[1])
-    noted = msgspec.structs.replace(row.state, silent_ms=now_ms)
-    change = Put(row.row, encode_row(noted), expect=row.version)
-    with contextlib.suppress(ConflictError, UnknownOutcomeError):  # the next sweep looks again
-        log.catalog.write(where, change, write_id=log.ids.new())
-
-
-def _remove_producer(log: Log, topic: Topic, partition: int, row: Silent) -> bool:
-    """Step 9, for one row: whether it went. One that has changed belongs to a living producer."""
-    where = layout.topic_partition(topic.incarnation, partition)
-    try:
-        log.catalog.write(where, Delete(row.row, expect=row.version), write_id=log.ids.new())
-    except (ConflictError, UnknownOutcomeError):
-        return False  # if the row is still there, the next sweep meets it again
-    return True
 
 
 def _sweep_deleted(log: Log, stored: Iterable[str], age: _Age, tally: _Tally) -> None:

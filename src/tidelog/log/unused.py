@@ -26,7 +26,7 @@ from tidelog.model import layout, limits
 from tidelog.model.run import Unused, decode_row, encode_row
 from tidelog.model.topic import Topic
 
-__all__ = ["ListedRow", "Uses", "list_unused", "read_unused", "remove_unused"]
+__all__ = ["ListedRow", "Uses", "is_shared", "list_unused", "read_unused", "remove_unused"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +82,11 @@ def remove_unused(
         changes = [Delete(row.row, row.version) for row in gone[first : first + limits.CHANGES_MAX]]
         with contextlib.suppress(ConflictError, UnknownOutcomeError):  # the next sweep meets them
             log.catalog.write(where, *changes, write_id=log.ids.new())
+
+
+def is_shared(key: str) -> bool:
+    """Whether an object has events of several partitions: one that names it says too little."""
+    return _origin(key)[1] > 1
 
 
 class Uses:

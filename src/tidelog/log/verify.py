@@ -11,10 +11,11 @@ id indexes, and the slot rows, which must be those of journals and runs; last, t
 row names. Rows that trims and compiles left behind are no damage.
 
 An object that no row needs is a note where rows list it as unused: a sweep deletes it. A stray,
-which no row names or lists, is an error where it proves that the catalog has lost commits, and a
-warning where it may be a loss (``losses``). A producer that is at work, or died between upload and
-commit, leaves the same behind, so this alone is a warning. It ends after a week, or when a person
-accepts it. What a person has accepted is a note.
+which fewer partitions name or list than it has events of, is an error where it proves that the
+catalog has lost commits, and a warning where it may be a loss (``losses``). A producer that is at
+work, or died between upload and commit, leaves the same behind, so this alone is a warning. It ends
+when a sweep deletes the object, a week after it has noted it, or when a person accepts it. What a
+person has accepted is a note.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from tidelog.log.base import Log
 from tidelog.log.findings import Finding, Severity, Tally
 from tidelog.log.losses import accepted_until_ms, find_losses
 from tidelog.log.topics import find_topic
-from tidelog.log.unused import Uses, read_unused
+from tidelog.log.unused import Uses, is_shared, read_unused
 from tidelog.log.verify_partition import PartitionCheck
 from tidelog.model import layout
 from tidelog.model.run import Amendment, Run, decode_fields
@@ -81,8 +82,8 @@ def verify_topic(
     for partition in range(topic.partitions):
         PartitionCheck(tally, partition, pool).run()
     generation = _check_registry(tally)
-    orphans = _orphans(tally)
-    proven, doubted = _check_orphans(tally, orphans, generation)
+    orphans, torn = _orphans(tally)
+    proven, doubted = _check_orphans(tally, orphans, torn, generation)
     return VerifyReport(
         topic=topic.name,
         partitions=topic.partitions,
@@ -103,8 +104,11 @@ def verify_topic(
     )
 
 
-def _orphans(tally: Tally) -> list[ObjectInfo]:
-    """The objects that no row names, also none that was committed since its partition was read."""
+def _orphans(tally: Tally) -> tuple[list[ObjectInfo], list[ObjectInfo]]:
+    """The objects that no row names, and those that too few partitions name or list.
+
+    Also no row that was committed since its partition was read.
+    """
     staged = layout.sinks(tally.topic.incarnation, "")[:-1]  # named by manifests, not by runs
 
     def unnamed() -> list[ObjectInfo]:
@@ -114,10 +118,16 @@ def _orphans(tally: Tally) -> list[ObjectInfo]:
             if key not in tally.named and not key.startswith(staged)
         ]
 
-    if unnamed():
+    def torn() -> list[ObjectInfo]:
+        shared = [
+            info for key, info in tally.objects.items() if key in tally.named and is_shared(key)
+        ]
+        return _strays(tally, shared)
+
+    if unnamed() or torn():
         for partition, after in tally.nexts.items():
             _name_late(tally, partition, after)
-    return unnamed()
+    return unnamed(), torn()
 
 
 def _name_late(tally: Tally, partition: int, after: int) -> None:
@@ -147,11 +157,14 @@ def _strays(tally: Tally, orphans: list[ObjectInfo]) -> list[ObjectInfo]:
     return [info for info in orphans if not uses.is_settled(info.key)]
 
 
-def _check_orphans(tally: Tally, orphans: list[ObjectInfo], generation: int) -> tuple[int, int]:
+def _check_orphans(
+    tally: Tally, orphans: list[ObjectInfo], torn: list[ObjectInfo], generation: int
+) -> tuple[int, int]:
     """How many objects prove a loss, and how many may be one; reports each."""
+    strays = [*_strays(tally, orphans), *torn]
     try:
         until_ms = accepted_until_ms(tally.log, tally.topic)
-        losses = find_losses(tally.log, tally.topic, _strays(tally, orphans), until_ms)
+        losses = find_losses(tally.log, tally.topic, strays, until_ms)
     except CorruptError as exc:
         tally.add("error", f"topic `{tally.topic.name}`", str(exc))
         return 0, 0
@@ -160,25 +173,31 @@ def _check_orphans(tally: Tally, orphans: list[ObjectInfo], generation: int) -> 
     proofs = {proof.info.key: proof.what for proof in losses.proofs} | newer
     doubts = {info.key for info in losses.doubts} - proofs.keys()
     proven = doubted = 0
-    for info in orphans:
+    for info in [*orphans, *torn]:
         where = f"object `{info.key}`"
         is_accepted = info.modified_ms <= until_ms
         if info.key in proofs and not is_accepted:
             proven += 1
-            lost = "no row names it: the catalog has lost commits: restore it, or accept the loss"
-            tally.add("error", where, f"{proofs[info.key]}, and {lost}")
+            lost = "the catalog has lost commits: restore it, or accept the loss"
+            tally.add("error", where, f"{proofs[info.key]}, and {_unnamed(tally, info)}: {lost}")
             continue
         if info.key in doubts and not is_accepted:
             doubted += 1
             what = (
-                f"{info.size} bytes, no row names it or says that it is not needed: a producer is "
-                "at work or died before its commit, or the catalog has lost this commit: sweeps "
-                f"keep it for a week, or until `tidelog sweep --accept-loss {tally.topic.name}`"
+                f"{info.size} bytes, {_unnamed(tally, info)} or says that it is not needed: a "
+                "producer is at work or died before its commit, or the catalog has lost this "
+                "commit: sweeps keep it for a week, or until "
+                f"`tidelog sweep --accept-loss {tally.topic.name}`"
             )
             tally.add("warning", where, what)
             continue
-        tally.add("note", where, f"no row needs it, {info.size} bytes: a sweep decides")
+        if info.key not in tally.named:
+            tally.add("note", where, f"no row needs it, {info.size} bytes: a sweep decides")
     return proven, doubted
+
+
+def _unnamed(tally: Tally, info: ObjectInfo) -> str:
+    return f"{'not every partition' if info.key in tally.named else 'no row'} names it"
 
 
 def _is_above(key: str, generation: int) -> bool:

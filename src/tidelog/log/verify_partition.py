@@ -19,7 +19,16 @@ from tidelog.log.verify_object import problem_of_object
 from tidelog.log.verify_slots import SlotCheck
 from tidelog.model import layout, limits
 from tidelog.model.decoding import Persisted
-from tidelog.model.run import Head, HeldRow, LossAccepted, ProducerState, Run, Unused, decode_row
+from tidelog.model.run import (
+    Head,
+    HeldRow,
+    LossAccepted,
+    ProducerState,
+    Run,
+    Strays,
+    Unused,
+    decode_row,
+)
 
 __all__ = ["PartitionCheck"]
 
@@ -95,6 +104,8 @@ class PartitionCheck:
             self._decode(row, HeldRow)
         elif kind == "accepted":
             self._decode(row, LossAccepted)
+        elif kind == "stray":
+            self._decode(row, Strays)
         elif kind == "unused":
             found = self._decode(row, Unused)
             self._tally.list_unused(self._partition, () if found is None else found.objects)

@@ -129,6 +129,10 @@ ROWS = (
     Kind(
         "topic/<t>/<p> · unused/<id>", "objects that a write has made this partition need no more"
     ),
+    Kind(
+        "topic/<t>/0 · stray/<id>",
+        "objects that a sweep has found to be strays, and when: from then on a week counts",
+    ),
     Kind("topic/<t>/<p> · compile", "who compiles it, under which epoch"),
     Kind(
         "topic/<t>/0 · accepted",

@@ -46,6 +46,7 @@ __all__ = [
     "folder_of_manifest",
     "folder_row",
     "journal",
+    "journal_base",
     "journal_place",
     "journal_row",
     "journal_work",
@@ -89,6 +90,7 @@ __all__ = [
     "staging",
     "staging_of",
     "still_dead",
+    "stray_row",
     "success",
     "token_row",
     "topic_partition",
@@ -128,6 +130,7 @@ TOPIC_ROW_KINDS = (
     "sink",
     "staged",
     "slot",
+    "stray",
     "unused",
 )  # what a sweep must understand
 
@@ -187,6 +190,11 @@ def journal_place(key: str) -> tuple[int, int]:
     """The partition of a journal, and under which epoch it was compiled."""
     partition, epoch = key.split("/")[3:5]
     return int(partition), int(epoch)
+
+
+def journal_base(key: str) -> int:
+    """The first offset that a journal is for."""
+    return int(key.rpartition("/")[2].partition("_")[0])
 
 
 def journal_work(key: str) -> tuple[str, str]:
@@ -290,6 +298,11 @@ def unused_row(row_id: str) -> str:
     that goes from such a row into this one at least once.
     """
     return f"unused/{row_id}"
+
+
+def stray_row(row_id: str) -> str:
+    """Which objects a sweep has found to be strays; in the catalog partition of partition 0."""
+    return f"stray/{row_id}"
 
 
 def audit_partition(incarnation: str) -> str:

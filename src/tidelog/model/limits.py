@@ -50,6 +50,7 @@ __all__ = [
     "SEGMENT_EVENTS_MAX",
     "SETTLE_ATTEMPTS",
     "SLOT_MS_MAX",
+    "STRAYS_AT_ONCE",
     "STRAY_KEEP_MS",
     "TIMESTAMP_MS_END",
     "TOPIC_NAME_MAX",
@@ -91,6 +92,7 @@ BATCH_EVENTS_MAX = 50_000  # events of one record batch, so that a reader decode
 BATCH_BYTES_MAX = 1 << 30  # of batches that are joined; an Arrow array of bytes holds 2 GiB
 SLOT_MS_MAX = 24 * 3600 * 1000  # the coarsest time index
 STRAY_KEEP_MS = 7 * SLOT_MS_MAX  # a sweep keeps what may be the only copy of events this long
+STRAYS_AT_ONCE = 1_000  # that one row notes
 PRODUCER_NAME_MAX = 200  # characters
 PRODUCER_RECENT = 8  # batches whose offsets a producer's row keeps
 PRODUCER_ROW_BYTES = 150_000  # of those batches in the row, where sequences have gaps

@@ -21,6 +21,7 @@ __all__ = [
     "ProducerState",
     "Run",
     "SentBatch",
+    "Strays",
     "Unused",
     "decode_fields",
     "decode_row",
@@ -75,6 +76,13 @@ class Known(Persisted, frozen=True, array_like=True):
 class Unused(Persisted, frozen=True):
     """Objects that a partition needs no more, since one write took their last mention away."""
 
+    objects: tuple[str, ...]
+
+
+class Strays(Persisted, frozen=True):
+    """Objects that a sweep has found to be strays: from then on a week counts."""
+
+    at_ms: int  # when, by the store's clock
     objects: tuple[str, ...]
 
 

@@ -1,0 +1,73 @@
+"""Rows that note when a sweep first found an object to be a stray.
+
+A stray is kept for a week, and that week begins with the note: the date of an object tells when it
+was uploaded, which may be long before the catalog lost the commit. A sweep notes only objects that
+can be committed no more. So whatever a row has ever said about such an object was said before the
+note, and a copy of the catalog that has the note has that row too: no restored copy makes a note
+older than the loss. For the same reason a note that is written twice does no harm.
+
+Objects go before their notes. A note whose objects are strays no more is deleted, by its version,
+or replaced by one of those that still are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from tidelog.catalog.base import Change, Delete, Put
+from tidelog.errors import ConflictError, UnknownOutcomeError
+from tidelog.log.base import Log
+from tidelog.model import layout, limits
+from tidelog.model.run import Strays, encode_row
+from tidelog.model.topic import Topic
+
+__all__ = ["NotedRow", "note_strays", "noted_since"]
+
+
+@dataclass(frozen=True, slots=True)
+class NotedRow:
+    """One row of this kind."""
+
+    row: str
+    version: str
+    noted: Strays
+
+
+def noted_since(rows: Iterable[NotedRow]) -> dict[str, int]:
+    """Since when each object is noted."""
+    since: dict[str, int] = {}
+    for row in rows:
+        for key in row.noted.objects:
+            since[key] = min(row.noted.at_ms, since.get(key, row.noted.at_ms))
+    return since
+
+
+def note_strays(
+    log: Log,
+    topic: Topic,
+    rows: Sequence[NotedRow],
+    strays: Collection[str],
+    fresh: Sequence[str],
+    now_ms: int,
+) -> None:
+    """Note ``fresh`` strays, and forget what is no stray any more.
+
+    What fails is left to the next sweep, which then begins the week.
+    """
+    changes: list[Change] = []
+    for row in rows:
+        left = tuple(key for key in row.noted.objects if key in strays)
+        if not left:
+            changes.append(Delete(row.row, row.version))
+        elif len(left) < len(row.noted.objects):
+            value = encode_row(Strays(row.noted.at_ms, left))
+            changes.append(Put(row.row, value, expect=row.version))
+    for first in range(0, len(fresh), limits.STRAYS_AT_ONCE):
+        noted = Strays(now_ms, tuple(fresh[first : first + limits.STRAYS_AT_ONCE]))
+        changes.append(Put(layout.stray_row(log.ids.new()), encode_row(noted)))
+    where = layout.topic_partition(topic.incarnation, 0)
+    for change in changes:
+        with contextlib.suppress(ConflictError, UnknownOutcomeError):
+            log.catalog.write(where, change, write_id=log.ids.new())
