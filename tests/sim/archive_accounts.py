@@ -155,10 +155,16 @@ class Accountant:
         tally: Counter[str] = Counter()
         for offset in range(begin, end):
             tally[self._kind(of, partition, offset, data, dead, gaps, head)] += 1
-        beyond = [offset for offset in data | dead if not begin <= offset < end]
+        decided = self._decided(of, partition, end)
+        beyond = [offset for offset in data | dead if not begin <= offset < decided]
         assert not beyond, f"{of.folder}: {partition} holds {beyond}, outside [{begin}, {end})"
         self._check_begin(of, partition, head)
         self._check_claims(of, partition, rows, tally, claim)
+
+    def _decided(self, of: Generation, partition: str, end: int) -> int:
+        """Up to where files may be: a range that is decided, and whose source is gone, has some."""
+        intent = self.folders.value(f"pipeline/{of.pipeline}/{partition}", "intent")
+        return int(intent["limit"]) if intent is not None and intent["manifest"] else end
 
     def _kind(
         self,

@@ -36,8 +36,7 @@ from tidelog.log.topics import find_topic
 from tidelog.model import limits
 from tidelog.model.archive import Archive, Making
 from tidelog.model.event import Event
-from tidelog.pipeline import compact, generations, places
-from tidelog.pipeline import restore as pipeline_restore
+from tidelog.pipeline import compact, places
 from tidelog.pipeline.archive import create_archive, find_archive, open_pipeline
 from tidelog.pipeline.driver import Driver, Driving
 from tidelog.pipeline.policy import Due
@@ -153,8 +152,6 @@ class ArchivesHome(HomeWorld):
         for module in (here, uploads, segments):
             patch.setattr(module, "RandomIds", lambda: ids)
         patch.setattr(Due, "events_max", lambda _: self.random.choice([2, 4, 7]))
-        for module in (generations, pipeline_restore):
-            patch.setattr(module, "Driving", lambda **how: Driving(stop=self.stop(), **how))
         patch.setattr(foreign, "entry_points", lambda **_: ())  # they read many files
         patch.setattr(limits, "COMMITS_UNMERGED", 2)
         patch.setattr(compact, "_MIN", 2)

@@ -16,20 +16,26 @@ import pytest
 from tests.sim.archive_world import ArchivesWorld
 from tidelog.catalog.base import Check, Delete, Put
 from tidelog.errors import TidelogError
+from tidelog.log.archives import read_partitions, read_progress
 from tidelog.log.replays import Replays
 from tidelog.model.pipeline import Totals
+from tidelog.pipeline import archive as archives
 from tidelog.pipeline import (
     compact,
     cycle,
     erase,
+    finalize,
     generations,
     replay,
     sweep,
 )
+from tidelog.pipeline.coverage import MissingRange
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.driver import Driver
 from tidelog.pipeline.finalize import Finalizer
+from tidelog.sinks import topic as topic_sink
 from tidelog.sources.base import Bounds, Missing
+from tidelog.sources.topic import TopicSource
 
 __all__ = ["BUGS", "Bug", "notices", "seeds_until_caught"]
 
@@ -139,11 +145,6 @@ def _commit_before_publish(patch: Patch) -> None:
     patch.setattr(Cycle, "_finish", late)
 
 
-def _gaps_are_not_recorded(patch: Patch) -> None:
-    """A loss that was accepted leaves no gap in the head."""
-    patch.setattr(cycle, "joined_gaps", lambda gaps, more: gaps)
-
-
 def _deleted_offsets_are_not_counted(patch: Patch) -> None:
     """A manifest does not say how many offsets of its range held no event any more."""
     patch.setattr(Cycle, "_missing", lambda *_: Missing())
@@ -159,6 +160,18 @@ def _totals_forget_the_dead(patch: Patch) -> None:
     patch.setattr(Totals, "plus", without)
 
 
+def _range_without_incarnation(patch: Patch) -> None:
+    """A range is read from whatever topic has the name now."""
+    patch.setattr(TopicSource, "_find", lambda self, log, _: topics_find(log, self.topic))
+    patch.setattr(Cycle, "_is_remade", lambda *_: False)
+
+
+def topics_find(log: Any, name: str) -> Any:
+    from tidelog.log.topics import find_topic
+
+    return find_topic(log, name)
+
+
 def _later_partitions_are_skipped(patch: Patch) -> None:
     """With ``--start latest`` a partition that appears later begins at the end that it has."""
     begin = Driver._begin
@@ -172,7 +185,38 @@ def _later_partitions_are_skipped(patch: Patch) -> None:
     patch.setattr(Driver, "_begin", at_end)
 
 
+def _latest_is_what_the_driver_sees(patch: Patch) -> None:
+    """``latest`` means the end at the first run, and not at the archive's creation."""
+    begin = Driver._begin
+
+    def now(self: Driver, partition: Any, held: Bounds) -> Any:
+        found = begin(self, partition, held)
+        if found.reason != "latest":
+            return found
+        return msgspec.structs.replace(found, position=held.end)
+
+    patch.setattr(Driver, "_begin", now)
+
+
 # Generations.
+
+
+def _promote_compares_ends(patch: Patch) -> None:
+    """A promote looks at positions alone, and a backfill reads nothing but the source."""
+
+    def behind(log: Any, archive: Any, old: int, new: int) -> list[MissingRange]:
+        found = []
+        for partition in read_partitions(log, archive.pipeline(old)):
+            before = read_progress(log, archive.pipeline(old), partition)
+            now = read_progress(log, archive.pipeline(new), partition)
+            if before is not None and before.ordinal:
+                position = now.position if now else "0"
+                if int(position or 0) < int(before.position or 0):
+                    found.append(MissingRange(partition, position, before.position))
+        return found
+
+    patch.setattr(generations, "missing_ranges", behind)
+    patch.setattr(archives, "FillSource", lambda home, archive, number, given: given)
 
 
 def _fill_leaves_dead_letters_out(patch: Patch) -> None:
@@ -259,7 +303,27 @@ def _marker_without_bound(patch: Patch) -> None:
     patch.setattr(Finalizer, "_watermark_ms", lambda self, now_ms, delay_ms: now_ms)
 
 
+def _chain_is_bounded_by_its_source(patch: Patch) -> None:
+    """An archive of an archive is complete when it is caught up with that one."""
+    patch.setattr(finalize, "_sources", lambda home, archive: [_own(home, archive)])
+
+
+def _own(home: Any, archive: Any) -> Any:
+    return finalize.source_at(home, archive.source)
+
+
 # Copies and trims.
+
+
+def _copies_have_no_numbers(patch: Patch) -> None:
+    """A pump and a restore append what is staged, whether or not it was appended before."""
+    append = topic_sink.append_staged
+
+    def anyhow(producer: Any, segments: Any, ordinal: int, pool: Any) -> int:
+        producer = type(producer)(producer._log, producer.topic, f"~{producer._log.ids.new()}")
+        return append(producer, segments, ordinal, pool)
+
+    patch.setattr(topic_sink, "append_staged", anyhow)
 
 
 def _trim_passes_over_archives(patch: Patch) -> None:
@@ -274,10 +338,12 @@ BUGS: Mapping[str, Bug] = {
     "files are published before they are decided": Bug("P4", _published_before_decided),
     "staged files are removed too early": Bug("P4", _staged_files_go_too_early),
     "commit comes before publish": Bug("P4", _commit_before_publish),
-    "gaps are not recorded": Bug("P4a", _gaps_are_not_recorded),
     "deleted offsets are not counted": Bug("P4a", _deleted_offsets_are_not_counted),
     "dead letters are not in the totals": Bug("P4a", _totals_forget_the_dead),
+    "a range does not name its incarnation": Bug("P4", _range_without_incarnation),
     "later partitions begin at their end": Bug("P4a", _later_partitions_are_skipped),
+    "latest means the first run": Bug("P4a", _latest_is_what_the_driver_sees),
+    "promote compares ends only": Bug("P4a", _promote_compares_ends),
     "a backfill leaves dead letters out": Bug("P4a", _fill_leaves_dead_letters_out),
     "a sweep removes kept generations": Bug("P4a", _sweep_removes_kept_generations),
     "replayed dead letters count twice": Bug("P4", _replayed_letters_count_twice),
@@ -286,5 +352,7 @@ BUGS: Mapping[str, Bug] = {
     "a merged manifest lacks files": Bug("P4", _compaction_forgets_a_range),
     "erased events are not counted": Bug("P4a", _erasure_counts_nothing),
     "a marker bounded by nothing": Bug("P4a", _marker_without_bound),
+    "a chain's marker ignores the first source": Bug("P4a", _chain_is_bounded_by_its_source),
+    "copies have no numbers": Bug("P4", _copies_have_no_numbers),
     "a trim passes over archives": Bug("P4a", _trim_passes_over_archives),
 }

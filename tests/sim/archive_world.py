@@ -16,6 +16,8 @@ import contextlib
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from tests.sim.archive_home import ANY_KIND, FIRST_KIND, ArchivesHome
 from tests.sim.archive_store import Generation
 from tests.sim.journal_home import PARTITIONS
@@ -57,6 +59,7 @@ BY_MINUTE = Making(
     format_settings=LINES,
     layout={"granularity": "minute"},
 )
+BY_MINUTE_A = msgspec.structs.replace(BY_MINUTE, parser=FIRST_KIND)
 RAW = Making(format="parquet", codec="none")
 OTHERS = ("trim", "remake", "build", "replay", "erase", "finalize", "chain", "copy", "later")
 LATER = ("m1", "m2")  # topics of an archive by pattern; the second one appears later
@@ -99,7 +102,7 @@ class ArchivesWorld(ArchivesHome):
             for _ in range(2):
                 self.append(self.quiet, partition, [self.event() for _ in range(4)])
         home = self.home(self.quiet)
-        self.create_archive(home, "day", "topic:t", BY_DAY)
+        self.create_archive(home, "day", "topic:t", self.random.choice([BY_DAY, BY_MINUTE_A]))
         if "chain" in self.kinds:
             self.create_archive(home, "chain", "archive:day", BY_MINUTE)
         else:
@@ -147,18 +150,28 @@ class ArchivesWorld(ArchivesHome):
                 self.append(log, self.random.randrange(PARTITIONS), events)
 
     def trim(self) -> None:
+        """Trim to where archives have read, or past them."""
         home = self.home()
-        for _ in range(2):
-            home.log.clock.sleep(self.random.uniform(1, 15))
-            ends = {
-                number: self.random.randint(0, self.truth.end(self.topic.incarnation, number))
-                for number in range(PARTITIONS)
-            }
-            past = self.chance(0.3)
+        for _ in range(4):
+            home.log.clock.sleep(self.random.uniform(1, 12))
+            past = self.chance(0.25)
             self.past_readers |= past
+            ends = {number: self.trim_to(number, past) for number in range(PARTITIONS)}
             with self.tolerating(InvalidError, ConflictError, NotFoundError):
                 home.trim("t", ToOffsets(ends), past_readers=past)
                 self.done.trims += 1
+
+    def trim_to(self, number: int, past: bool) -> int:
+        """An offset that all archives have read, most of the time; any one to pass readers."""
+        end = self.truth.end(self.topic.incarnation, number)
+        if past or self.chance(0.3):
+            return self.random.randint(0, end)
+        positions = [end]
+        for live in self.folders.live():
+            rows = self.folders.source_rows(live, f"t/{number}")
+            if live.archive != "many":
+                positions.append(int(rows.head["position"] or 0) if rows else 0)
+        return min(positions)
 
     def remake(self) -> None:
         """Delete the topic, and make another one of its name."""
@@ -172,7 +185,11 @@ class ArchivesWorld(ArchivesHome):
             with self.tolerating(ConflictError, AlreadyExistsError):
                 create_topic(log, Topic("t", log.ids.new(), PARTITIONS, log.clock.now_ms()))
                 self.done.remade += 1
-                return
+                break
+        for number in range(PARTITIONS):  # the new one soon reaches beyond the old one's end
+            with self.tolerating(ConflictError, NotFoundError):
+                events = [self.event() for _ in range(self.random.choice([4, 30]))]
+                self.append_to(log, "t", number, events)
 
     def appear(self) -> None:
         """Let a topic appear that an archive by pattern did not see at its creation."""
@@ -195,8 +212,11 @@ class ArchivesWorld(ArchivesHome):
             name = self.random.choice(["day", *self.names()])
             take_over, accept_loss = self.chance(0.3), self.chance(0.5)
             with self.tolerating(InvalidError, NotFoundError):  # lost events, a retired generation
-                how = {"start": "latest"} if name == "many" else {}
-                self.drive(home, name, take_over=take_over, accept_loss=accept_loss, **how)
+                how: dict[str, Any] = {"start": "latest"} if name == "many" else {}
+                building = find_archive(home, name).building if self.chance(0.3) else None
+                self.drive(
+                    home, name, building, take_over=take_over, accept_loss=accept_loss, **how
+                )
                 self.done.drained += 1
 
     def build(self) -> None:
@@ -316,6 +336,7 @@ class ArchivesWorld(ArchivesHome):
         ).turn()  # one that died half-way leaves files that are not as their manifests say
         for name in sorted(self.names(), key=lambda each: each == "chain"):
             self.finish(home, name)
+        self.scheduler.time.advance(300)  # a promote that died has had its time
         building = find_archive(home, "day").building
         if building is not None:
             drop_generation(home, "day", building, force=True)
@@ -371,8 +392,9 @@ class ArchivesWorld(ArchivesHome):
             if raw.id in self.truth.by_id and self.is_gone(raw.id, topic)
         )
         if gone:
-            self.scheduler.time.advance(86_400 * 2)
-            carry_out(home, topic, 0)
+            for _ in range(2):
+                self.scheduler.time.advance(86_400 * 8)  # objects that no row names stay for a week
+                carry_out(home, topic, 0)
             proof = prove_erased(home, topic, gone)
             assert proof.is_erased, f"the proof finds {proof.traces[:3]}"
             self.erasures.prove(gone)
