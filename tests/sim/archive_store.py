@@ -123,7 +123,7 @@ class Folders:
         rows = self._rows.values(f"pipeline/{of.pipeline}{suffix}/{partition}")
         if "head" not in rows:
             return None
-        names = sorted(name for name in rows if name.startswith("commit/"))
+        names = sorted((name for name in rows if name.startswith("commit/")), key=_in_order)
         commits = [_fields(rows[name]) for name in names]
         manifests = [
             each for commit in commits for each in _ranges(self.manifest(commit["manifest"]))
@@ -150,6 +150,12 @@ class Folders:
     def value(self, partition: str, row: str) -> Row | None:
         found = self._rows.values(partition).get(row)
         return None if found is None else _fields(found)
+
+
+def _in_order(name: str) -> tuple[int, list[int]]:
+    """Where a commit's row belongs: ranges without events have the ordinal of the next one."""
+    _, ordinal, start = name.split("/", 2)
+    return int(ordinal), [int(number) for number in start.split(":")]
 
 
 def _ranges(manifest: Row) -> list[Row]:
