@@ -51,7 +51,7 @@ FORMATS: dict[str, dict[str, object]] = {
     "delimited": {"codec": "none"},
     "sequence": {"format_settings": {"key": "msgpack"}},
 }
-SCHEMA = {"format_settings": {"schema": "n BIGINT, at BIGINT"}}
+SCHEMA = {"format_settings": {"schema": "n BIGINT, at BIGINT", "keep_value": False}}
 
 
 @pytest.fixture
