@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import pytest
@@ -17,9 +18,10 @@ ROWS = [
 def shown(width: int, monkeypatch: pytest.MonkeyPatch, captured: pytest.CaptureFixture[str]) -> str:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", str(width))
-    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("TERM", "xterm")  # of a dumb one the width is always 80
+    monkeypatch.setenv("NO_COLOR", "1")
     Output(as_json=False).records(("object", "events", "url"), ROWS)
-    return captured.readouterr().out
+    return re.sub(r"\x1b\[[0-9;]*m", "", captured.readouterr().out)
 
 
 def test_a_table_that_fits_is_a_table(
