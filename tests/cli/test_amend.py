@@ -6,8 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.cli.running import Run
+from tidelog.codec.id_lines import id_line, ids_of_lines
 from tidelog.journal.audit import id_mark
 
 
@@ -53,7 +56,7 @@ def test_delete_by_ids_by_a_file_and_by_a_key(filled: Run, tmp_path: Path) -> No
     some = filled("delete", "t", "id-0", "id-1", "--json")
     told = {"topic": "t", "deleted": 1, "archived": 0, "missing": ["id-0"]}
     assert (some.code, some.rows()) == (1, [told])
-    (tmp_path / "ids").write_bytes(b"id-2\r\n\n")
+    (tmp_path / "ids").write_bytes(b"id-2\n\n")
     assert filled("delete", "t", "--ids-file", str(tmp_path / "ids"), "--yes").code == 0
     assert filled("delete", "t", "--key", "k1", "--yes", "--json").rows()[0]["deleted"] == 2
     assert filled("replay", "t").out == b"v4\n"
@@ -78,10 +81,47 @@ def test_without_a_terminal_a_key_or_a_file_of_ids_needs_a_yes(filled: Run, tmp_
 
 def test_a_list_without_ids_deletes_nothing(filled: Run) -> None:
     for which, said in (("/dev/null", "/dev/null"), ("-", "`-`")):
-        refused = filled("delete", "t", "--ids-file", which, "--yes", "--prove", stdin=b"\r\n\n")
+        refused = filled("delete", "t", "--ids-file", which, "--yes", "--prove", stdin=b"\n\n")
         assert (refused.code, refused.out) == (2, b"")
         assert f"{said}" in refused.err
         assert "holds no id" in refused.err
+
+
+def test_a_file_of_ids_deletes_exactly_these_ids(filled: Run, tmp_path: Path) -> None:
+    """Of events whose ids differ only by line ends, blanks or quotes, each is deleted alone."""
+    ids = ["a", "a\r", "a\n", "a\nb", "b", "a ", " a", '"a"', "\ufeffa", "a\u2028b", " "]
+    lines = "".join(json.dumps({"id": each, "value": each}) + "\n" for each in ids)
+    assert filled("produce", "t", "--format", "events", stdin=lines.encode()).code == 0
+    file = tmp_path / "ids"
+
+    def left() -> list[str]:
+        replayed = filled("replay", "t", "--json").rows()
+        return [row["id"] for row in replayed if row["id"] in ids]
+
+    assert sorted(left()) == sorted(ids)
+    for refused in (
+        b"a\r\n",
+        b"a\r",
+        b"\xef\xbb\xbfa\n",
+        b'"a\n',
+        b'"a" \n',
+        b'"\\ud800"\n',
+        b'"a"b\n',
+    ):
+        file.write_bytes(refused)
+        said = filled("delete", "t", "--ids-file", str(file), "--yes")
+        assert (said.code, said.err.count("\n")) == (2, 1), refused
+    assert sorted(left()) == sorted(ids)
+    for each in list(ids):
+        file.write_text(id_line(each) + "\n")
+        assert filled("delete", "t", "--ids-file", str(file), "--yes").code == 0
+        ids.remove(each)
+        assert sorted(left()) == sorted(ids)
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=("Cs",)), min_size=1)))
+def test_lines_of_ids_are_read_back_as_they_were(ids: list[str]) -> None:
+    assert ids_of_lines("\n".join(map(id_line, ids)), "list") == ids
 
 
 def test_an_empty_value_must_be_meant(filled: Run) -> None:

@@ -12,6 +12,7 @@ from tidelog.model.archive import Archive, Making
 from tidelog.pipeline.archive import create_archive, find_archive, open_pipeline
 from tidelog.pipeline.driver import Driver, Driving
 from tidelog.pipeline.workers import LocalWorkers
+from tidelog.server.console.showing import url
 
 SECRET = b"the person's own words"
 
@@ -128,3 +129,27 @@ def test_an_erasure_says_whose_and_why(served: Served, browser: Browser) -> None
         assert browser.send(page, ERASE, **fields).status_code == 400, wrong
     assert len([e for p in range(2) for e in served.home.read("people", p)]) == 40
     browser.get("/console/proofs/none", 404)
+
+
+def test_a_form_erases_exactly_what_it_names(served: Served, browser: Browser) -> None:
+    home = served.home
+    home.create_topic("odd", 1)
+    ids = ["a", "a\r", "a\n", "a\u2028b", "a\x0cb", "b", " ", '"a"']
+    home.append("odd", [Event(each.encode(), id=each) for each in ids])
+    home.append("odd", [Event(b"key", key=each) for each in (b"u", b"u ", b"u\n")])
+    action = "/console/topics/odd/erase"
+
+    def erase(**query: str) -> None:
+        page = browser.get(url("/console/topics", "odd", "journals", **query))
+        asked = browser.send(page, action, why="asked for")
+        begun = browser.send(asked.text, action)
+        eventually(lambda: browser.get(begun.headers["location"]), "Erased: nothing is left")
+
+    erase(key="u ")
+    assert [e.key for e in home.read("odd") if e.key] == [b"u", b"u\n"]
+    erase(key="u\n")
+    assert [e.key for e in home.read("odd") if e.key] == [b"u"]
+    for each in ["a\r", "a\n", "a\u2028b", "a\x0cb", " ", '"a"']:
+        erase(id=each)
+        ids.remove(each)
+        assert [e.id for e in home.read("odd") if e.id] == ids

@@ -15,6 +15,7 @@ from tidelog.cli.progress import progress_bar
 from tidelog.cli.proving import carry_out_and_tell, prove_and_tell
 from tidelog.cli.text import utf8
 from tidelog.codec.event_json import event_lines
+from tidelog.codec.id_lines import ids_of_lines
 from tidelog.errors import InvalidError
 from tidelog.home import Home, open_home
 from tidelog.journal.audit import AuditRecord, Why
@@ -120,8 +121,9 @@ def delete(home_text: str | None, output: Output, /, topic: str, **given: Any) -
     archives too: the scribe, or --prove, writes their files again.
 
     On a terminal it asks first; without one, --key and --ids-file need --yes, and ids that stand in
-    the command itself do not. Ids that are not there are told, with exit code 1; all others are
-    deleted. With --prove they may have been deleted before.
+    the command itself do not. A line of the file is an id as it is, blanks too; one that begins
+    with a double quote is a JSON string. Ids that are not there are told, with exit code 1; all
+    others are deleted. With --prove they may have been deleted before.
 
     \b
     Examples:
@@ -264,13 +266,12 @@ def _read(file: str) -> bytes:
 
 
 def _lines(file: str) -> list[str]:
-    """The lines of a file that are not empty. ``InvalidError`` where there are none."""
+    """The ids in the lines of a file. ``InvalidError`` where there are none."""
     try:
-        lines = _read(file).decode().split("\n")
+        text = _read(file).decode()
     except UnicodeDecodeError as exc:
         raise InvalidError(f"file `{file}`: is no UTF-8: give one id in each line") from exc
-    found = [line.removesuffix("\r") for line in lines]
-    ids = [line for line in found if line]
+    ids = ids_of_lines(text, f"file `{file}`")
     if not ids:
         raise InvalidError(f"file `{file}`: holds no id: give one in each line")
     return ids

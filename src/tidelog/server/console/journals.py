@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from tidelog.codec.id_lines import id_line, ids_of_lines, text_of_line
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.home import Home
 from tidelog.journal.audit import WHY_MAX, AuditRecord
@@ -108,17 +109,17 @@ class JournalPages:
             "waiting": waiting[:_PENDING_MAX],
             "more_wait": len(waiting) >= _PENDING_MAX,
             "records": self._records(topic),
-            "ids": visit.text("id"),
-            "key": visit.text("key"),
+            "ids": id_line(visit.exact("id")),
+            "key": id_line(visit.exact("key")),
         }
         return Shown("journal.html", values)
 
     def erase(self, visit: Visit) -> Answer:
         """``POST /console/topics/{topic}/erase``: first what would be done; ``sure`` does it"""
         topic = self._home.topic(visit.path["topic"])
-        lines = visit.form.get("ids", "").splitlines()
-        ids = tuple(dict.fromkeys(line for line in lines if line.strip()))
-        asked = Asked(ids, visit.text("key"), visit.text("why"))
+        lines = visit.form.get("ids", "").replace("\r\n", "\n")  # browsers send every line end so
+        ids = tuple(dict.fromkeys(ids_of_lines(lines, "ids")))
+        asked = Asked(ids, text_of_line(visit.exact("key"), "key:"), visit.text("why"))
         if bool(asked.ids) == bool(asked.key):
             raise InvalidError("erase: give ids, or a key: one of both")
         if len(ids) > _IDS_MAX:
@@ -131,7 +132,9 @@ class JournalPages:
         for each in ids:
             check_id(each)
         if not visit.form.get("sure"):
-            return Shown("erase.html", {"topic": topic, "asked": asked, **self._told(topic, asked)})
+            again = {"ids": "\n".join(map(id_line, ids)), "key": id_line(asked.key)}
+            values = {"topic": topic, "asked": asked, "again": again}
+            return Shown("erase.html", {**values, **self._told(topic, asked)})
         who = visit.session.token
         name = None if who is None else f"console, token {who.label or who.id}"[:200]
         job = self._jobs.start(

@@ -27,7 +27,11 @@ class Visit:
 
     def text(self, name: str, default: str = "") -> str:
         """A field of the query or of the form, without blanks around it. ``InvalidError``."""
-        given = self.form.get(name, self.query.get(name, default)).strip()
+        return self.exact(name, default).strip()
+
+    def exact(self, name: str, default: str = "") -> str:
+        """A field as it was sent: for what selects events to erase. ``InvalidError``."""
+        given = self.form.get(name, self.query.get(name, default))
         if len(given) > _TEXT_MAX:
             raise InvalidError(f"{name}: has more than {_TEXT_MAX} characters: give fewer")
         return given
