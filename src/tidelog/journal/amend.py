@@ -56,6 +56,7 @@ from tidelog.log.base import Log
 from tidelog.log.ledger import announce_erasure, enter_erased
 from tidelog.log.outcome import Sent
 from tidelog.log.topics import read_head
+from tidelog.log.unused import list_apart
 from tidelog.model import limits
 from tidelog.model.event import Event, check_event, check_event_bytes
 
@@ -321,6 +322,9 @@ class Amender:
             marker.put(marks)
         except MovedError:
             return [mark for mark in marks if (partition, mark.offset) not in applied]
+        finally:
+            if marker.left:
+                list_apart(self._log, self._topic, partition, marker.left)
         heads[partition] = marker.reached
         return ()
 

@@ -1,6 +1,6 @@
 """Amendments of one partition on their way into the catalog: a few rows in a write, with the head.
 
-Every write expects the head as it is known, and counts its rows in it. Four rules follow:
+Every write expects the head as it is known, and counts its rows in it. Five rules follow:
 
 - An update is written only against a head whose amendments, up to that head, were all looked at for
   the update's own offsets. ``_looked`` is the sequence up to which that is true of every mark still
@@ -10,6 +10,9 @@ Every write expects the head as it is known, and counts its rows in it. Four rul
   that repeats only what is not in ``applied``.
 - A row that names an object and is replaced is known before the write, which lists the object as
   unused: by the look that found the event, while all amendments since are our own, or by a read.
+- A large value that is stored again, since a sweep has passed its generation, and one whose event
+  must be looked up again, is listed as unused under its old key, by the write that names the new
+  one or by one of its own (``left``).
 - A lost reply is settled by the rows of the lot, once the head has moved past the version that the
   write expects. A row with a higher sequence than the head had before that write is ours, or
   newer than ours: either way the mark is done, and writing it again would bring an older value
@@ -74,6 +77,7 @@ class Marker:
     audit: str
     at_ms: int
     applied: Applied = field(default_factory=dict)
+    left: list[str] = field(default_factory=list)  # values that were stored, and no row will name
     _looked: int = field(init=False)  # amendments up to here were looked at, for all marks
     _found: Seen = field(init=False)
     _stored: dict[int, tuple[int, str]] = field(default_factory=dict)  # offset → generation, key
@@ -121,7 +125,7 @@ class Marker:
             if not marks:
                 return
             new_head, rows = self._plan(marks, head)
-            rows += list_unused(write_id, self._replaced(marks, head))
+            rows += list_unused(write_id, [*self._replaced(marks, head), *self.left])
             try:
                 where = layout.topic_partition(self.topic.incarnation, self.partition)
                 change = Put("head", encode_row(new_head), expect=version)
@@ -144,6 +148,7 @@ class Marker:
         """Count a lot as written, as the last amendments that a head has."""
         if self._looked == head.amendments - len(marks):
             self._looked = head.amendments
+        self.left.clear()
         self._done(marks)
 
     def _done(self, marks: Sequence[Mark]) -> None:
@@ -163,6 +168,7 @@ class Marker:
         overtaken: list[Mark] = []
         for mark, row in zip(marks, rows, strict=True):
             if row is not None and row.kind == "delete":
+                self._leave(mark)
                 continue  # final: the event is not there any more
             is_newer = before is not None and row is not None and row.sequence > before.amendments
             (overtaken if is_newer else left).append(mark)
@@ -171,7 +177,10 @@ class Marker:
             self._done(left)  # one row of a lot is ours: all of it landed, and some was compiled
             return []
         if left and head.compiled != self._found[0].compiled:
-            raise self._moved(is_settled or self._is_not_compiled(left[0], before))
+            is_known = is_settled or self._is_not_compiled(left[0], before)
+            for each in left if is_known else ():
+                self._leave(each)
+            raise self._moved(is_known)
         return left
 
     def _is_not_compiled(self, mark: Mark, before: Head | None) -> bool:
@@ -231,6 +240,7 @@ class Marker:
         floor = head.floor
         generation, key = self._stored.get(mark.offset, (-1, ""))
         if generation < floor or not key:
+            self._leave(mark)
             topic = self.topic
             if topic.generation < floor:
                 topic = find_topic(self.log, self.topic.name)
@@ -244,6 +254,12 @@ class Marker:
             put_fresh(self.log.store, key, mark.value or b"")
             self._stored[mark.offset] = generation, key
         return key
+
+    def _leave(self, mark: Mark) -> None:
+        """Let the stored value of a mark be listed as unused: no row names it, or will."""
+        _, key = self._stored.pop(mark.offset, (-1, ""))
+        if key:
+            self.left.append(key)
 
     def _moved(self, is_settled: bool) -> Exception:
         where = f"partition `{self.topic.name}/{self.partition}`"

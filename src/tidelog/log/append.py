@@ -17,6 +17,9 @@ and repeated at once. Only a second conflict in a row is followed by a wait, sin
 after one. The segment stays the same, unless a sweep has raised the floor above its generation:
 then the segment is uploaded again.
 
+A segment that this process will not commit to a partition any more is listed there as unused, by
+the next commit or by a write of its own, so that a sweep need not keep it as a possible loss.
+
 A lost reply is settled by what only this write stores: its own id, which the producer's row keeps
 with the batch, and the run that names its segment. Sequence and offset prove nothing, since another
 process under the same name may have stored its own events under the same sequence at the same
@@ -52,6 +55,7 @@ from tidelog.errors import (
 from tidelog.log.base import Log
 from tidelog.log.sent import recent_batches, sent_batch
 from tidelog.log.topics import find_topic, head_of, read_head
+from tidelog.log.unused import list_apart, list_unused
 from tidelog.model import layout, limits
 from tidelog.model.run import Head, Known, ProducerState, Run, SentBatch, decode_row, encode_row
 from tidelog.model.slot import slots_of
@@ -102,6 +106,7 @@ class Appender:
         self._once = once  # one commit for each partition, whoever makes it
         self._heads: dict[int, tuple[Head, str]] = {}
         self._states: dict[int, tuple[ProducerState, str | None]] = {}
+        self._abandoned: dict[int, tuple[str, ...]] = {}  # segments that a partition never gets
         self._fenced_by = -1  # the newest epoch of another process that was seen
 
     @property
@@ -160,6 +165,22 @@ class Appender:
         put_fresh(self._log.store, key, segment.data)
         return Stored(segment, key, generation)
 
+    def abandon(self, partition: int, stored: Stored) -> None:
+        """Note that a partition never gets this segment: the next commit there lists it as unused.
+
+        Only after a commit that stored nothing, or none at all.
+        """
+        self._abandoned[partition] = (*self._abandoned.get(partition, ()), stored.key)
+
+    def list_abandoned(self) -> None:
+        """List as unused what no commit has listed so far.
+
+        Best effort: what is not listed, a sweep keeps for a week.
+        """
+        for partition, keys in list(self._abandoned.items()):
+            if list_apart(self._log, self._topic, partition, keys):
+                del self._abandoned[partition]
+
     def commit(
         self,
         stored: Stored,
@@ -201,6 +222,7 @@ class Appender:
                 stored = self._upload_anew(stored, head.floor)
             plan = self._plan(stored, piece, sequences, (head, head_version))
             if self._write(piece.partition, plan):
+                self._abandoned.pop(piece.partition, None)
                 self._log.wakeups.committed(
                     self._topic.incarnation, piece.partition, plan.head.next
                 )
@@ -279,6 +301,7 @@ class Appender:
                 expect=state_version or ABSENT,
             ),
             *slots,
+            *list_unused(write_id, self._abandoned.get(piece.partition, ())),
         ]
         return _Plan(tuple(changes), head_version, new_head, state_version, new_state, batch, run)
 

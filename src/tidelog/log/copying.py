@@ -3,7 +3,8 @@
 See ``log.ledger`` for the steps on both sides. A commit of a copy is refused with
 ``LedgerMovedError`` where the head tells that the ledger has grown since the events were held
 against it; the copier then reads the ledger again, leaves out what was erased meanwhile, and
-commits the rest under the sequences that these events had before.
+commits the rest under the sequences that these events had before. That is another segment: the one
+that was refused holds erased events, and is listed as unused where it was not committed.
 """
 
 from __future__ import annotations
@@ -69,7 +70,9 @@ class Copier(Appender):
         erased = self.erased if self.erased.stamp else self.look()
         for delay_s in self._delays():
             with contextlib.suppress(LedgerMovedError):
-                return attempt(erased)
+                done = attempt(erased)
+                self.list_abandoned()
+                return done
             self._log.clock.sleep(delay_s)
             erased = self.look()
         raise UnavailableError(
@@ -112,18 +115,24 @@ def _append(
 
     def commit(partition: int) -> LedgerMovedError | None:
         copies = dict(stored)
-        for first, piece, staged in todo[partition]:
+        for index, (first, piece, staged) in enumerate(todo[partition]):
             sequences = staged.sequences(piece, first)
             try:
                 _, copies[staged.key] = producer.commit(copies[staged.key], piece, sequences)
             except AlreadyExistsError:
                 continue  # by another driver, meanwhile
             except LedgerMovedError as exc:
+                for _, _, later in todo[partition][index:]:
+                    producer.abandon(partition, copies[later.key])
                 return exc
         return None
 
     each: Callable[..., Iterable[Any]] = map if pool is None else pool.map
     stored = dict(zip(named, each(copy, named.values()), strict=True))
+    for staged in named.values():
+        for piece in staged.pieces:
+            if all(staged is not each for _, _, each in todo.get(piece.partition, ())):
+                producer.abandon(piece.partition, stored[staged.key])  # it has these events
     moved = [error for error in each(commit, todo) if error is not None]
     for error in moved:  # when all commits under way have ended
         raise error

@@ -131,8 +131,10 @@ class _Request:
             try:
                 base, stored = self._appender.commit(stored, piece, part.sequences)
             except AlreadyExistsError:  # another request with this key came first
+                self._appender.abandon(part.partition, stored)
                 base = self._stored_meanwhile(part)
             yield part, base
+        self._appender.list_abandoned()
 
     def _stored_meanwhile(self, part: Part) -> int:
         try:

@@ -3,8 +3,9 @@
 Every write that takes away the last mention of an object in a partition also puts a row
 ``unused/<id>`` that lists it. So an object is garbage because a row says so, never because no row
 names it: an object that no row names or lists was never committed, or the catalog has lost that
-commit. A sweep deletes the objects first and the row after them, so a row that is gone means that
-its objects are.
+commit. A process that will not commit what it has uploaded lists that too: in the write that
+replaces it, or apart. Only what processes have uploaded that died stays unlisted. A sweep deletes
+the objects first and the row after them, so a row that is gone means that its objects are.
 
 A segment may have events of several partitions, and its key says of how many. Each of them commits
 one of its copies, so the segment is settled when that many partitions name or list a copy. Journals
@@ -19,14 +20,24 @@ import contextlib
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from tidelog.catalog.base import Delete, Put
-from tidelog.errors import ConflictError, NotFoundError, UnknownOutcomeError
+from tidelog.catalog.base import Check, Delete, Put
+from tidelog.errors import ConflictError, NotFoundError, UnavailableError, UnknownOutcomeError
 from tidelog.log.base import Log
+from tidelog.log.heads import RACE
+from tidelog.log.topics import read_head
 from tidelog.model import layout, limits
 from tidelog.model.run import Unused, decode_row, encode_row
 from tidelog.model.topic import Topic
 
-__all__ = ["ListedRow", "Uses", "is_shared", "list_unused", "read_unused", "remove_unused"]
+__all__ = [
+    "ListedRow",
+    "Uses",
+    "is_shared",
+    "list_apart",
+    "list_unused",
+    "read_unused",
+    "remove_unused",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +55,28 @@ def list_unused(row_id: str, objects: Iterable[str]) -> list[Put]:
     """
     listed = tuple(dict.fromkeys(objects))
     return [Put(layout.unused_row(row_id), encode_row(Unused(listed)))] if listed else []
+
+
+def list_apart(log: Log, topic: Topic, partition: int, objects: Sequence[str]) -> bool:
+    """List objects that a process has stored and will commit no more; whether that was done.
+
+    The write expects the head, so that it comes once, and never after the topic was deleted.
+    """
+    where = layout.topic_partition(topic.incarnation, partition)
+    with contextlib.suppress(NotFoundError, UnavailableError):
+        for delay_s in RACE.delays_s(log.random):
+            head, version = read_head(log, topic, partition)
+            if head.closed:
+                break
+            write_id = log.ids.new()
+            listed = list_unused(write_id, objects)
+            try:
+                log.catalog.write(where, Check("head", version), *listed, write_id=write_id)
+            except (ConflictError, UnknownOutcomeError):
+                log.clock.sleep(delay_s)
+            else:
+                return True
+    return False
 
 
 def read_unused(log: Log, topic: Topic, partition: int) -> list[ListedRow]:

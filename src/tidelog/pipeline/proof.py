@@ -53,7 +53,8 @@ _COMPILE = "run `tidelog compile {topic} --amended`, then `tidelog sweep`"
 _SWEEP = "run `tidelog sweep`; what is younger than its grace waits for the next one"
 _ORPHAN = (
     "run `tidelog sweep`; if it keeps the object as a possible loss, and you can do without what "
-    "was never committed: `tidelog sweep --accept-loss {topic}`"
+    "was never committed: `tidelog sweep --accept-loss {topic}`; what is younger than its grace "
+    "waits for the next one"
 )
 _ARCHIVE = "run `tidelog delete {topic} ID --prove` again, which writes the file anew"
 _DELETE = (
@@ -162,7 +163,7 @@ class _Search:
             kind = info.key.removeprefix(folder).partition("/")[0]
             if kind == "amendments":
                 if info.key not in values:
-                    self._add(info.key, "is the value of an update that no row names", _SWEEP)
+                    self._add(info.key, "is the value of an update that no row names", _ORPHAN)
             elif kind == "segments":
                 self._segment(store, info.key, data, live.get(info.key, []))
             elif kind == "journals" and info.key in live:

@@ -111,6 +111,7 @@ class TopicOutlet:
             try:
                 self._commit(lot, piece, stored)
             except LedgerMovedError as exc:
+                self._appender.abandon(piece.partition, stored)
                 return exc
             done.add(piece.partition)
             return None
