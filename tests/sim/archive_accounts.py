@@ -27,6 +27,7 @@ class Accountant:
     folders: Folders
     truth: Truth
     committed: dict[str, dict[str, Place]] = field(default_factory=dict)  # by archive and id
+    asked: set[str] = field(default_factory=set)  # ids that somebody began to delete
     latest: dict[str, int] = field(default_factory=dict)  # ends that an archive's creation saw
     skipped_loss: int = 0  # offsets in gaps, for tests that the world is not idle
 
@@ -97,6 +98,9 @@ class Accountant:
         return found[0]
 
     def was_deleted(self, place: Place) -> bool:
+        """Whether it was deleted, or a delete of it began: a trim may have come before its end."""
+        if self.truth.events[place].id in self.asked:
+            return True
         return any(state is DELETED for _, state in self.truth.history[place])
 
     def is_wanted(self, of: Generation, place: Place) -> bool:

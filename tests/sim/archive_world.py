@@ -21,7 +21,7 @@ import msgspec
 from tests.sim.archive_home import ANY_KIND, FIRST_KIND, ArchivesHome
 from tests.sim.archive_store import Generation
 from tests.sim.journal_home import PARTITIONS
-from tests.sim.journal_raw import Gone
+from tests.sim.journal_raw import DELETED, Gone
 from tidelog.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -275,6 +275,7 @@ class ArchivesWorld(ArchivesHome):
             home.log.clock.sleep(self.random.uniform(2, 20))
             ids = self.some_ids(self.random.choice([1, 3]))
             with self.tolerating(NotFoundError, InvalidError, ConflictError):
+                self.accountant.asked.update(ids)
                 home.delete("t", ids, why="request")
                 self.done.erased += 1
             for _ in range(3):
@@ -295,7 +296,9 @@ class ArchivesWorld(ArchivesHome):
         """Whether an event was deleted from this topic, and was in no other."""
         places = self.truth.by_id.get(event_id, [])
         return all(
-            place[0] == topic.incarnation and self.accountant.was_deleted(place) for place in places
+            place[0] == topic.incarnation
+            and any(state is DELETED for _, state in self.truth.history[place])
+            for place in places
         )
 
     def copy(self) -> None:
