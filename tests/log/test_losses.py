@@ -121,6 +121,23 @@ def test_rolled_back_catalog_is_noticed_and_nothing_is_deleted(embedded: Embedde
         assert home.verify("orders").findings == ()
 
 
+def test_every_object_of_a_topic_with_a_proven_loss_is_an_error(embedded: Embedded) -> None:
+    embedded.append("kept")
+    embedded.keep_copy()
+    before = embedded.segments()
+    embedded.append("first lost", "second lost")
+    embedded.append("of another producer")
+    embedded.go_back()
+    with embedded.open() as home:
+        report = home.verify("orders")
+    lost = {str(path.relative_to(embedded.path / "objects")) for path in embedded.segments()}
+    lost -= {str(path.relative_to(embedded.path / "objects")) for path in before}
+    found = {each.where: each.what for each in report.findings if each.severity == "error"}
+    assert found.keys() == {f"object `{key}`" for key in lost}
+    assert (report.proven_losses, report.possible_losses, report.warnings) == (3, 0, 0)
+    assert any(what.startswith("was committed at offset 1") for what in found.values()), found
+
+
 def test_catalog_that_lost_its_write_ahead_log_is_noticed(embedded: Embedded) -> None:
     embedded.append("a")
     with embedded.open() as home:
@@ -292,7 +309,7 @@ def test_value_of_an_update_after_a_forgotten_amendment_proves_a_loss(house: Hou
         key = layout.amendment(topic.incarnation, 0, 0, sequence, f"{sequence}")
         house.store.put(key, b"x")
     report = verify_topic(house.log, topic)
-    assert (report.proven_losses, report.possible_losses, report.orphans) == (1, 2, 3)
+    assert (report.proven_losses, report.possible_losses, report.orphans) == (3, 0, 3)
     assert "amendment 5" in refusal(house)
 
 
@@ -304,7 +321,7 @@ def test_journal_above_the_epoch_proves_a_loss() -> None:
     press.store.put(layout.journal(topic.incarnation, 0, 2, 0, "crashed"), b"x")
     press.store.put(layout.journal(topic.incarnation, 0, 3, 0, "lost"), b"x")
     assert "epoch 3" in refusal(press)
-    assert verify_topic(press.log, topic).proven_losses == 1
+    assert verify_topic(press.log, topic).proven_losses == 2
 
 
 def test_trimmed_and_compiled_segments_are_no_loss() -> None:

@@ -135,7 +135,7 @@ def test_every_stray_is_read_however_many_there_are(past: Past) -> None:
     go_on(past, topic)
     [refused] = sweep_home(past.log, HOUR_MS).refused
     assert "objects that show it: 1)" in str(refused.error)
-    assert verify_topic(past.log, topic).proven_losses == 1
+    assert verify_topic(past.log, topic).proven_losses == 402  # each of them may be one
 
 
 def test_lost_value_of_an_update_is_kept_when_others_are_amended_since(past: Past) -> None:

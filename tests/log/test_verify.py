@@ -251,14 +251,26 @@ def test_strays_are_warnings_and_unknown_rows_and_leftovers_of_trims_notes(house
     ]
 
 
-def test_only_the_first_findings_are_kept(house: Damaged, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(findings_module, "_FINDINGS_MAX", 2)
+def test_report_says_how_many_findings_it_leaves_out(
+    house: Damaged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(findings_module, "FINDINGS_MAX", {"error": 2, "warning": 2, "note": 2})
     house.store.delete(house.objects())
     for _ in range(3):
         house.orphan(house.orders)
     report = house.verify()
     assert (report.errors, report.notes, report.warnings) == (3, 0, 3)
     assert len(report.findings) == 4
+    assert report.findings_cut == {"error": 1, "warning": 1}
+
+
+def test_every_possible_loss_is_named(house: Damaged) -> None:
+    for _ in range(1_001):
+        house.orphan(house.orders)
+    report = house.verify()
+    assert report.possible_losses == 1_001
+    assert len([each for each in report.findings if each.severity == "warning"]) == 1_001
+    assert report.findings_cut == {}
 
 
 def test_a_deleted_topic_and_a_silent_server_raise_as_usual(house: Damaged) -> None:

@@ -196,6 +196,8 @@ def verify(home_text: str | None, output: Output, /, topic: str | None, **given:
         for report in reports:
             for finding in report.findings:
                 output.say(f"{finding.severity}: {finding.where}: {finding.what}")
+            for severity, count in report.findings_cut.items():
+                output.say(f"{severity}: topic `{report.topic}`: {count} more, not shown")
         for problem in problems:
             output.say(f"error: {problem}")
     if problems or any(report.errors for report in reports):

@@ -11,11 +11,13 @@ from tidelog.log.base import Log
 from tidelog.model.topic import Topic
 from tidelog.store.base import ObjectInfo, check_key
 
-__all__ = ["Finding", "Severity", "Tally"]
+__all__ = ["FINDINGS_MAX", "Finding", "Severity", "Tally"]
 
 Severity = Literal["error", "warning", "note"]
 
-_FINDINGS_MAX = 1_000  # kept of each severity; all are counted
+# Kept of each severity; all are counted, and the report says how many were cut. An error or a
+# warning may name the only copy of events, which a person wants to know before accepting its loss.
+FINDINGS_MAX: dict[Severity, int] = {"error": 100_000, "warning": 100_000, "note": 1_000}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +54,14 @@ class Tally:
     def add(self, severity: Severity, where: str, what: str) -> None:
         """Note a finding."""
         self.counts[severity] += 1
-        if self.counts[severity] <= _FINDINGS_MAX:
+        if self.counts[severity] <= FINDINGS_MAX[severity]:
             self.findings.append(Finding(severity, where, what))
+
+    @property
+    def cut(self) -> dict[Severity, int]:
+        """How many findings of each severity were counted and not kept; without those of none."""
+        over = {each: count - FINDINGS_MAX[each] for each, count in self.counts.items()}
+        return {each: count for each, count in over.items() if count > 0}
 
     def name(self, partition: int, key: str) -> None:
         """A row of a partition names an object."""

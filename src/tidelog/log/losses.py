@@ -49,7 +49,15 @@ from tidelog.model.run import Head, HeldRow, Known, LossAccepted, Run, decode_ro
 from tidelog.model.topic import Topic
 from tidelog.store.base import ObjectInfo
 
-__all__ = ["Losses", "Proof", "accept_losses", "accepted_until_ms", "find_losses", "newer_than"]
+__all__ = [
+    "Losses",
+    "Proof",
+    "accept_losses",
+    "accepted_until_ms",
+    "find_losses",
+    "newer_than",
+    "raise_doubts",
+]
 
 _TAIL_BYTES = 64 << 10  # of a segment: what its appender knew and the footer, of most
 
@@ -68,6 +76,7 @@ class Losses:
 
     proofs: list[Proof] = field(default_factory=list)
     doubts: list[ObjectInfo] = field(default_factory=list)  # possible losses
+    committed: list[Known] = field(default_factory=list)  # runs that strays tell of
 
     @property
     def newest_ms(self) -> int:
@@ -110,6 +119,27 @@ def find_losses(
         elif info.key.startswith(layout.journals(topic.incarnation)):
             check.add_journal(info)
     return check.finish()
+
+
+def raise_doubts(losses: Losses, accepted_ms: int) -> Losses:
+    """What a proof says about the other strays of a topic: none is a mere doubt any more.
+
+    An object that another stray names as committed is lost itself, and where the catalog went back
+    each other stray may be a commit that it has forgotten.
+    """
+    proven = [proof for proof in losses.proofs if proof.info.modified_ms > accepted_ms]
+    if not proven:
+        return losses
+    committed = {each.object: each for each in losses.committed}
+    proofs = list(losses.proofs)
+    for info in losses.doubts:
+        each = committed.get(info.key)
+        if each is not None:
+            what = f"was committed at offset {each.base} of partition {each.partition}"
+        else:
+            what = f"may hold such events, since `{proven[0].info.key}` shows a loss"
+        proofs.append(Proof(info, what))
+    return Losses(proofs)
 
 
 def accepted_until_ms(log: Log, topic: Topic) -> int:
@@ -160,6 +190,7 @@ class _Check:
             return  # another sweep has deleted it meanwhile
         except CorruptError:
             known = []
+        self._found.committed += [each for each in known if each.object]
         what = self._first_proof(known)
         if what is not None:
             self._found.proofs.append(Proof(info, what))

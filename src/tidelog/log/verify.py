@@ -24,12 +24,12 @@ import contextlib
 import sys
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tidelog.errors import CorruptError, NotFoundError
 from tidelog.log.base import Log
 from tidelog.log.findings import Finding, Severity, Tally
-from tidelog.log.losses import accepted_until_ms, find_losses
+from tidelog.log.losses import Proof, accepted_until_ms, find_losses, raise_doubts
 from tidelog.log.topics import find_topic
 from tidelog.log.unused import Uses, is_shared, read_unused
 from tidelog.log.verify_partition import PartitionCheck
@@ -64,6 +64,7 @@ class VerifyReport:
     warnings: int = 0
     possible_losses: int = 0  # orphans that may be the only copy of events
     proven_losses: int = 0  # orphans that prove that the catalog has lost commits
+    findings_cut: dict[Severity, int] = field(default_factory=dict)  # that `findings` leaves out
 
 
 def verify_topic(
@@ -101,6 +102,7 @@ def verify_topic(
         warnings=tally.counts["warning"],
         possible_losses=doubted,
         proven_losses=proven,
+        findings_cut=tally.cut,
     )
 
 
@@ -170,6 +172,8 @@ def _check_orphans(
         return 0, 0
     what = f"has a generation above {generation}, which is the registry's"
     newer = {info.key: what for info in orphans if _is_above(info.key, generation)}
+    losses.proofs += [Proof(info, what) for info in orphans if info.key in newer]
+    losses = raise_doubts(losses, until_ms)
     proofs = {proof.info.key: proof.what for proof in losses.proofs} | newer
     doubts = {info.key for info in losses.doubts} - proofs.keys()
     proven = doubted = 0
