@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from tests.pipeline.looking import a_home
@@ -16,12 +17,20 @@ from tests.pipeline.test_archive import an_archive, drive
 from tests.servers.kafka import Kafka
 from tests.support.kafka_wire import WireRecord, produce_bytes
 from tidelog import Home
-from tidelog.codec.header_names import kafka_header_name, text_header_name
+from tidelog.codec.header_names import (
+    kafka_headers,
+    raw_header_name,
+    text_header_name,
+    text_headers,
+)
 from tidelog.pipeline.driver import Driver, Driving
 from tidelog.pipeline.pump import Pumping, open_pump
 from tidelog.pipeline.restore import Restoring, restore
 from tidelog.pipeline.workers import LocalWorkers
+from tidelog.sinks.kafka_transactions import _records
 from tidelog.sources import Range, SourcePartition, open_source
+from tidelog.sources.kafka_read import Columns
+from tidelog.sources.kafka_records import Record
 
 Row = tuple[bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...]]
 
@@ -94,17 +103,101 @@ def test_names_that_are_not_text_become_text_that_no_other_name_becomes() -> Non
     assert len(set(texts)) == len(names)
     assert texts[:4] == ["", "a", "a\0b", "a\0c"]
     assert texts[4] == "tidelog.name:%FF"
-    for text in texts:
-        written = kafka_header_name(text)
-        assert "\0" not in written
-        assert text_header_name(written.encode()) == text
+    assert text_header_name(b"tidelog.name:%FF") != texts[4]
 
 
-@given(st.binary(max_size=12))
-def test_any_name_survives_kafka_twice(raw: bytes) -> None:
-    text = text_header_name(raw)
-    text.encode()
-    assert text_header_name(kafka_header_name(text).encode()) == text
+raw_names = st.one_of(
+    st.binary(max_size=12),
+    st.lists(
+        st.sampled_from(
+            [
+                b"tidelog.name:",
+                b"tidelog.text:",
+                b"tidelog-names",
+                b"%FF",
+                b"%",
+                b"\xff",
+                b"\0",
+                b"a",
+            ]
+        ),
+        max_size=5,
+    ).map(b"".join),
+)
+
+
+@given(raw_names, raw_names)
+@example(b"\xff", b"tidelog.name:%FF")
+@example(b"a\0b", b"tidelog.name:a%00b")
+def test_every_name_has_a_text_of_its_own(one: bytes, other: bytes) -> None:
+    texts = text_header_name(one), text_header_name(other)
+    assert (texts[0] == texts[1]) == (one == other)
+    assert tuple(map(raw_header_name, texts)) == (one, other)
+    assert len({name for name, _ in text_headers([(one, None), (other, None)])}) == len(
+        {one, other}
+    )
+
+
+texts = st.one_of(
+    raw_names.map(text_header_name),
+    raw_names.map(lambda raw: raw.decode(errors="replace")),
+)
+
+
+@given(st.lists(st.tuples(texts, st.none() | st.binary(max_size=3)), max_size=4))
+@example([("tidelog-names", b"encoded")])
+@example([("a\0b", b""), ("tidelog.text:a%00b", b"")])
+@example([("tidelog.name:%FF", b"1"), ("tidelog.name:tidelog.name:%25FF", b"2")])
+def test_any_headers_survive_kafka_twice(headers: list[tuple[str, bytes | None]]) -> None:
+    written = kafka_headers(headers)
+    assert not any("\0" in name for name, _ in written)
+    assert text_headers([(name.encode(), value) for name, value in written]) == headers
+
+
+@given(st.lists(st.tuples(raw_names, st.none() | st.binary(max_size=3)), max_size=4))
+def test_names_that_clients_can_write_are_restored_as_they_were(
+    raw: list[tuple[bytes, bytes | None]],
+) -> None:
+    plain = [
+        (name, value)
+        for name, value in raw
+        if b"\0" not in name
+        and name != b"tidelog-names"
+        and name.decode(errors="replace").encode() == name
+    ]
+    assert [(n.encode(), v) for n, v in kafka_headers(text_headers(plain))] == plain
+
+
+TIMES = (-1, 0, 1, 1_700_000_000_000, 253_402_300_799_999, 253_402_300_800_000, 2**62, -(2**63))
+
+
+@pytest.mark.parametrize("event_id", [None, "id"])
+def test_times_that_no_event_can_have_survive(event_id: str | None) -> None:
+    """Also 0, for which clients of Kafka would write the time of sending."""
+    headers = ("h", b"1")
+    times = []
+    columns = Columns(SourcePartition("t", "0"))
+    columns.add([Record(n, t, None, b"x", [headers]) for n, t in enumerate(TIMES)], 0)
+    batch = columns.take()
+    assert batch.column("timestamp").cast("int64").to_pylist()[:5] == [0, 0, *TIMES[2:5]]
+    ids = batch.schema.get_field_index("id")
+    if event_id:
+        field = batch.schema.field(ids)
+        batch = batch.set_column(ids, field, pa.array([event_id] * len(TIMES), field.type))
+    again = Columns(SourcePartition("t", "0"))
+    for n, (_, _, time_ms, found) in enumerate(_records(batch)):
+        times.append(time_ms)
+        assert (found or [])[:1] == [headers]
+        assert len(found or []) == 1 + (event_id is not None) + (TIMES[n] == 0)
+        again.add([Record(n, time_ms, None, b"x", found)], n)
+    assert times == [-1, -1, *TIMES[2:]], "0 is none in Kafka, and its header says 0"
+    back = again.take()
+    assert back.column("timestamp").equals(batch.column("timestamp"))
+    kept = [
+        [h["value"] for h in row if h["name"] == "tidelog-kafka-time"]
+        for row in back["headers"].to_pylist()
+    ]
+    assert kept == [[b"-1"], [], [], [], [], *([b"%d" % each] for each in TIMES[5:])]
 
 
 @pytest.mark.server

@@ -32,7 +32,8 @@ from tidelog.clients.kafka import (
 )
 from tidelog.clock import Clock
 from tidelog.codec.events import batch_bytes
-from tidelog.codec.header_names import kafka_header_name
+from tidelog.codec.header_names import kafka_headers
+from tidelog.codec.kafka_times import time_to_kafka
 from tidelog.codec.sizes import slices
 from tidelog.errors import InvalidError, TidelogError, UnavailableError
 from tidelog.model import limits
@@ -53,7 +54,7 @@ OURS = {
     "request.required.acks": "an event counts once all replicas have it",
     "transactional.id": "it fences drivers that were replaced",
 }
-Headers = list[tuple[str, str | bytes | None]]
+Headers = list[tuple[str, bytes | None]]
 
 _TRANSACTION_MS = 60_000
 _USUAL = {
@@ -73,7 +74,6 @@ _WAIT_S = 0.05  # for room in the queue
 _ANY_PARTITION = -1  # the partitioner chooses
 _ID_HEADER = "tidelog-id"  # of events that have one
 _TYPE_HEADER = "tidelog-type"
-_NO_TIME = -1  # Kafka's own; 0 would become the time of sending
 
 _FENCED = (
     KafkaError._FENCED,
@@ -283,18 +283,32 @@ def _slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     return slices(batch, _AT_ONCE_BYTES, _AT_ONCE)
 
 
-def _records(
-    batch: pa.RecordBatch,
-) -> Iterator[tuple[bytes | None, bytes | None, int, Headers | None]]:
+def _records(batch: pa.RecordBatch) -> Iterator[tuple[bytes | None, bytes | None, int, Any]]:
     """Value, key, time and headers of each event; Kafka has no other place for id and type."""
     times = batch.column("timestamp").cast(pa.int64()).to_pylist()
+    headers: Iterator[Headers | None] = _headers(batch)
+    if 0 in times:
+        headers, times = _odd_times(headers, times)
     return zip(
         batch.column("value").to_pylist(),
         batch.column("key").to_pylist(),
-        (time_ms or _NO_TIME for time_ms in times),
-        _headers(batch),
+        times,
+        (each and kafka_headers(each) for each in headers),
         strict=True,
     )
+
+
+def _odd_times(
+    headers: Iterator[Headers | None], times: list[int]
+) -> tuple[Iterator[Headers | None], list[int]]:
+    """Headers and times, where some times are 0: Kafka's own, or one that clients do not write."""
+    found: list[Headers | None] = []
+    for row, each in enumerate(headers):
+        kept = each
+        if times[row] == 0:
+            times[row], kept = time_to_kafka(each or [])
+        found.append(kept)
+    return iter(found), times
 
 
 def _headers(batch: pa.RecordBatch) -> Iterator[Headers | None]:
@@ -307,7 +321,7 @@ def _headers(batch: pa.RecordBatch) -> Iterator[Headers | None]:
 def _header_list(
     headers: list[dict[str, Any]] | None, event_id: str | None, event_type: str | None
 ) -> Headers:
-    found: Headers = [(kafka_header_name(each["name"]), each["value"]) for each in headers or ()]
+    found: Headers = [(each["name"], each["value"]) for each in headers or ()]
     if event_id is not None:
         found.append((_ID_HEADER, event_id.encode()))
     if event_type is not None:

@@ -25,6 +25,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from tidelog.clock import Clock
 from tidelog.codec.events import EVENT_SCHEMA, STORED_SCHEMA, with_position
+from tidelog.codec.kafka_times import time_from_kafka
 from tidelog.errors import InternalError, NotFoundError, UnavailableError
 from tidelog.model import limits
 from tidelog.sources.base import Chunk, SourcePartition
@@ -206,12 +207,13 @@ class Columns:
             raise InternalError(
                 f"kafka partition `{self._partition.text}`: offset {offsets[0]} came after {at - 1}"
             )
-        times = map(_second, map(kind.timestamp, messages))
+        times = np.fromiter(map(_second, map(kind.timestamp, messages)), np.int64, rows)
+        headers = list(map(kind.headers, messages))
         self._offsets.append(offsets)
-        self._times.append(np.fromiter(times, np.int64, rows))
+        self._times.append(_event_times(times, headers))
         self._keys.add(list(map(kind.key, messages)))
         size = self._values.add(list(map(kind.value, messages)))
-        self._add_headers(list(map(kind.headers, messages)))
+        self._add_headers(headers)
         self._rows += rows
         self._bytes += size
         return size
@@ -236,7 +238,6 @@ class Columns:
                 f"between {offsets[0]} and {offsets[-1]}"
             )
         times = np.concatenate(self._times)
-        times[(times < 0) | (times >= limits.TIMESTAMP_MS_END)] = 0
         columns = {
             "timestamp": pa.array(times).cast(STORED_SCHEMA.field("timestamp").type),
             "key": self._keys.array(),
@@ -308,6 +309,15 @@ class _Bytes:
         bitmap = pa.py_buffer(np.packbits(valid, bitorder="little")) if self._nulls else None
         buffers = [bitmap, pa.py_buffer(ends.astype(np.int32)), data]
         return pa.Array.from_buffers(pa.binary(), len(lengths), buffers, self._nulls)
+
+
+def _event_times(times: Any, headers: list[Any]) -> Any:
+    """The times that events can have; a header keeps any other, and its place has the time 0."""
+    odd = (times < 0) | (times >= limits.TIMESTAMP_MS_END)
+    for row in np.flatnonzero(odd).tolist():
+        headers[row] = time_from_kafka(int(times[row]), headers[row] or [])
+    times[odd] = 0
+    return times
 
 
 def _have_headers(messages: Sequence[Message]) -> bool:

@@ -21,7 +21,7 @@ import confluent_kafka.cimpl
 from confluent_kafka import KafkaError, KafkaException
 
 from tidelog.clients.kafka import Watch
-from tidelog.codec.header_names import text_header_name
+from tidelog.codec.header_names import text_headers
 from tidelog.errors import InvalidError, UnavailableError
 from tidelog.sources.base import SourcePartition
 
@@ -122,7 +122,6 @@ class RecordConsumer:
     ) -> None:
         self._library = _library()
         self._what = f"kafka partition `{partition.text}`"
-        self._names: dict[bytes, str] = {}
         # Callbacks must outlive the client.
         self._on_error = _Error(lambda _, code, reason, __: watch.note(_error(code, reason)))
         self._on_stats = _Stats(partial(_take_statistics, watch))
@@ -198,14 +197,11 @@ class RecordConsumer:
         if library.rd_kafka_message_headers(message, ctypes.byref(self._headers)):
             return None
         places = (ctypes.byref(name), ctypes.byref(data), ctypes.byref(size))
-        found: Headers = []
+        found: list[tuple[bytes, bytes | None]] = []
         while not library.rd_kafka_header_get_all(self._headers, len(found), *places):
             raw = self._name_at(name.value or 0, offset)
-            text = self._names.get(raw)
-            if text is None:
-                text = self._names[raw] = text_header_name(raw)
-            found.append((text, ctypes.string_at(data, size.value) if data.value else None))
-        return found
+            found.append((raw, ctypes.string_at(data, size.value) if data.value else None))
+        return text_headers(found)
 
     def _name_at(self, name: int, offset: int) -> bytes:
         if _has_sizes(self._library):
