@@ -79,6 +79,24 @@ def test_dead_letters_that_are_replayed_after_they_were_passed_are_an_error(
     assert run() == 5
 
 
+def test_replayed_dead_letters_are_an_error_also_where_other_files_are_gone(
+    tmp_path: Path,
+) -> None:
+    run = a_run(tmp_path)
+    lay(tmp_path, [events(range(4))])
+    lay(tmp_path, [events(range(4, 8))])
+    lay(tmp_path, [events([n for n in range(8, 20) if n not in (15, 16)])])
+    assert run() == 18
+    for first in (0, 4):
+        next((tmp_path / "raw").rglob(f"*_{first:020}.parquet")).unlink()
+    lay(tmp_path, [events(range(20, 25))])
+    assert run() == 5  # files that go are none of a reader's concern
+    next((tmp_path / "raw").rglob(f"*_{20:020}.parquet")).unlink()
+    lay(tmp_path, [events([15, 16])])
+    with pytest.raises(InvalidError, match="came after these were read"):
+        run()
+
+
 def test_file_that_is_published_behind_the_reader_is_an_error(tmp_path: Path) -> None:
     """The files of one range, of which a reader sees the second one first."""
     run = a_run(tmp_path)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.opening import a_store
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.clock import RandomIds, SystemClock
-from tidelog.errors import InvalidError, NotFoundError
+from tidelog.errors import InvalidError, NotFoundError, TidelogError
 from tidelog.log.base import Log
 from tidelog.pipeline.base import Pipeline
 from tidelog.pipeline.driver import Driver, Driving
@@ -25,6 +25,7 @@ from tidelog.pipeline.workers import LocalWorkers
 from tidelog.sinks.files import FilesSettings, FilesSink
 from tidelog.sources import Range, open_source
 from tidelog.sources.files import FilesSource
+from tidelog.sources.rotations import rotated_from
 from tidelog.store.local import LocalStore
 
 
@@ -173,6 +174,153 @@ def test_compressed_file_beside_its_original_is_not_read(world: World) -> None:
     (world.folder / "app.log.1").unlink()
     assert world.run() == 0
     assert world.archived() == lines("old", 5)
+
+
+def test_other_file_that_begins_as_one_that_is_gone_is_read(world: World) -> None:
+    """A new inode and a name that no rotation makes: nothing says that it was read."""
+    world.write("ping", to="a.txt")
+    assert world.run() == 1
+    world.write("ping", to="b.txt")
+    (world.folder / "a.txt").unlink()
+    world.write("day,n", "1,1", to="c.txt")
+    world.restarted()
+    assert world.run() == 3
+    world.write("day,n", "1,1", "2,5", to="d.txt")
+    (world.folder / "c.txt").unlink()
+    assert world.run() == 3
+    assert world.archived() == sorted(["ping", "ping", *["day,n", "1,1"] * 2, "2,5"])
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_other_file_that_got_the_inode_of_one_that_is_gone_is_read(
+    world: World, restarts: bool
+) -> None:
+    """File systems use inodes again at once; here a file gets one by a rename."""
+    world.write("ping", to="a.txt")
+    assert world.run() == 1
+    (world.folder / "a.txt").rename(world.folder / "b.txt")
+    os.utime(world.folder / "b.txt", (1_700_000_000, 1_700_000_000))
+    if restarts:
+        world.restarted()
+    assert world.run() == 1
+
+
+def test_file_that_was_renamed_and_not_written_to_is_known_by_its_inode(world: World) -> None:
+    world.write("ping", to="a.txt")
+    assert world.run() == 1
+    (world.folder / "a.txt").rename(world.folder / "b.txt")
+    world.restarted()
+    assert world.run() == 0
+
+
+def test_names_that_only_look_like_rotations_are_files_of_their_own(world: World) -> None:
+    world.write("start", to="log.1")
+    world.write("start", to="log.10")
+    world.write("one", "two", to="orders")
+    world.write("one", to="orders-eu")
+    assert world.run() == 5
+    assert world.archived() == sorted(["start", "start", "one", "two", "one"])
+
+
+def test_compressed_file_beside_another_one_of_its_name_is_read(world: World) -> None:
+    world.write("one", to="x")
+    (world.folder / "x.gz").write_bytes(gzip.compress(b"other\n"))
+    assert world.run() == 2
+    assert world.archived() == ["one", "other"]
+
+
+def test_rotated_copy_that_differs_between_its_ends_is_read(world: World) -> None:
+    """Both ends of 4 KiB are alike."""
+    some = lines("x" * 90, 300)
+    world.write(*some)
+    other = [*some[:150], "y" * len(some[150]), *some[151:]]
+    world.write(*other, to="app.log.1")
+    assert world.run() == 600
+    assert world.archived() == sorted(some + other)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_rotated_file_that_differs_between_its_ends_is_read(world: World, restarts: bool) -> None:
+    some = lines("x" * 90, 300)
+    other = [*some[:150], "y" * len(some[150]), *some[151:]]
+    world.write(*some)
+    assert world.run() == 300
+    text = "".join(f"{line}\n" for line in other).encode()
+    (world.folder / "app.log.1.gz").write_bytes(gzip.compress(text))
+    world.log.unlink()
+    if restarts:
+        world.restarted()
+    assert world.run() == 300
+    assert world.archived() == sorted(some + other)
+
+
+def test_file_that_is_left_out_as_a_copy_is_listed_with_the_reason(world: World) -> None:
+    world.write("one", "two")
+    world.write("one", to="app.log.1")
+    source = open_source(f"file:{world.folder}", environ={})
+    assert isinstance(source, FilesSource)
+    assert [each.name for each in source.partitions()] == ["app.log"]
+    [(name, why)] = source.left_out().items()
+    assert name == "in/app.log.1"
+    assert "all of it is the beginning of `in/app.log`" in why
+
+
+def test_compressed_file_that_stays_damaged_is_an_error(world: World) -> None:
+    world.write("one")
+    damaged = world.folder / "app.log.gz"
+    damaged.write_bytes(gzip.compress(b"one\n")[:10])
+    assert world.run() == 1  # it may be being written
+    os.utime(damaged, (1_700_000_000, 1_700_000_000))
+    with pytest.raises(TidelogError, match="does not decode"):
+        world.run()
+
+
+def test_numbered_file_is_known_after_it_was_moved_and_compressed(world: World) -> None:
+    """As programs do that compress a file one rotation later."""
+    world.write(*lines("older", 3), to="app.log.1")
+    world.write(*lines("old", 4))
+    assert world.run() == 7
+    older = world.folder / "app.log.1"
+    (world.folder / "app.log.2.gz").write_bytes(gzip.compress(older.read_bytes()))
+    rename(world.log)
+    world.write("new")
+    world.restarted()
+    assert world.run() == 1
+    assert world.archived() == sorted([*lines("older", 3), *lines("old", 4), "new"])
+
+
+@pytest.mark.parametrize(
+    ("new", "old"),
+    [
+        ("app.log.1", "app.log"),
+        ("app.log.gz", "app.log"),
+        ("app.log.12.zst", "app.log"),
+        ("app.log-20261116", "app.log"),
+        ("app.log-20261116.1.gz", "app.log"),
+        ("app.log.2026-11-16", "app.log"),
+        ("app.log.2026-11-16_13-05", "app.log"),
+        ("app.1.log", "app.log"),
+        ("app-2026-11-16.log.gz", "app.log"),
+        ("app.log.1.gz", "app.log.1"),
+    ],
+)
+def test_rotations_make_these_names(new: str, old: str) -> None:
+    assert old in rotated_from(new)
+
+
+@pytest.mark.parametrize(
+    ("new", "old"),
+    [
+        ("log.10", "log.1"),
+        ("orders-eu", "orders"),
+        ("app.log", "app.log"),
+        ("app.log.bak", "app.log"),
+        ("orders-1", "orders"),
+        ("b.txt", "a.txt"),
+    ],
+)
+def test_rotations_do_not_make_these_names(new: str, old: str) -> None:
+    assert old not in rotated_from(new)
 
 
 def test_line_counts_only_with_its_end(world: World) -> None:

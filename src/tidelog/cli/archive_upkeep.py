@@ -263,6 +263,7 @@ def _show(output: Output, found: ArchiveStatus) -> None:
             "generations": _generations(found.archive),
             "watermark": _watermark(found),
             "drivers": found.drivers,
+            "left_out": dict(found.left_out),
             "aside": [_aside(one) for one in found.aside if one.partition == each.partition],
         }
         for each in found.partitions
@@ -287,6 +288,8 @@ def _show(output: Output, found: ArchiveStatus) -> None:
             f"{to_iso(one.at_ms)}, since a restored catalog did not know it: "
             f"{counted(one.events, 'event')} in {', '.join(one.files)}"
         )
+    for what, why in sorted(found.left_out.items()):
+        output.say(f"{found.archive.name}: `{what}` is not read: {why}")
     _show_partitions(output, found)
     if found.failure is not None:
         output.say(

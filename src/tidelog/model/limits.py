@@ -16,6 +16,7 @@ __all__ = [
     "COPY_CHUNK_BYTES",
     "EVENT_BYTES_CEILING",
     "EVENT_BYTES_MAX",
+    "FILES_PASSED_MAX",
     "FILE_FINISHED_MS",
     "FILE_PARTITION_BYTES_MAX",
     "FOLDER_NAME_BYTES_MAX",
@@ -102,6 +103,7 @@ PIPELINE_NAME_MAX = 250  # characters; it may hold an archive's name
 PLAYBACK_NAME_MAX = 150  # characters; a producer's name holds it
 FOLDER_NAME_BYTES_MAX = 200  # one folder of an archive, as UTF-8; a key takes 240 a part
 FILE_FINISHED_MS = 60_000  # a file of lines that nothing was written to for this long is finished
+FILES_PASSED_MAX = 50_000  # files of one partition of a folder of archives; 5 bytes each in a row
 FILE_PARTITION_BYTES_MAX = 100  # a source partition in the name of an archive's file, as UTF-8
 FOLDER_PATH_BYTES_MAX = 500  # all of them; a key has 900, with root, topic and file name
 PROMOTION_MS = 60_000  # that a promote may keep heads frozen; then drivers go on without it

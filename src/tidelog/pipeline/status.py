@@ -32,7 +32,15 @@ from tidelog.pipeline.forgotten import read_aside
 from tidelog.pipeline.listing import track
 from tidelog.pipeline.losses import RemadeError, is_remade
 from tidelog.pipeline.places import source_at
-from tidelog.sources.base import Bounds, Range, Source, SourcePartition, bounds_apart, waits
+from tidelog.sources.base import (
+    Bounds,
+    LeavingOut,
+    Range,
+    Source,
+    SourcePartition,
+    bounds_apart,
+    waits,
+)
 from tidelog.sources.topic import TopicSource
 
 __all__ = ["ArchiveStatus", "PartitionStatus", "Waiting", "read_status"]
@@ -94,6 +102,7 @@ class ArchiveStatus:
     partitions: tuple[PartitionStatus, ...]
     aside: tuple[Aside, ...] = ()  # ranges that a restored catalog had forgotten
     failure: Failure | None = None  # why its driver cannot ask the source
+    left_out: Mapping[str, str] = field(default_factory=dict)  # what of the source is not read: why
 
     @property
     def lag(self) -> int | None:
@@ -162,6 +171,7 @@ def read_status(
         partitions,
         tuple(aside),
         failures.get(""),
+        source.left_out() if isinstance(source, LeavingOut) else {},
     )
 
 

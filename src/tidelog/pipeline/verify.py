@@ -112,6 +112,7 @@ def verify_archive(home: Home, archive: Archive, how: Verifying) -> Verified:
     known = read_partitions(look.log, pipeline)
     for partition in known:
         look.partition(pipeline, partition)
+    look.source(known)
     look.strays()
     look.markers(pipeline)
     for each in (pipeline, replay_pipeline(pipeline)):
@@ -220,6 +221,13 @@ class _Look:
                 self.tally.add(problem)
             else:
                 self.tally.notes.append(problem)
+
+    def source(self, partitions: list[str]) -> None:
+        """What of the source could not be compared; after all that asks it."""
+        if self._source is not None:
+            self.tally.add(*self._source.unasked())
+            for each in self._source.notes(partitions):
+                self.tally.note(each.kind, each.where, each.what, each.do)
 
     def strays(self) -> None:
         """Files that no manifest names; names that begin with ``_`` are no data."""

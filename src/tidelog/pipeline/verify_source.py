@@ -1,12 +1,23 @@
-"""An archive against its source: whether all is there that it had, as far as it can tell."""
+"""An archive against its source: whether all is there that it had, as far as it can tell.
+
+A source, or a partition of it, that cannot be asked is a problem: nothing is proven then. One that
+the source no longer lists is a note: its retention has deleted it, or a person.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
+from tidelog.errors import TidelogError, unexpected
 from tidelog.model.pipeline import Manifest, Progress
 from tidelog.pipeline.verify_rows import Problem
-from tidelog.sources.base import Bounds, Source, SourcePartition
+from tidelog.sources.base import (
+    Bounds,
+    LeavingOut,
+    Source,
+    SourcePartition,
+    bounds_apart,
+)
 
 __all__ = ["SourceCheck"]
 
@@ -16,8 +27,33 @@ class SourceCheck:
 
     def __init__(self, source: Source) -> None:
         self._source = source
-        found = source.bounds(source.partitions())
+        self._errors: dict[SourcePartition, TidelogError] = {}
+        self._failure: TidelogError | None = None
+        found: dict[SourcePartition, Bounds] = {}
+        try:
+            found = bounds_apart(source, source.partitions(), self._errors)
+        except Exception as exc:  # noqa: BLE001 - all else is verified, and this is a problem of it
+            self._failure = unexpected("source", exc)
         self._bounds: dict[str, Bounds] = {each.text: held for each, held in found.items()}
+
+    def unasked(self) -> Iterator[Problem]:
+        """What could not be asked, so that nothing is known of it."""
+        do = "make the source answer, then verify again"
+        if self._failure is not None:
+            yield Problem("source", self._source.url, f"cannot be asked: {self._failure}", do)
+        for partition, error in sorted(self._errors.items()):
+            yield Problem("source", partition.text, f"cannot be asked: {error}", do)
+
+    def notes(self, partitions: Iterable[str]) -> Iterator[Problem]:
+        """What was not compared: partitions that are gone, and what the source leaves out."""
+        known = self._bounds.keys() | {each.text for each in self._errors}
+        for each in partitions if self._failure is None else ():
+            if each not in known:
+                what = "the source no longer has it, so it was not compared"
+                yield Problem("source", each, what, "nothing, if it was to be deleted there")
+        if isinstance(self._source, LeavingOut):
+            for each, why in sorted(self._source.left_out().items()):
+                yield Problem("source", each, f"is not read: {why}", "nothing, if that is right")
 
     def count(self, manifest: Manifest) -> Iterator[Problem]:
         """As many events were read as there are between the ends of the range."""
@@ -39,7 +75,8 @@ class SourceCheck:
         if known is None or not known.is_dense:
             return False
         each = SourcePartition.named(partition)
-        return self._source.bounds([each])[each].is_dense
+        found = bounds_apart(self._source, [each], self._errors)
+        return each in found and found[each].is_dense
 
     def ends(self, partition: str, head: Progress | None) -> Iterator[Problem]:
         """The source still is what was read, and has all that was committed."""

@@ -26,6 +26,7 @@ __all__ = [
     "DirectReader",
     "Explaining",
     "Known",
+    "LeavingOut",
     "Missing",
     "Parent",
     "PlannedReader",
@@ -304,6 +305,15 @@ class Tracking(Protocol):
 
     def track(self, known: Mapping[SourcePartition, Known]) -> None:
         """Take this into account in all that is asked from now on."""
+        ...
+
+
+@runtime_checkable
+class LeavingOut(Protocol):
+    """What a source also is that does not read everything that is there."""
+
+    def left_out(self) -> dict[str, str]:
+        """What is not read, and why, as it was when the partitions were last asked for."""
         ...
 
 

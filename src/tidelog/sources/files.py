@@ -34,11 +34,12 @@ from tidelog.codec.formats.parquet import ParquetFormat, TableReader, last_value
 from tidelog.codec.formats.sidecar import sidecar_name
 from tidelog.errors import CorruptError, InvalidError, NotFoundError, TidelogError
 from tidelog.model.address import Address, parse_address
-from tidelog.model.limits import FILE_FINISHED_MS
+from tidelog.model.limits import FILE_FINISHED_MS, FILES_PASSED_MAX
 from tidelog.sources.base import (
     Bounds,
     Chunk,
     Known,
+    LeavingOut,
     Range,
     RangeReader,
     Source,
@@ -48,7 +49,7 @@ from tidelog.sources.base import (
 from tidelog.sources.file_names import FilePlace, archived_name, is_hidden, place_of
 from tidelog.sources.merge import Stream, gathered, merged, noted, within
 from tidelog.sources.objects import naming, opened
-from tidelog.sources.row_marks import Passed, mark_from, matches
+from tidelog.sources.row_marks import Passed, inode_of, mark_from, matches
 from tidelog.sources.row_reader import PlannedRows, not_held, range_rows, row_number
 from tidelog.sources.row_tracking import RowTracking
 from tidelog.sources.rows import RowFile
@@ -118,6 +119,7 @@ class _Archived:
 
 
 _FILES = b"files:"  # before a note of a range of an archive's files
+_NAME_BYTES = 5  # of the digest of a file's name; of 50,000, one in 20 million is alike by chance
 _AT_ONCE = 8  # files that are looked into side by side; each is a round trip or two
 _Chain = tuple[_Archived, ...]  # the files of a source partition, by their first offsets
 
@@ -129,6 +131,7 @@ class _Listing:
     chains: dict[SourcePartition, _Chain]
     rows: dict[SourcePartition, ObjectInfo]
     errors: dict[SourcePartition, TidelogError] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)  # why files are not read, by key
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +154,7 @@ class FilesSource:
     def __init__(self, place: FilePlace, clock: Clock | None = None) -> None:
         self._place = place
         self._clock = clock or SystemClock()
-        self._tracking = RowTracking(lambda info: _row_file(info, place))
+        self._tracking = RowTracking(lambda info: _row_file(info, place), self._clock)
         self._lines: dict[str, _Counted] = {}  # of files of lines, by key
         self._ends: dict[tuple[str, str], int] = {}  # of files, by key and etag
         self._seen = _Listing({}, {})
@@ -167,6 +170,10 @@ class FilesSource:
     def track(self, known: Mapping[SourcePartition, Known]) -> None:
         """Find files of rows again by what was read of them."""
         self._tracking.track(known)
+
+    def left_out(self) -> dict[str, str]:
+        """Which files of the folder are not read, and why, as they were last seen."""
+        return dict(self._seen.left_out)
 
     def bounds(self, partitions: Sequence[SourcePartition]) -> dict[SourcePartition, Bounds]:
         """What the files hold; a file is looked through when it is first seen."""
@@ -227,7 +234,7 @@ class FilesSource:
     def _look(self, store: Store) -> _Listing:
         found = _listed(store, self._place)
         bound = self._tracking.bind(store, found.root, found.rows, found.only)
-        self._seen = _Listing(found.chains, bound.files, bound.errors)
+        self._seen = _Listing(found.chains, bound.files, bound.errors, bound.left_out)
         return self._seen
 
     def _files(self, listing: _Listing, partition: SourcePartition) -> _Chain:
@@ -246,7 +253,7 @@ class FilesSource:
         if known is None or before is None:
             return
         found = _FilesMark.of(files, row_number(known.position))
-        if found.digest != before.digest and found.files >= before.files:
+        if not found.digests <= before.digests:
             raise InvalidError(
                 f"source partition `{partition.text}`: a file with offsets before "
                 f"{known.position} came after these were read (dead letters that were replayed, or "
@@ -299,8 +306,9 @@ class FilesSource:
             return before
         passed = Passed()
         if before is not None and file.is_plain:
-            mark = before.passed.mark()
-            passed = replace(before.passed) if matches(store, info, mark, None) else passed
+            mark, inode = before.passed.mark(), inode_of(info.etag)
+            whole = not inode or inode != inode_of(before.etag)
+            passed = replace(before.passed) if matches(store, info, mark, None, whole) else passed
         has_rest, size = False, passed.size
         with opened(store, info.key, info.size) as data:
             data.seek(passed.size)
@@ -423,25 +431,34 @@ def _stream(store: Store, file: _Archived) -> Stream:
 
 
 class _FilesMark(NamedTuple):
-    """Which files begin before an offset: their number, and a digest of their names."""
+    """Which files begin before an offset, by digests of their names.
 
-    files: int
-    digest: str
+    Files may go, by retention of the folder; one that is not among these came later.
+    """
+
+    digests: frozenset[bytes]
 
     @classmethod
     def of(cls, files: _Chain, limit: int) -> _FilesMark:
-        names = sorted(f.data.key.rpartition("/")[2] for f in files if f.first < limit)
-        return cls(len(names), hashlib.sha256("\n".join(names).encode()).hexdigest()[:32])
+        names = {f.data.key.rpartition("/")[2] for f in files if f.first < limit}
+        if len(names) > FILES_PASSED_MAX:
+            raise InvalidError(
+                f"files before offset {limit}: there are {len(names)} of one source partition, and "
+                f"at most {FILES_PASSED_MAX} can be kept in mind: read archive:NAME"
+            )
+        digests = (hashlib.sha256(name.encode()).digest() for name in names)
+        return cls(frozenset(digest[:_NAME_BYTES] for digest in digests))
 
     @classmethod
     def read(cls, note: bytes) -> _FilesMark | None:
         if not note.startswith(_FILES):
             return None
-        count, _, digest = note.removeprefix(_FILES).decode().partition(" ")
-        return cls(int(count), digest)
+        data = note.removeprefix(_FILES)
+        starts = range(0, len(data), _NAME_BYTES)
+        return cls(frozenset(data[at : at + _NAME_BYTES] for at in starts))
 
     def note(self) -> bytes:
-        return _FILES + f"{self.files} {self.digest}".encode()
+        return _FILES + b"".join(sorted(self.digests))
 
 
 def _went_on(partition: SourcePartition, info: ObjectInfo, rows: int) -> InvalidError:
@@ -455,3 +472,4 @@ def _went_on(partition: SourcePartition, info: ObjectInfo, rows: int) -> Invalid
 _: type[Source] = FilesSource
 _reader: type[RangeReader] = PlannedFiles
 _tracking: type[Tracking] = FilesSource
+_leaving: type[LeavingOut] = FilesSource

@@ -1,15 +1,19 @@
 """How a file of rows is known again: by its first line, and by what was read of it.
 
-A mark tells how many bytes were read and has digests of the first and the last 4 KiB of them. A
-file that begins with these bytes is the one that was read, whatever its name is now; one that does
-not was replaced or cut off. Where contents agree, an inode tells which of two files it is, so it is
-a hint and never decides alone. Of a compressed file of lines the text counts, so a file is known
-again after it was compressed.
+A mark tells how many bytes were read and has digests of them: of the first and the last 4 KiB, and,
+in files of lines, of all of them. A file that does not begin with these bytes was replaced or cut
+off. One that does may still be another file: ``row_tracking`` says when names and inodes let it be
+the same. Of a compressed file of lines the text counts, so a file is known again after it was
+compressed.
+
+The digest of all bytes goes over blocks of 64 KiB, each with the digest of those before it. So
+reading goes on after a mark with the last block alone.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tidelog.codec.formats.streams import decoding, open_text
@@ -25,7 +29,7 @@ __all__ = [
     "first_line",
     "first_text",
     "inode_of",
-    "is_prefix",
+    "is_begin",
     "mark_from",
     "mark_of",
     "matches",
@@ -34,6 +38,7 @@ __all__ = [
 ]
 
 _PROBE_BYTES = 4096  # of the beginning and of the end
+_BLOCK_BYTES = 64 << 10  # that are digested at a time
 _READ_BYTES = 1 << 20
 _ROWS = b"rows:"  # before a note of a range of rows
 _FIRST_BYTES = 64 << 10  # of a compressed file, in which its first 4 KiB of text are
@@ -47,7 +52,14 @@ class RowMark(Persisted, frozen=True):
     head: str
     tail: str
     is_open: bool = False  # the last line had no end
-    inode: str = ""  # where files have one
+    etag: str = ""  # of the file when it was read
+    blocks: str = ""  # digest of all whole blocks; empty: only the ends are known
+    rest: str = ""  # digest of what follows them
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all bytes were digested."""
+        return bool(self.rest)
 
     def note(self) -> bytes:
         """As a manifest and a head keep it."""
@@ -56,12 +68,14 @@ class RowMark(Persisted, frozen=True):
 
 @dataclass(slots=True)
 class Passed:
-    """What was read of some bytes so far: their size, and both ends of them."""
+    """What was read of some bytes so far: their size, both ends of them, and a digest of all."""
 
     rows: int = 0
     size: int = 0
     head: bytes = b""
     tail: bytes = b""
+    blocks: str = ""  # digest of all whole blocks
+    rest: bytes | None = b""  # what follows them; None: only the ends are looked at
 
     def add(self, data: bytes, rows: int = 0) -> None:
         """Go on over bytes that follow."""
@@ -70,9 +84,25 @@ class Passed:
         if len(self.head) < _PROBE_BYTES:
             self.head += data[: _PROBE_BYTES - len(self.head)]
         self.tail = (self.tail + data[-_PROBE_BYTES:])[-_PROBE_BYTES:]
+        if self.rest is not None:
+            view = memoryview(self.rest + data)
+            whole = len(view) - len(view) % _BLOCK_BYTES
+            for at in range(0, whole, _BLOCK_BYTES):
+                self.blocks = _digest(self.blocks.encode() + view[at : at + _BLOCK_BYTES])
+            self.rest = bytes(view[whole:])
 
-    def mark(self, is_open: bool = False, inode: str = "") -> RowMark:
-        return RowMark(self.rows, self.size, _digest(self.head), _digest(self.tail), is_open, inode)
+    def mark(self, is_open: bool = False, etag: str = "") -> RowMark:
+        ends = _digest(self.head), _digest(self.tail)
+        rest = "" if self.rest is None else _digest(self.rest)
+        return RowMark(self.rows, self.size, *ends, is_open, etag, self.blocks, rest)
+
+    def is_at(self, mark: RowMark) -> bool:
+        """Whether these are the bytes that were marked."""
+        found = self.mark()
+        if (found.size, found.head, found.tail) != (mark.size, mark.head, mark.tail):
+            return False
+        both = found.is_whole and mark.is_whole
+        return not both or (found.blocks, found.rest) == (mark.blocks, mark.rest)
 
 
 def mark_from(note: bytes) -> RowMark | None:
@@ -82,48 +112,81 @@ def mark_from(note: bytes) -> RowMark | None:
     return decode_row(note.removeprefix(_ROWS), RowMark, "mark of a file")
 
 
-def mark_of(store: Store, info: ObjectInfo, rows: int, size: int | None = None) -> RowMark:
-    """Mark the first bytes of an object as they are now, or all of them."""
-    passed = _probed(store, info.key, info.size if size is None else size)
+def mark_of(store: Store, info: ObjectInfo, rows: int) -> RowMark:
+    """Mark an object as it is now, by its ends."""
+    passed = _probed(store, info.key, info.size)
     passed.rows = rows
-    return passed.mark(inode=inode_of(info))
+    return passed.mark(etag=info.etag)
 
 
 def passed_at(store: Store, info: ObjectInfo, mark: RowMark) -> Passed:
     """Where reading stands after what was marked, in a file that is not compressed."""
     passed = _probed(store, info.key, mark.size)
-    passed.rows = mark.rows
+    start = mark.size - mark.size % _BLOCK_BYTES
+    rest = store.get(info.key, start, mark.size) if start < mark.size else b""
+    passed.rows, passed.blocks, passed.rest = mark.rows, mark.blocks, rest
     return passed
 
 
-def matches(store: Store, info: ObjectInfo, mark: RowMark, codec: str | None) -> bool:
-    """Whether a file begins with what was read."""
-    if codec in (None, "none"):
-        if info.size < mark.size:
-            return False
-        found = _probed(store, info.key, mark.size)
-    else:
-        found = Passed()
-        try:
-            with opened(store, info.key, info.size) as data, decoding(info.key):
-                text = open_text(data, codec) if info.size else None
-                while text is not None and found.size < mark.size:
-                    block = text.read(min(_READ_BYTES, mark.size - found.size))
-                    if not block:
-                        break
-                    found.add(block)
-        except CorruptError:  # it is being written
-            return False
-    same = (found.size, _digest(found.head), _digest(found.tail))
-    return same == (mark.size, mark.head, mark.tail)
+def matches(
+    store: Store, info: ObjectInfo, mark: RowMark, codec: str | None, whole: bool = False
+) -> bool:
+    """Whether a file begins with what was read.
 
-
-def is_prefix(store: Store, info: ObjectInfo, other: ObjectInfo) -> bool:
-    """Whether a file seems to be the beginning of another one, or all of it."""
-    if info.size > other.size:
+    Of one that is not compressed only both ends are compared, unless the ``whole`` is asked for.
+    """
+    is_plain = codec in (None, "none")
+    if is_plain and info.size < mark.size:
         return False
-    one, two = (_probed(store, each.key, info.size) for each in (info, other))
-    return (one.head, one.tail) == (two.head, two.tail)
+    if is_plain and not _probed(store, info.key, mark.size).is_at(mark):
+        return False
+    if is_plain and not whole:
+        return True
+    found = Passed()
+    try:
+        for block in _text(store, info, codec, mark.size):
+            found.add(block)
+    except CorruptError:  # it is being written
+        return False
+    return found.is_at(mark)
+
+
+def is_begin(
+    store: Store, one: ObjectInfo, codec: str | None, other: ObjectInfo, other_codec: str | None
+) -> bool | None:
+    """Whether all text of a file is the beginning of another one's, or all of it.
+
+    None where that holds for what can be decompressed, and not all of it can be.
+    """
+    others, ahead = _text(store, other, other_codec), b""
+    try:
+        for block in _text(store, one, codec):
+            while len(ahead) < len(block):
+                more = next(others, b"")
+                if not more:
+                    return False
+                ahead += more
+            if ahead[: len(block)] != block:
+                return False
+            ahead = ahead[len(block) :]
+    except CorruptError:
+        return None
+    return True
+
+
+def _text(
+    store: Store, info: ObjectInfo, codec: str | None, limit: int | None = None
+) -> Iterator[bytes]:
+    """The bytes of a file, or its text where it is compressed, up to a limit."""
+    with opened(store, info.key, info.size) as data, decoding(info.key):
+        text = open_text(data, codec or "none") if info.size else None
+        done = 0
+        while text is not None and (limit is None or done < limit):
+            block = text.read(_READ_BYTES if limit is None else min(_READ_BYTES, limit - done))
+            if not block:
+                return
+            done += len(block)
+            yield block
 
 
 def first_text(store: Store, info: ObjectInfo, codec: str | None) -> bytes:
@@ -149,9 +212,9 @@ def may_match(begin: bytes, mark: RowMark) -> bool:
     return _digest(begin[: mark.size]) == mark.head
 
 
-def inode_of(info: ObjectInfo) -> str:
+def inode_of(etag: str) -> str:
     """The inode in a local file's etag; other etags have no such parts."""
-    parts = info.etag.split("-")
+    parts = etag.split("-")
     return parts[0] if len(parts) == 3 else ""
 
 
@@ -160,7 +223,7 @@ def _probed(store: Store, key: str, size: int) -> Passed:
     head = store.get(key, 0, min(size, _PROBE_BYTES))
     start = max(0, size - _PROBE_BYTES)
     tail = store.get(key, start, size) if start else head
-    return Passed(0, min(size, start + len(tail)), head, tail)
+    return Passed(0, min(size, start + len(tail)), head, tail, rest=None)
 
 
 def _digest(data: bytes) -> str:

@@ -12,7 +12,7 @@ from tidelog.errors import InvalidError, NotFoundError
 from tidelog.sources.base import Chunk, Range, RangeReader
 from tidelog.sources.merge import gathered, noted
 from tidelog.sources.objects import opened
-from tidelog.sources.row_marks import Passed, inode_of, mark_from, mark_of, matches, passed_at
+from tidelog.sources.row_marks import Passed, mark_from, mark_of, matches, passed_at
 from tidelog.sources.rows import RowFile
 from tidelog.store.base import ObjectInfo, Store
 from tidelog.store.here import open_store_here
@@ -63,7 +63,7 @@ class PlannedRows:
                     break
         if passed.rows < limit:
             raise not_held(self.range, 0, passed.rows)
-        mark = passed.mark(is_open, inode_of(self.info))
+        mark = passed.mark(is_open, self.info.etag)
         if self.file.is_plain and not matches(store, self.info, mark, None):
             raise self._replaced()
         if not self.file.is_plain and store.head(self.info.key).etag != self.info.etag:

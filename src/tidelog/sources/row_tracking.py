@@ -1,32 +1,46 @@
 """Which file is which source partition: files of rows are found again when they are rotated.
 
-A source partition is named by the path that its file had when it was first seen. What was read of
-it tells later which file it is (``row_marks``): the one at that path, or one that was renamed,
-copied or compressed since. Each file is one source partition at most, and each source partition one
-file. A file that is none of those that were read becomes a new one; where its path's name is taken,
-``~2`` and so on is added.
+A source partition is named by the path that its file had when it was first seen. Which file it is
+later is decided by what was read of it (``row_marks``) together with an inode or a name:
 
-Not listed for now: a file that is the beginning of another one whose name it extends (a copy that
-is being made before the original is cut off), and a compressed file beside its original. A file
-that became shorter and still begins with the same line, and is nowhere else, is an error: it was
-cut off. So is one that vanished before all of it was read.
+1. The file has the inode, and its old name or one that a rotation makes of it (``rotations``). Then
+   both ends of what was read are compared.
+2. The file has the inode and any other name, and was not written to since: it was renamed. A file
+   that was written to may be another one, since file systems use inodes again.
+3. The file has the old name, or one that a rotation makes of it. Then all that was read is
+   compared, decompressed.
+4. The file is compressed and has a higher number (``app.log.1``, ``app.log.3.gz``), and another
+   one that was read has moved to the old name since. Then all that was read is compared.
+
+No other file is taken for one that was read, whatever it begins with: it becomes a new source
+partition. Where its path's name is taken, ``~2`` and so on is added. Each file is one source
+partition at most, and each source partition one file.
+
+A file with a rotation's name beside its original is left out as long as all of it is the beginning
+of the original: it is a copy that is being made before the original is cut off, or compressed. All
+that are left out are listed with the reason. A file that became shorter and still begins with the
+same line, and is nowhere else, is an error: it was cut off. So is one that vanished before all of
+it was read.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from tidelog.clock import Clock
 from tidelog.errors import NotFoundError, TidelogError
+from tidelog.model.limits import FILE_FINISHED_MS
 from tidelog.sources.base import Known, SourcePartition
+from tidelog.sources.rotations import is_compressed, number_of, rotated_from
 from tidelog.sources.row_marks import (
     RowMark,
     first_line,
     first_text,
     inode_of,
-    is_prefix,
+    is_begin,
     mark_from,
     matches,
     may_match,
@@ -39,7 +53,6 @@ __all__ = ["Bound", "RowTracking"]
 K = TypeVar("K")
 V = TypeVar("V")
 
-_CODECS = (".gz", ".zst")
 _BEGINS_MAX = 2_000  # of 4 KiB
 _KEPT_MAX = 100_000  # answers about files that are remembered
 
@@ -50,20 +63,28 @@ class Bound:
 
     files: dict[SourcePartition, ObjectInfo] = field(default_factory=dict)
     errors: dict[SourcePartition, TidelogError] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)  # why files are not read, by key
 
 
 class RowTracking:
     """Binds source partitions to files, by what is known of both."""
 
-    def __init__(self, row_file: Callable[[ObjectInfo], RowFile]) -> None:
+    def __init__(self, row_file: Callable[[ObjectInfo], RowFile], clock: Clock) -> None:
         self._row_file = row_file
+        self._clock = clock
         self._known: dict[SourcePartition, Known] = {}
         self._marks: dict[SourcePartition, RowMark | None] = {}
-        self._last: dict[SourcePartition, tuple[str, str]] = {}  # name and inode, when last bound
+        self._last: dict[SourcePartition, tuple[str, str]] = {}  # name and etag, when last bound
         self._files: Mapping[str, ObjectInfo] = {}  # all that are there
         self._inodes: dict[str, list[str]] = {}  # their names
+        self._rotated: dict[str, list[str]] = {}  # their names, by those that they may have had
+        self._numbered: dict[
+            str, list[tuple[int, str]]
+        ] = {}  # compressed ones, by what they extend
+        self._holders: dict[str, SourcePartition] = {}  # of files that were found again, by names
         self._ends: dict[SourcePartition, int] = {}  # rows that were last seen
-        self._same: dict[tuple[str, str, bytes], bool] = {}
+        self._same: dict[tuple[str, str, bytes, bool], bool] = {}
+        self._copies: dict[tuple[str, str, str, str], bool | None] = {}
         self._lines: dict[tuple[str, str], str] = {}
         self._begins: dict[tuple[str, str], bytes] = {}
 
@@ -102,17 +123,23 @@ class RowTracking:
         With ``only`` no other file becomes a new source partition.
         """
         bound, free = Bound(), dict(files)
-        self._files, self._inodes = files, defaultdict(list)
-        for name, info in files.items():
-            self._inodes[inode_of(info)].append(name)
+        self._index(files)
         ours = [each for each in self._known if each.topic == topic]
         ours.sort(key=lambda each: (self._marks[each] is None, -_number(each.name), each.name))
 
         def give(partition: SourcePartition, name: str) -> None:
             bound.files[partition] = info = free.pop(name)
-            self._last[partition] = (name, inode_of(info))
+            self._last[partition] = (name, info.etag)
+            self._holders[name] = partition
 
-        for prefer in (self._by_last, self._by_inode, self._by_path, self._by_content):
+        ways = (
+            self._by_last,
+            self._by_inode,
+            self._by_path,
+            self._by_rotation,
+            self._by_higher_number,
+        )
+        for prefer in ways:
             for partition in ours:
                 if partition not in bound.files:
                     found = prefer(store, partition, free)
@@ -120,56 +147,115 @@ class RowTracking:
                         give(partition, found)
         self._add_missing(store, ours, free, bound)
         for left in sorted(free):
-            if only in ("", left) and not self._is_copy(store, left):
-                bound.files[self._fresh(topic, left, bound)] = files[left]
+            if only in ("", left):
+                original = self._original(store, left)
+                if original:
+                    bound.left_out[files[left].key] = _why_left_out(files[original])
+                else:
+                    bound.files[self._fresh(topic, left, bound)] = files[left]
         return bound
+
+    def _index(self, files: Mapping[str, ObjectInfo]) -> None:
+        self._files, self._inodes = files, defaultdict(list)
+        self._rotated, self._numbered = defaultdict(list), defaultdict(list)
+        self._holders = {}
+        for name, info in sorted(files.items()):
+            self._inodes[inode_of(info.etag)].append(name)
+            for old in rotated_from(name):
+                self._rotated[old].append(name)
+            numbered = number_of(name) if is_compressed(name) else None
+            if numbered is not None:
+                self._numbered[numbered[0]].append((numbered[1], name))
 
     # Ways to find a file, the surest first. Each tells the name of one that is free.
 
     def _by_last(
         self, store: Store, partition: SourcePartition, free: Mapping[str, ObjectInfo]
     ) -> str | None:
-        name, inode = self._last.get(partition, ("", ""))
-        here = name in free and inode_of(free[name]) == inode
-        return name if here and self._is_same(store, partition, free[name]) else None
+        name, etag = self._last.get(partition, ("", ""))
+        inode = inode_of(etag)
+        if name not in free or inode_of(free[name].etag) != inode:
+            return None
+        return name if self._is_same(store, partition, free[name], whole=not inode) else None
 
     def _by_inode(
         self, store: Store, partition: SourcePartition, free: Mapping[str, ObjectInfo]
     ) -> str | None:
         mark = self._marks[partition]
-        _, inode = self._last.get(partition, ("", mark.inode if mark is not None else ""))
-        found = (name for name in self._inodes.get(inode, ()) if inode and name in free)
-        return next((name for name in found if self._is_same(store, partition, free[name])), None)
+        _, etag = self._last.get(partition, ("", mark.etag if mark is not None else ""))
+        for name in self._inodes.get(inode_of(etag), ()) if inode_of(etag) else ():
+            info = free.get(name)
+            if info is None or not (info.etag == etag or self._may_be_named(partition, name)):
+                continue  # it may be another file, which got the inode of one that was deleted
+            if self._is_same(store, partition, info):
+                return name
+        return None
 
     def _by_path(
         self, store: Store, partition: SourcePartition, free: Mapping[str, ObjectInfo]
     ) -> str | None:
         name = _path(partition.name)
-        if name not in free or (self._marks[partition] is None and self._is_copy(store, name)):
+        if name not in free or (self._marks[partition] is None and self._original(store, name)):
             return None
-        return name if self._is_same(store, partition, free[name]) else None
+        return name if self._is_same(store, partition, free[name], whole=True) else None
 
-    def _by_content(
+    def _by_rotation(
         self, store: Store, partition: SourcePartition, free: Mapping[str, ObjectInfo]
     ) -> str | None:
-        if self._marks[partition] is None and not self._known[partition].incarnation:
-            return None  # nothing tells
-        base = _path(partition.name)
-        names = sorted(free, key=lambda name: (not name.startswith(base), name))
-        return next((name for name in names if self._is_same(store, partition, free[name])), None)
+        names = (name for old in self._names(partition) for name in self._rotated.get(old, ()))
+        return self._with_content(store, partition, free, names)
 
-    def _is_same(self, store: Store, partition: SourcePartition, info: ObjectInfo) -> bool:
+    def _by_higher_number(
+        self, store: Store, partition: SourcePartition, free: Mapping[str, ObjectInfo]
+    ) -> str | None:
+        old = _path(partition.name)
+        if old not in self._holders or _path(self._holders[old].name) == old:
+            return None  # nothing has moved there: no rotation was seen
+        stem, number = number_of(old) or ("", 0)
+        higher = sorted(each for each in self._numbered.get(stem, ()) if each[0] > number)
+        return self._with_content(store, partition, free, (name for _, name in higher))
+
+    def _with_content(
+        self,
+        store: Store,
+        partition: SourcePartition,
+        free: Mapping[str, ObjectInfo],
+        names: Iterable[str],
+    ) -> str | None:
+        """The first of some names whose file begins with all that was read, if that tells."""
+        mark, known = self._marks[partition], self._known[partition]
+        if not known.incarnation if mark is None else not mark.is_whole:
+            return None  # nothing tells
+        found = (name for name in names if name in free and self._row_file(free[name]).has_lines)
+        return next(
+            (name for name in found if self._is_same(store, partition, free[name], whole=True)),
+            None,
+        )
+
+    def _names(self, partition: SourcePartition) -> list[str]:
+        """The names that a source partition is known to have had."""
+        last, _ = self._last.get(partition, ("", ""))
+        path = _path(partition.name)
+        return [path, last] if last not in ("", path) else [path]
+
+    def _may_be_named(self, partition: SourcePartition, name: str) -> bool:
+        """Whether a name is an old one of a source partition, or one that a rotation makes."""
+        return not {name, *rotated_from(name)}.isdisjoint(self._names(partition))
+
+    def _is_same(
+        self, store: Store, partition: SourcePartition, info: ObjectInfo, whole: bool = False
+    ) -> bool:
         """Whether a file begins with what was read of a source partition."""
         known, mark = self._known[partition], self._marks[partition]
         if mark is None:
             line = self.incarnation(store, info)
             return not known.incarnation or not line or known.incarnation == line
-        key = (info.key, info.etag, known.note)
+        key = (info.key, info.etag, known.note, whole and mark.is_whole)
         if key not in self._same:
             file = self._row_file(info)
             codec = file.codec if file.has_lines else None
-            same = may_match(self._begin(store, info), mark) and matches(store, info, mark, codec)
-            _keep(self._same, key, same)
+            same = may_match(self._begin(store, info), mark)
+            _keep(self._same, key, same and matches(store, info, mark, codec, key[3]))
         return self._same[key]
 
     # What is left.
@@ -196,13 +282,29 @@ class RowTracking:
                 left = self._ends[partition] - int(known.position)
                 bound.errors[partition] = _vanished(partition, left)
 
-    def _is_copy(self, store: Store, name: str) -> bool:
-        """Whether a file is made from another one that is still there."""
-        files = self._files
-        if any(name.endswith(codec) and name.removesuffix(codec) in files for codec in _CODECS):
-            return True
-        originals = (name[:end] for end in range(1, len(name)) if name[:end] in files)
-        return any(is_prefix(store, files[name], files[each]) for each in originals)
+    def _original(self, store: Store, name: str) -> str:
+        """The file that another one is a copy of, as a rotation makes it; empty: none."""
+        info = self._files[name]
+        for each in rotated_from(name):
+            if each in self._files and each != name:
+                found = self._is_copy(store, info, self._files[each])
+                idle_ms = self._clock.now_ms() - info.modified_ms
+                if found or (found is None and idle_ms < FILE_FINISHED_MS):
+                    return each
+        return ""
+
+    def _is_copy(self, store: Store, info: ObjectInfo, original: ObjectInfo) -> bool | None:
+        """Whether all of a file is the beginning of another one; None: as far as it decodes."""
+        one, two = self._row_file(info), self._row_file(original)
+        if not (one.has_lines and two.has_lines):
+            return False
+        key = (info.key, info.etag, original.key, original.etag)
+        if key not in self._copies:
+            begin, other = self._begin(store, info), self._begin(store, original)
+            same = other.startswith(begin)
+            found = same and is_begin(store, info, one.codec, original, two.codec)
+            _keep(self._copies, key, found)
+        return self._copies[key]
 
     def _fresh(self, topic: str, name: str, bound: Bound) -> SourcePartition:
         """A name that no source partition has."""
@@ -229,6 +331,13 @@ def _number(name: str) -> int:
     return int(number) if number else 1
 
 
+def _why_left_out(original: ObjectInfo) -> str:
+    return (
+        f"all of it is the beginning of `{original.key}`, which is read, and its name is that of a "
+        "rotated copy: rename it if it is a file of its own"
+    )
+
+
 def _cut_off(partition: SourcePartition, info: ObjectInfo) -> NotFoundError:
     return NotFoundError(
         f"source partition `{partition.text}`: file `{info.key}` has shrunk to {info.size} bytes, "
@@ -240,6 +349,6 @@ def _cut_off(partition: SourcePartition, info: ObjectInfo) -> NotFoundError:
 def _vanished(partition: SourcePartition, rows: int) -> NotFoundError:
     return NotFoundError(
         f"source partition `{partition.text}`: its file is gone, or was replaced, before its last "
-        f"{rows} rows were read: put it back into the folder under any name",
+        f"{rows} rows were read: put it back into the folder under its name",
         rows=rows,
     )
