@@ -226,6 +226,31 @@ def test_a_named_producer_adds_only_what_is_new(tidelog: Run) -> None:
     )
 
 
+def test_a_last_line_without_an_end_waits_under_a_name(tidelog: Run) -> None:
+    """What was written of it by then is not stored in its place."""
+    tidelog("topic", "create", "t", "--partitions", "1")
+    first = tidelog("produce", "t", "--name", "app.log", "--json", stdin=b"one\ntwo\nthr")
+    assert (first.code, first.rows()[0]["events"]) == (0, 2)
+    assert "line 3: has no end yet" in first.err
+    again = tidelog("produce", "t", "--name", "app.log", "--json", stdin=b"one\ntwo\nthree\nfour\n")
+    assert (again.code, again.rows()[0]["events"], again.rows()[0]["repeated"]) == (0, 2, 2)
+    assert tidelog("replay", "t").out == b"one\ntwo\nthree\nfour\n"
+    assert tidelog("produce", "t", stdin=b"five\nsix").code == 0
+    assert tidelog("replay", "t").out.endswith(b"five\nsix\n")
+
+
+def test_an_input_with_fewer_lines_than_its_name_has_stored_is_refused(tidelog: Run) -> None:
+    tidelog("topic", "create", "t", "--partitions", "1")
+    assert tidelog("produce", "t", "--name", "app.log", stdin=b"1\n2\n3\n").code == 0
+    for shorter in (b"n1\nn2\n", b""):
+        refused = tidelog("produce", "t", "--name", "app.log", stdin=shorter)
+        assert refused.code == 1
+        assert "3 lines were stored under this name" in refused.err
+        assert "--name of its own" in refused.err
+    assert tidelog("produce", "t", "--name", "app.log.2", stdin=b"n1\nn2\n").code == 0
+    assert tidelog("replay", "t").out == b"1\n2\n3\nn1\nn2\n"
+
+
 def test_a_store_that_fails_midway_is_told_with_what_is_stored(
     tidelog: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,6 +55,10 @@ class Storing(Protocol):
         """
         ...
 
+    def finish(self, count: int) -> None:
+        """Check an input that has ended, after as many lines. ``FailedError``."""
+        ...
+
 
 @contextlib.contextmanager
 def storing(
@@ -93,6 +97,9 @@ class _Appended:
         if failure is not None:
             raise failure
 
+    def finish(self, count: int) -> None:
+        """Nothing is known of earlier inputs."""
+
     def _append(self, events: Any, numbers: Sequence[int], tally: Tally) -> None:
         try:
             positions = self._home.append(self._topic, events, if_absent=self._if_absent)
@@ -112,7 +119,9 @@ class _Sent:
     def __init__(self, home: Home, topic: str, name: str, parse: Parse | None) -> None:
         self._parse = parse
         self._bytes_max = home.log.settings.event_bytes_max
+        self._name = name
         self._producer = home.producer(topic, name)
+        self._before = self._producer.last_sequence + 1  # lines that earlier inputs had
 
     def store(self, lines: Lines, tally: Tally) -> None:
         numbers, events, refused = _parsed(lines, self._parse, self._bytes_max)
@@ -133,6 +142,16 @@ class _Sent:
             tally.last_line = number
         if failure is not None:
             raise failure
+
+    def finish(self, count: int) -> None:
+        """Refuse an input that cannot be the earlier one: its lines were taken for stored ones."""
+        if count < self._before:
+            raise FailedError(
+                f"name `{self._name}`: the input ends after line {count}, but {self._before} lines "
+                "were stored under this name: is it another file, or a new one after a rotation? "
+                "give it a --name of its own",
+                line=count,
+            )
 
     def close(self) -> None:
         with contextlib.suppress(TidelogError):  # each event was asked for, so this was told

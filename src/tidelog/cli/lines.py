@@ -1,7 +1,8 @@
 """Lines from a file or a pipe, in batches: many at a time where there are many, soon where few.
 
-Binary safe; a line ends with a newline, which is not part of it, or with the input. What is held is
-bounded: by the size of a batch, and by that of the longest line.
+Binary safe; a line ends with a newline, which is not part of it, or with the input. Who counts
+lines over several inputs takes only those that have their newline: the rest may come later. What is
+held is bounded: by the size of a batch, and by that of the longest line.
 """
 
 from __future__ import annotations
@@ -46,6 +47,12 @@ class LinesReader:
         self._waits = self._file is not None and not _is_regular(self._file)
         self._ended = False
         self.read_bytes = 0  # so far
+        self.unended: int | None = None  # the number of a last line that was left out
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the input was read to its end."""
+        return self._ended
 
     def size(self) -> int | None:
         """All bytes of the input, where that can be known."""
@@ -53,16 +60,16 @@ class LinesReader:
             return None
         return os.fstat(self._file).st_size
 
-    def batches(self, linger_s: float) -> Iterator[Lines]:
+    def batches(self, linger_s: float, only_ended: bool = False) -> Iterator[Lines]:
         """All lines; from a pipe, in each batch what has come within ``linger_s``.
 
         ``FailedError`` for a line that is too long. An unended line counts at the end of the
-        input, but not when reading was stopped before it.
+        input, but not with ``only_ended``, nor when reading was stopped before it.
         """
         number, rest = 1, b""
         while not self._ended and (data := self._gather(linger_s)):
             *lines, rest = (rest + data).split(b"\n")
-            if self._ended and rest:
+            if self._ended and rest and not only_ended:
                 lines.append(rest)
                 rest = b""
             if lines:
@@ -75,7 +82,10 @@ class LinesReader:
                     line=number,
                 )
         if self._ended and rest:
-            yield Lines(number, [rest])
+            if only_ended:
+                self.unended = number
+            else:
+                yield Lines(number, [rest])
 
     def _gather(self, linger_s: float) -> bytes:
         """What is there, once there is something; nothing at the end."""

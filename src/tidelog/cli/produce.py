@@ -52,7 +52,8 @@ _LINE_FACTOR = 8  # an event as JSON may be so many times as long as the event
     "--name",
     metavar="N",
     help="Produce under this name, and count lines: the same input again, or grown, adds only "
-    "the lines that are not stored yet. One name for each input.",
+    "the lines that are not stored yet. A last line without an end waits for it. One name for "
+    "each input.",
 )
 @click.option(
     "--if-absent",
@@ -94,25 +95,40 @@ def produce(home_text: str | None, output: Output, /, topic: str, file: str, **g
         tally = Tally(topic)
         try:
             with progress_bar(f"produce {topic}", reader.size) as advance:
-                _pump(home, reader, into, tally, advance)
+                _pump(home, (reader, name is not None), into, tally, advance)
         finally:
             tally.seconds = home.log.clock.monotonic_s() - started_s
             _show(tally, output, name is not None)
+        if reader.unended is not None:
+            click.echo(
+                f"line {reader.unended}: has no end yet: it is stored once it has one, when the "
+                f"input comes again under the name `{name}`",
+                err=True,
+            )
         if stop.is_set():
             click.echo(f"interrupted: {tally.stored()}", err=True)
             sys.exit(stop.exit_code)
 
 
 def _pump(
-    home: Home, reader: LinesReader, into: Storing, tally: Tally, advance: Callable[[int], None]
+    home: Home,
+    source: tuple[LinesReader, bool],
+    into: Storing,
+    tally: Tally,
+    advance: Callable[[int], None],
 ) -> None:
+    """Store all lines of a reader; under a name, only those that have their end."""
+    reader, is_named = source
     linger_s = max(_LINGER_LEAST_S, home.log.settings.linger_ms / 1000)
-    shown = 0
+    shown = count = 0
     try:
-        for lines in reader.batches(linger_s):
+        for lines in reader.batches(linger_s, only_ended=is_named):
             into.store(lines, tally)
+            count = lines.first + len(lines.lines) - 1
             advance(reader.read_bytes - shown)
             shown = reader.read_bytes
+        if reader.has_ended:
+            into.finish(count)
     except FailedError as exc:
         if "events" in exc.context:
             raise
