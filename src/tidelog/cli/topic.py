@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import asdict
 from typing import Any
 
 import click
 
 from tidelog.cli.asking import ask_first, yes_option
+from tidelog.cli.exit_codes import FAILED
 from tidelog.cli.output import Output, counted, json_option
 from tidelog.errors import NotFoundError
 from tidelog.home import Home, open_home
@@ -157,6 +160,36 @@ def delete(home_text: str | None, output: Output, name: str, past_readers: bool,
         output.say(f"Deleted topic `{name}`.")
         if output.as_json:
             output.record({"name": name, "deleted": True})
+
+
+@topic.command()
+@click.argument("name")
+@click.option("--dry-run", is_flag=True, help="Count what would be appended; change nothing.")
+@json_option
+@click.pass_obj
+def recover(home_text: str | None, output: Output, name: str, dry_run: bool) -> None:
+    """Append the events of objects that the catalog has forgotten.
+
+    For a catalog that was restored from an older copy: `tidelog verify` names these objects. Stop
+    producers before. Events whose id the topic has are left out, also in a second call, and a
+    sweep deletes each object when all its events are in the topic. What a producer uploaded before
+    it died, and no caller was told to be stored, is appended too.
+
+    Ends with exit code 1 when an object does not decode.
+
+    \b
+    Examples:
+      tidelog topic recover orders --dry-run
+      tidelog topic recover orders
+    """
+    with open_home(home_text) as home:
+        report = home.recover_topic(name, dry_run=dry_run)
+    values = asdict(report)
+    if not output.as_json:
+        values["unreadable"] = ", ".join(report.unreadable) or None
+    output.record(values)
+    if report.unreadable:
+        sys.exit(FAILED)
 
 
 def _question(home: Home, found: Topic) -> str:

@@ -12,6 +12,7 @@ from tidelog.journal.audit import AuditRecord, Why, read_audit
 from tidelog.journal.compile import CompileReport, compile_topic
 from tidelog.journal.lookup import Lookups
 from tidelog.journal.policy import Policy
+from tidelog.journal.recover import RecoverReport, recover_topic
 from tidelog.journal.replay import JournalEntry, list_journals
 from tidelog.journal.scribe import Scribe, Scribing, Turn
 from tidelog.log.base import Log
@@ -126,6 +127,15 @@ class JournalCalls(ABC):
         times = whole_range(start, end, self.log.clock.now_ms())
         expires_s = None if presign is None else presign_s(presign)
         return list_journals(self.log, self.topic(topic), times, expires_s=expires_s)
+
+    def recover_topic(self, topic: str, *, dry_run: bool = False) -> RecoverReport:
+        """Append events of objects that the catalog has forgotten; those it has by id are left out.
+
+        For a catalog that was restored from an older copy. A second call doubles nothing. With
+        ``dry_run`` it counts what it would do, and changes nothing.
+        """
+        found = self.topic(topic)
+        return recover_topic(self.log, self._lookups.of(found), dry_run=dry_run)
 
     def compile(
         self,

@@ -40,6 +40,7 @@ class Tally:
     named: set[str] = field(default_factory=set)  # objects
     uses: dict[int, set[str]] = field(default_factory=dict)  # objects each partition names or lists
     nexts: dict[int, int] = field(default_factory=dict)  # of each partition, when it was read
+    starts: dict[int, int] = field(default_factory=dict)  # the same
     floor: int = 0  # the highest of all heads
     runs: int = 0
     journals: int = 0

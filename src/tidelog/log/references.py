@@ -177,7 +177,7 @@ def read_references(log: Log, topic: Topic, partition: int, head: Head) -> Refer
             _note_run(run, run.end > head.start and run.base >= head.journaled, found)
         elif kind == "unused":
             objects = decode_row(row.value, Unused, what).objects
-            found.unused.append(ListedRow(row.row, row.version, objects))
+            found.unused.append(ListedRow(row.row, row.version, objects, head.start))
         elif kind == "stray":
             noted = decode_row(row.value, Strays, what)
             found.noted.append(NotedRow(row.row, row.version, noted))

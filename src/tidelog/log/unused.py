@@ -11,12 +11,16 @@ A segment may have events of several partitions, and its key says of how many. E
 one of its copies, so the segment is settled when that many partitions name or list a copy. Journals
 and values of updates belong to one partition. A compile lists the journals that it will make before
 it makes them, under one name for all, and its swap deletes that row: so the journals of a compile
-that died are garbage too, and what they hold of erased events goes with the next sweep.
+that died are garbage too, and what they hold of erased events goes with the next sweep. Such a row
+is a **plan**: a copy of the catalog that was made while the compile ran has it too, and then the
+journal may be the only copy of events. So a plan counts only for journals from the partition's
+start on: what these hold, rows that are there hold as well.
 """
 
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -35,6 +39,7 @@ __all__ = [
     "is_shared",
     "list_apart",
     "list_unused",
+    "origin_of",
     "read_unused",
     "remove_unused",
 ]
@@ -47,6 +52,7 @@ class ListedRow:
     row: str
     version: str
     objects: tuple[str, ...]
+    start: int = sys.maxsize  # the partition's: a plan says nothing of journals before it
 
 
 def list_unused(row_id: str, objects: Iterable[str]) -> list[Put]:
@@ -82,10 +88,13 @@ def list_apart(log: Log, topic: Topic, partition: int, objects: Sequence[str]) -
 def read_unused(log: Log, topic: Topic, partition: int) -> list[ListedRow]:
     """All rows of a partition. ``CorruptError``."""
     where = layout.topic_partition(topic.incarnation, partition)
-    found = []
+    start, found = sys.maxsize, []
     for row in log.catalog.scan(where, layout.unused_row(""), "unused0"):
         what = f"row `{row.row}` of `{topic.name}/{partition}`"
-        found.append(ListedRow(row.row, row.version, decode_row(row.value, Unused, what).objects))
+        objects = decode_row(row.value, Unused, what).objects
+        if start == sys.maxsize and any(_planned(key) for key in objects):
+            start = read_head(log, topic, partition)[0].start
+        found.append(ListedRow(row.row, row.version, objects, start))
     return found
 
 
@@ -102,9 +111,9 @@ def remove_unused(
     without those that were ``deleted`` since. The row of a compile that may be at work is to be
     left out.
     """
-    listed = {_origin(key)[0] for row in rows for key in row.objects}
-    left = {origin for key in keys if (origin := _origin(key)[0]) in listed}
-    over = [row for row in rows if left.isdisjoint(_origin(key)[0] for key in row.objects)]
+    listed = {_listed_as(key) for row in rows for key in row.objects}
+    left = {name for key in keys for name in _names(key) if name in listed}
+    over = [row for row in rows if left.isdisjoint(_listed_as(key) for key in row.objects)]
     gone = [
         row
         for row in over
@@ -119,7 +128,7 @@ def remove_unused(
 
 def is_shared(key: str) -> bool:
     """Whether an object has events of several partitions: one that names it says too little."""
-    return _origin(key)[1] > 1
+    return origin_of(key)[1] > 1
 
 
 class Uses:
@@ -127,22 +136,40 @@ class Uses:
 
     def __init__(self, keys: Iterable[str]) -> None:
         """Only ``keys`` are asked about."""
-        self._partitions: dict[str, set[int]] = {_origin(key)[0]: set() for key in keys}
+        self._partitions: dict[str, set[int]] = {origin_of(key)[0]: set() for key in keys}
+        self._plans: dict[str, int] = {}  # works, and from which offset on their plan counts
 
-    def add(self, partition: int, objects: Collection[str]) -> None:
-        """Rows of a partition name or list these."""
+    def add(self, partition: int, objects: Collection[str], start: int = sys.maxsize) -> None:
+        """Rows of a partition, which has this start, name or list these."""
         for key in objects:
-            found = self._partitions.get(_origin(key)[0])
+            work = _planned(key)
+            if work:
+                self._plans[work] = start
+                continue
+            found = self._partitions.get(origin_of(key)[0])
             if found is not None:
                 found.add(partition)
 
     def add_rows(self, partition: int, rows: Sequence[ListedRow]) -> None:
         for row in rows:
-            self.add(partition, row.objects)
+            self.add(partition, row.objects, row.start)
+
+    def is_known(self, key: str, partition: int) -> bool:
+        """Whether a partition names or lists an object, or a copy of it."""
+        return partition in self._partitions.get(origin_of(key)[0], ())
 
     def is_settled(self, key: str) -> bool:
-        origin, partitions = _origin(key)
-        return len(self._partitions.get(origin, ())) >= partitions
+        origin, partitions = origin_of(key)
+        return len(self._partitions.get(origin, ())) >= partitions or self._is_planned(key)
+
+    def _is_planned(self, key: str) -> bool:
+        if not key.endswith(".parquet"):
+            return False
+        try:
+            base = layout.journal_base(key)
+        except ValueError:
+            return False  # not ours
+        return base >= self._plans.get("/".join(layout.journal_work(key)), sys.maxsize)
 
 
 def _is_there(log: Log, key: str) -> bool:
@@ -154,11 +181,35 @@ def _is_there(log: Log, key: str) -> bool:
     return True
 
 
-def _origin(key: str) -> tuple[str, int]:
-    """What all copies of an object share, and how many partitions it has events of."""
+def origin_of(key: str) -> tuple[str, int]:
+    """What all copies of an object share, and how many partitions it has events of.
+
+    Journals of one work that begin at one offset are copies: the work was done twice.
+    """
     if key.endswith(".parquet"):
-        return "/".join(layout.journal_work(key)), 1
+        folder, _, name = key.rpartition("/")
+        return f"{folder}/{name.removesuffix('.parquet').partition('-')[0]}", 1
     if key.endswith(".arrow"):
         with contextlib.suppress(ValueError):
             return layout.segment_origin(key)
     return key, 1
+
+
+def _planned(key: str) -> str:
+    """The work whose journals a listed key stands for; empty for a key of one object."""
+    if not key.endswith(".parquet") or "-" in key.rpartition("/")[2]:
+        return ""
+    return "/".join(layout.journal_work(key))
+
+
+def _listed_as(key: str) -> str:
+    """What a row of unused objects says by a key."""
+    work = _planned(key)
+    return f"plan {work}" if work else origin_of(key)[0]
+
+
+def _names(key: str) -> Iterable[str]:
+    """All by which a row may list an object."""
+    yield origin_of(key)[0]
+    if key.endswith(".parquet"):
+        yield f"plan {'/'.join(layout.journal_work(key))}"

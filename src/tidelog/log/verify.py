@@ -155,7 +155,7 @@ def _strays(tally: Tally, orphans: list[ObjectInfo]) -> list[ObjectInfo]:
     """Those that fewer partitions name or list than they are for."""
     uses = Uses(info.key for info in orphans)
     for partition, keys in tally.uses.items():
-        uses.add(partition, keys)
+        uses.add(partition, keys, tally.starts.get(partition, sys.maxsize))
     return [info for info in orphans if not uses.is_settled(info.key)]
 
 

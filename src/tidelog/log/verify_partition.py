@@ -64,6 +64,7 @@ class PartitionCheck:
         self._head = self._read_head()
         if self._head is not None:
             self._tally.nexts[self._partition] = self._head.next
+            self._tally.starts[self._partition] = self._head.start
         for row in self._log.catalog.scan(self._where):
             self._check_row(row)
         now = self._read_head() if self._head is not None else None

@@ -1,0 +1,224 @@
+"""Events of objects that the catalog has forgotten are appended again, once."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from tests.log.test_losses import Embedded
+from tidelog import Event, Home
+from tidelog.cli.main import cli
+from tidelog.journal import recover as recover_module
+from tidelog.journal.recover import RecoverReport
+from tidelog.journal.swap import Swap
+from tidelog.log.trim import ToOffsets
+
+
+@pytest.fixture
+def embedded(tmp_path: Path) -> Embedded:
+    return Embedded(tmp_path)
+
+
+def values(home: Home) -> list[str]:
+    """Of all partitions, one after another."""
+    found: list[str] = []
+    for partition in range(home.topic("orders").partitions):
+        start = home.partitions("orders", runs=False)[partition].start
+        found += [(event.value or b"").decode() for event in home.read("orders", partition, start)]
+    return found
+
+
+def forget(embedded: Embedded) -> None:
+    """A catalog that does not know the last two of three events."""
+    embedded.append("kept")
+    embedded.keep_copy()
+    embedded.append("lost", "lost too")
+    embedded.go_back()
+
+
+def test_lost_events_are_appended_in_order_and_a_sweep_goes_on(embedded: Embedded) -> None:
+    forget(embedded)
+    assert embedded.sweep().refused
+    with embedded.open() as home:
+        report = home.recover_topic("orders")
+        assert (report.objects, report.events, report.appended) == (2, 2, 2)
+        assert values(home) == ["kept", "lost", "lost too"]
+        after = home.verify("orders")
+        assert (after.errors, after.warnings) == (0, 0), after.findings
+        assert home.sweep(0).refused == ()
+        assert home.sweep(0).refused == ()
+        assert values(home) == ["kept", "lost", "lost too"]
+    assert len(embedded.segments()) == 3
+
+
+def test_dry_run_changes_nothing(embedded: Embedded) -> None:
+    forget(embedded)
+    with embedded.open() as home:
+        before = home.topic("orders")
+        report = home.recover_topic("orders", dry_run=True)
+        assert (report.dry_run, report.objects, report.appended) == (True, 2, 2)
+        assert home.topic("orders") == before
+        assert values(home) == ["kept"]
+
+
+def test_second_call_doubles_nothing_also_after_a_trim(embedded: Embedded) -> None:
+    forget(embedded)
+    with embedded.open() as home:
+        home.recover_topic("orders")
+        assert home.recover_topic("orders") == RecoverReport("orders", False)
+        home.trim("orders", ToOffsets({0: 3}))
+        assert home.recover_topic("orders") == RecoverReport("orders", False)
+        assert values(home) == []
+
+
+def test_events_that_the_topic_has_by_id_are_left_out(embedded: Embedded) -> None:
+    embedded.append("kept")
+    embedded.keep_copy()
+    with embedded.open() as home:
+        home.append("orders", [Event(b"sent again", id="a"), Event(b"lost", id="b")])
+    embedded.go_back()
+    with embedded.open() as home:
+        home.append("orders", [Event(b"sent again", id="a")])
+        report = home.recover_topic("orders")
+        assert (report.events, report.appended, report.present) == (2, 1, 1)
+        assert values(home) == ["kept", "sent again", "lost"]
+
+
+def test_journals_are_recovered_when_their_segments_are_gone(embedded: Embedded) -> None:
+    embedded.append("kept")
+    embedded.keep_copy()
+    embedded.append("lost", "lost too")
+    with embedded.open() as home:
+        home.compile("orders")
+        home.sweep(0)
+        home.sweep(0)
+    embedded.go_back()
+    with embedded.open() as home:  # the row of the kept event names a segment that is gone
+        home.trim("orders", ToOffsets({0: 1}))
+        report = home.recover_topic("orders")
+        assert (report.events, report.appended) == (3, 3)
+        assert values(home) == ["kept", "lost", "lost too"]
+
+
+def test_events_come_back_to_their_partitions(tmp_path: Path) -> None:
+    embedded = Embedded(tmp_path)
+    with embedded.open() as home:
+        home.delete_topic("orders")
+        home.create_topic("orders", 3)
+    embedded.keep_copy()
+    sent = [Event(str(number).encode(), key=str(number).encode()) for number in range(20)]
+    with embedded.open() as home:
+        home.append("orders", sent)
+        before = values(home)
+    embedded.go_back()
+    with embedded.open() as home:
+        report = home.recover_topic("orders")
+        assert (report.objects, report.events, report.appended) == (1, 20, 20)
+        assert values(home) == before
+        assert home.recover_topic("orders").events == 0
+
+
+def test_event_deleted_after_it_was_stored_stays_deleted(embedded: Embedded) -> None:
+    embedded.keep_copy()
+    with embedded.open() as home:
+        home.append("orders", [Event(b"secret", id="a"), Event(b"lost", id="b")])
+    embedded.go_back()
+    with embedded.open() as home:
+        home.append("orders", [Event(b"secret", id="a")])
+        home.delete("orders", "a")
+        report = home.recover_topic("orders")
+        assert (report.appended, report.erased) == (1, 1)
+        assert values(home) == ["lost"]
+
+
+class DiedError(Exception):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("lost", ["upload", "commit"])
+def test_call_that_dies_is_completed_by_the_next_one(
+    embedded: Embedded, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    forget(embedded)
+    kind = recover_module._Recovering
+    real = getattr(kind, "upload_as" if lost == "upload" else "commit")
+
+    def dying(self: object, *given: object) -> None:
+        real(self, *given)
+        raise DiedError
+
+    monkeypatch.setattr(kind, "upload_as" if lost == "upload" else "commit", dying)
+    with embedded.open() as home, pytest.raises(DiedError):
+        home.recover_topic("orders")
+    monkeypatch.undo()
+    with embedded.open() as home:
+        home.recover_topic("orders")
+        assert values(home) == ["kept", "lost", "lost too"]
+        assert home.recover_topic("orders").events == 0
+        assert home.sweep(0).refused == ()
+
+
+def test_object_that_does_not_decode_is_named_and_left(embedded: Embedded) -> None:
+    embedded.append("kept")
+    embedded.keep_copy()
+    before = embedded.segments()
+    embedded.append("lost")
+    embedded.go_back()
+    [path] = embedded.segments() - before
+    path.write_bytes(path.read_bytes()[:-20])
+    with embedded.open() as home:
+        report = home.recover_topic("orders")
+        assert (report.appended, len(report.unreadable)) == (0, 1)
+        assert report.unreadable[0].endswith(path.name)
+    assert path.exists()
+
+
+def test_journal_that_a_copy_of_the_catalog_planned_is_kept_and_recovered(
+    embedded: Embedded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy was made while the compile ran: it lists the journal that came to be the truth."""
+    embedded.append("a", "b")
+    real = Swap.list_work
+
+    def copied(self: Swap, work_id: str) -> int:
+        epoch = real(self, work_id)
+        with (
+            closing(sqlite3.connect(embedded.path / "catalog.sqlite")) as source,
+            closing(sqlite3.connect(embedded.copy)) as target,
+        ):
+            source.backup(target)
+        return epoch
+
+    monkeypatch.setattr(Swap, "list_work", copied)
+    with embedded.open() as home:
+        home.compile("orders")
+    monkeypatch.undo()
+    for _ in range(2):
+        embedded.sweep()
+    assert embedded.segments() == set()
+    embedded.go_back()
+    with embedded.open() as home:
+        assert home.sweep(0).refused  # rows name segments that are gone
+        home.trim("orders", ToOffsets({0: 2}))
+        for _ in range(2):
+            home.sweep(0)
+        assert home.verify("orders").possible_losses == 1
+        assert home.recover_topic("orders").appended == 2
+        assert values(home) == ["a", "b"]
+
+
+def test_command_appends_and_says_what_it_did(embedded: Embedded) -> None:
+    forget(embedded)
+    run = CliRunner()
+    asked = ["--home", str(embedded.path), "topic", "recover", "orders", "--json"]
+    tried = run.invoke(cli, [*asked, "--dry-run"])
+    assert (tried.exit_code, json.loads(tried.stdout)["appended"]) == (0, 2), tried.output
+    done = run.invoke(cli, asked)
+    assert (done.exit_code, json.loads(done.stdout)["appended"]) == (0, 2), done.output
+    again = run.invoke(cli, asked)
+    assert (again.exit_code, json.loads(again.stdout)["appended"]) == (0, 0), again.output
