@@ -22,7 +22,7 @@ ALLOWED = {
     ("journal/swap.py", "_changes"): "in a write that expects the head",
     ("journal/marks.py", "_plan"): "in a write that expects the head",
     ("log/unused.py", "list_unused"): "in a write that expects the rows that named the objects",
-    ("log/strays.py", "note_strays"): "of objects that can be committed no more; sweeps remove it",
+    ("log/strays.py", "_note"): "in a write that expects the head",
     ("pipeline/cycle.py", "_finish"): "in a write that expects the head",
     ("pipeline/counting.py", "_write"): "in a write that expects the counted row",
     ("pipeline/counting.py", "reopen"): "in a write that expects the folder's row",

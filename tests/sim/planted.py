@@ -29,7 +29,17 @@ from tidelog.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from tidelog.log import leftovers, notify, read, readers, silent, sweep, topics
+from tidelog.log import (
+    leftovers,
+    losses,
+    notify,
+    read,
+    readers,
+    silent,
+    sweep,
+    topics,
+    verify,
+)
 from tidelog.log.append import Appender, Stored, _Plan
 from tidelog.log.base import Log
 from tidelog.log.consumer import Consumer
@@ -46,7 +56,7 @@ from tidelog.log.unused import Uses
 from tidelog.model import layout, limits
 from tidelog.model.run import Head, Known, encode_row
 from tidelog.model.topic import Topic
-from tidelog.store.base import exists_already
+from tidelog.store.base import ObjectInfo, exists_already
 from tidelog.testing.faults import Fault, Faults, FaultyCatalog, FaultyStore
 
 __all__ = ["BUGS", "Bug", "OwnAttemptIsConflict", "notices", "seeds_needed"]
@@ -389,6 +399,26 @@ def unnamed_is_garbage(self: Uses, key: str) -> bool:
     return True
 
 
+def never_shared(key: str) -> bool:
+    """Doubts no object that a partition names."""
+    return False
+
+
+def week_from_upload(info: ObjectInfo, since: Any) -> int:
+    """Keeps strays for a week from their date."""
+    return info.modified_ms
+
+
+_is_lost = losses._Check._is_lost
+
+
+def lost_by_dates(self: Any, known: Known, listed: Any, stray: ObjectInfo) -> bool:
+    """Takes a commit for lost only where its object is older than the stray that names it."""
+    if not _is_lost(self, known, listed, stray):
+        return False
+    return bool(self._log.store.head(known.object).modified_ms <= stray.modified_ms)
+
+
 _known = Appender.known
 
 
@@ -461,4 +491,9 @@ BUGS: dict[str, Bug] = {
     ),
     "segments name own runs only": _rollback("P1", (Appender, "known", known_of_own_runs)),
     "strays go after the grace": _rollback("P1", (limits, "STRAY_KEEP_MS", 0)),
+    "named objects are never doubted": _rollback(
+        "P1", (sweep, "is_shared", never_shared), (verify, "is_shared", never_shared)
+    ),
+    "the week begins at the upload": _rollback("P1", (sweep, "_kept_since", week_from_upload)),
+    "proof by dates": _rollback("P1", (losses._Check, "_is_lost", lost_by_dates)),
 }

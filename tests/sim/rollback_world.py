@@ -1,11 +1,12 @@
 """A catalog that goes back to a copy: what was acknowledged since is not deleted from the store.
 
 Producers, a compiler, a trimmer and a sweeper are at work, and a copy of all rows is taken at a
-random moment. When they have ended, the catalog is put back to that copy, and others go on, with
-fresh clients, from what it knows. After every step each event that was acknowledged, and never
-trimmed while the catalog knew it, stands in some object. In the end the sweep refuses the topic
-wherever a lost commit was seen by another lost one. Rows and objects are read here as plain
-MessagePack, Arrow and Parquet.
+random moment, often between two commits of one flush. When they have ended, the catalog is put back
+to that copy, perhaps weeks later and perhaps with a store that dates its objects in another order,
+and others go on, with fresh clients, from what it knows. After every step each event that was
+acknowledged, and never trimmed while the catalog knew it, stands in some object. In the end the
+sweep refuses the topic wherever a lost commit was seen by another lost one, and ``verify`` names an
+object of every lost event. Rows and objects are read here as plain MessagePack, Arrow and Parquet.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 from typing import Any
 
@@ -33,6 +34,7 @@ from tidelog.log.base import Log
 from tidelog.log.sweep import sweep_home
 from tidelog.log.topics import create_topic, find_topic
 from tidelog.log.trim import ToOffsets, trim_topic
+from tidelog.log.verify import VerifyReport, verify_topic
 from tidelog.model.event import Event
 from tidelog.model.topic import Topic
 from tidelog.testing.faults import Fault
@@ -42,6 +44,7 @@ __all__ = ["RollbackWorld"]
 
 PARTITIONS = 2
 PEACE_S = 600
+WEEK_S = 7 * 24 * 3600
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,7 @@ class RollbackWorld(SimWorld):
         self.forgotten: set[bytes] = set()  # events that the catalog does not know any more
         self.phase = 0
         self.copy_at = self.random.randrange(5, 120)  # writes
+        self.copies_between = self.chance(0.4)  # two commits of one flush
         self.copied: dict[str, dict[str, Row]] | None = None
         self.has_swept = False  # since the copy was taken
         self._deletes = 0
@@ -134,6 +138,8 @@ class RollbackWorld(SimWorld):
             base, stored = appender.commit(stored, piece)
             value = table.column("value")[0].as_py()
             self.sent.append(_Sent(value, place, base, before.get(place, ""), self.phase))
+            if len(parts) > 1 and place == min(places) and self.copies_between:
+                self._keep_copy_once()
 
     def compile(self) -> None:
         log = self._log()
@@ -166,11 +172,30 @@ class RollbackWorld(SimWorld):
             self._keep_copy()
         self.rows._partitions = {name: dict(rows) for name, rows in (self.copied or {}).items()}
         self.rows._had.clear()
+        if self.chance(0.5):
+            self.scheduler.time.advance(self.random.uniform(1, 4) * WEEK_S)
+        if self.chance(0.5):
+            self._shuffle_dates()
         self.forgotten = {
             each.value
             for each in self.sent
             if each.value not in self.trimmed and each.offset >= self._head(each.partition)["next"]
         }
+
+    def _shuffle_dates(self) -> None:
+        """Let the store be a copy whose tool has dated the objects in another order."""
+        objects = sorted(self.objects._objects.items(), key=lambda each: each[1][1].modified_ms)
+        dates = [info.modified_ms for _, (_, info) in objects]
+        if self.chance(0.7):
+            dates = [dates[-1] - number for number in range(len(dates))]  # the newest first
+        else:
+            self.random.shuffle(dates)
+        for (key, (data, info)), date in zip(objects, dates, strict=True):
+            self.objects._objects[key] = (data, replace(info, modified_ms=date))
+
+    def _keep_copy_once(self) -> None:
+        if self.copied is None and self.phase == 0:
+            self._keep_copy()
 
     def _keep_copy(self) -> None:
         self.copied = {name: dict(rows) for name, rows in self.rows._partitions.items()}
@@ -178,8 +203,8 @@ class RollbackWorld(SimWorld):
     # Checks.
 
     def check(self) -> None:
-        if self.copied is None and self.rows.writes >= self.copy_at:
-            self._keep_copy()
+        if self.rows.writes >= self.copy_at:
+            self._keep_copy_once()
         self.has_swept |= self.phase == 0 and self.copied is not None and self._is_swept()
         starts = [self._head(partition)["start"] for partition in range(PARTITIONS)]
         for each in self.sent:
@@ -201,10 +226,23 @@ class RollbackWorld(SimWorld):
     def check_end(self) -> None:
         report = in_peace(self, "sweeper", lambda log: sweep_home(log, 0), PEACE_S)
         self._check_stored()
+        self._check_reported(in_peace(self, "verify", self._verify, PEACE_S))
         lost = list(self._seen_losses())
         if lost:
             refused = [each.topic for each in report.refused]
             assert refused == ["t"], f"no sweep refuses, though {lost[0]} was lost"
+
+    def _verify(self, log: Log) -> VerifyReport:
+        return verify_topic(log, self.topic)
+
+    def _check_reported(self, report: VerifyReport) -> None:
+        """Every event that the catalog has lost is in an object of which ``verify`` warns."""
+        reported = {each.where for each in report.findings if each.severity != "note"}
+        warned = {key for key in self._data_keys() if f"object `{key}`" in reported}
+        values = frozenset[bytes]().union(*(self._read(key) for key in warned))
+        for each in self.sent:
+            if each.phase == 0 and each.value in self.forgotten:
+                assert each.value in values, f"verify does not warn of {each}, which is lost"
 
     def _seen_losses(self) -> Iterator[_Sent]:
         """Lost commits whose producer had seen another lost one, with both objects still there."""

@@ -4,7 +4,7 @@ A stray is kept for a week, and that week begins with the note: the date of an o
 was uploaded, which may be long before the catalog lost the commit. A sweep notes only objects that
 can be committed no more. So whatever a row has ever said about such an object was said before the
 note, and a copy of the catalog that has the note has that row too: no restored copy makes a note
-older than the loss. For the same reason a note that is written twice does no harm.
+older than the loss. The write of a note expects the head of partition 0, so that it comes once.
 
 Objects go before their notes. A note whose objects are strays no more is deleted, by its version,
 or replaced by one of those that still are.
@@ -16,9 +16,11 @@ import contextlib
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from tidelog.catalog.base import Change, Delete, Put
+from tidelog.catalog.base import Change, Check, Delete, Put
 from tidelog.errors import ConflictError, UnknownOutcomeError
 from tidelog.log.base import Log
+from tidelog.log.heads import RACE
+from tidelog.log.topics import read_head
 from tidelog.model import layout, limits
 from tidelog.model.run import Strays, encode_row
 from tidelog.model.topic import Topic
@@ -56,6 +58,7 @@ def note_strays(
 
     What fails is left to the next sweep, which then begins the week.
     """
+    where = layout.topic_partition(topic.incarnation, 0)
     changes: list[Change] = []
     for row in rows:
         left = tuple(key for key in row.noted.objects if key in strays)
@@ -64,10 +67,26 @@ def note_strays(
         elif len(left) < len(row.noted.objects):
             value = encode_row(Strays(row.noted.at_ms, left))
             changes.append(Put(row.row, value, expect=row.version))
-    for first in range(0, len(fresh), limits.STRAYS_AT_ONCE):
-        noted = Strays(now_ms, tuple(fresh[first : first + limits.STRAYS_AT_ONCE]))
-        changes.append(Put(layout.stray_row(log.ids.new()), encode_row(noted)))
-    where = layout.topic_partition(topic.incarnation, 0)
     for change in changes:
         with contextlib.suppress(ConflictError, UnknownOutcomeError):
             log.catalog.write(where, change, write_id=log.ids.new())
+    for first in range(0, len(fresh), limits.STRAYS_AT_ONCE):
+        _note(log, topic, Strays(now_ms, tuple(fresh[first : first + limits.STRAYS_AT_ONCE])))
+
+
+def _note(log: Log, topic: Topic, noted: Strays) -> None:
+    where = layout.topic_partition(topic.incarnation, 0)
+    for delay_s in RACE.delays_s(log.random):
+        head, version = read_head(log, topic, 0)
+        if head.closed:
+            return
+        write_id = log.ids.new()
+        note = Put(layout.stray_row(write_id), encode_row(noted))
+        try:
+            log.catalog.write(where, Check("head", version), note, write_id=write_id)
+        except UnknownOutcomeError:
+            return
+        except ConflictError:
+            log.clock.sleep(delay_s)
+        else:
+            return
