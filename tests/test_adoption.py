@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import sqlite3
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -240,6 +242,23 @@ def test_home_did_not_move_while_the_original_is_there(place: Path) -> None:
     shutil.copytree(place, copy)
     with pytest.raises(InvalidError, match=r"did not move.*is still there"):
         adopt_home(copy, moved=True, world=World(environ={}, machine="one"))
+
+
+@pytest.mark.parametrize("other", ["home", "file", "empty"])
+def test_another_home_at_the_old_place_is_not_the_original(place: Path, other: str) -> None:
+    new = place.parent / "new"
+    shutil.move(place, new)
+    world = World(environ={}, machine="one")
+    if other == "home":
+        create_home(load_settings(str(place), {}, place.parent), world=world)[0].close()
+    else:
+        place.mkdir()
+        with closing(sqlite3.connect(place / "catalog.sqlite")) as file:
+            if other == "file":
+                file.execute("CREATE TABLE songs (title TEXT)")
+    assert adopt_home(new, moved=True, world=world).detached == ()
+    with opened(new) as home:
+        assert not home.copy_of
 
 
 def test_restore_at_the_same_path_of_another_machine_is_a_copy(place: Path) -> None:

@@ -9,9 +9,12 @@ playbacks to the outside, its Iceberg tables and its topics' notifications are t
 from __future__ import annotations
 
 import os
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 from tidelog.catalog.base import Catalog
 from tidelog.errors import InvalidError
@@ -39,6 +42,10 @@ from tidelog.substrates import (
 )
 
 __all__ = ["Adoption", "adopt_home"]
+
+
+_TABLE = "SELECT 1 FROM sqlite_master WHERE name = 'rows'"
+_IDENTITY = "SELECT value FROM rows WHERE partition = ? AND row = ?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +106,23 @@ def _check_gone(store: Store, catalog: Catalog, found: Location, machine: str) -
 
 
 def _is_same(file: Path, identity: Identity, scheme: str) -> bool:
+    """Whether a half of the home is at its old place: one of another home is none of our business.
+
+    What cannot be read may be the original.
+    """
+    if scheme == "file":
+        try:
+            return identity.id.encode() in file.read_bytes()
+        except OSError:
+            return True
     try:
-        return scheme == "sqlite" or identity.id.encode() in file.read_bytes()
-    except OSError:
+        with closing(sqlite3.connect(f"file:{quote(str(file))}?mode=ro", uri=True)) as there:
+            if not there.execute(_TABLE).fetchall():
+                return False  # no catalog at all
+            found = there.execute(_IDENTITY, (layout.HOME_PARTITION, layout.HOME_ROW)).fetchall()
+    except sqlite3.Error:
         return True
+    return any(identity.id.encode() in bytes(value) for (value,) in found)
 
 
 def _detached(log: Log) -> Iterator[str]:

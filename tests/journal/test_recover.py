@@ -222,3 +222,14 @@ def test_command_appends_and_says_what_it_did(embedded: Embedded) -> None:
     assert (done.exit_code, json.loads(done.stdout)["appended"]) == (0, 2), done.output
     again = run.invoke(cli, asked)
     assert (again.exit_code, json.loads(again.stdout)["appended"]) == (0, 0), again.output
+
+
+def test_scribe_for_cron_fails_where_its_sweep_refuses(embedded: Embedded) -> None:
+    forget(embedded)
+    asked = ["--home", str(embedded.path), "scribe", "--once", "--grace", "0s", "--json"]
+    refused = CliRunner().invoke(cli, asked)
+    assert refused.exit_code == 1, refused.output
+    with embedded.open() as home:
+        home.recover_topic("orders")
+    done = CliRunner().invoke(cli, asked)
+    assert done.exit_code == 0, done.output

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from dataclasses import asdict
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import click
 
 from tidelog.cli.compile import policy_of, policy_options
+from tidelog.cli.exit_codes import FAILED
 from tidelog.cli.interruption import Interruption
 from tidelog.cli.output import Output, counted, json_option
 from tidelog.errors import TidelogError
@@ -60,7 +62,8 @@ def scribe(home_text: str | None, output: Output, /, once: bool, **given: Any) -
 
     One scribe works at a time, however many run: the others stand by. Every N minutes there is a
     turn; those that waited longer than M are dropped, so at most M/N wait. A turn that runs out of
-    time goes on in the next one. Ctrl-C and SIGTERM let the swap under way finish.
+    time goes on in the next one. Ctrl-C and SIGTERM let the swap under way finish. With --once the
+    exit code is 1 where its sweep refuses a topic, as that of `tidelog sweep`.
 
     \b
     Examples:
@@ -93,6 +96,8 @@ def scribe(home_text: str | None, output: Output, /, once: bool, **given: Any) -
             log.tell("busy", "Another scribe of this home is at work.")
         else:
             log.turn(turn)
+            if turn.swept is not None and turn.swept.refused:  # as `tidelog sweep` ends
+                sys.exit(FAILED)
 
 
 class _Log:

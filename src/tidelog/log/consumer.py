@@ -379,7 +379,7 @@ class Consumer:
             raise NotFoundError(
                 f"consumer `{self.name}` on `{self._topic.name}/{partition}`: its cursor is at "
                 f"{intake.position}, but what is below {start} was trimmed: "
-                f"seek to {start} to accept the loss",
+                f"seek to {start} to accept the loss, or give `tidelog consume` --accept-loss",
                 partition=partition,
                 cursor=intake.position,
                 start=start,
