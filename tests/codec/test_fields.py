@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tidelog.codec.events import EVENT_SCHEMA, table_of, with_position
-from tidelog.codec.fields import UNTAKEN_HEADER, FieldPaths, FieldTaker
+from tidelog.codec.fields import UNTAKEN_HEADER, FieldPaths, FieldTaker, JsonLines
 from tidelog.errors import InvalidError
 from tidelog.model.event import Event
 from tidelog.model.limits import ID_BYTES_MAX
@@ -68,3 +68,38 @@ def test_no_paths_and_a_bad_path() -> None:
     assert FieldPaths().given() is False
     with pytest.raises(InvalidError, match="name is empty"):
         FieldTaker(FieldPaths(key="a..b"))
+
+
+@pytest.mark.parametrize("number", ["12345678901234567.1", "1e3", "1.50", "-0", "1E400", "0.0"])
+@pytest.mark.parametrize("field", ["id", "key"])
+def test_a_number_that_would_be_rounded_is_no_id_and_no_key(field: str, number: str) -> None:
+    lines = [b'{"f":%s}' % number.encode(), b'{"f":"%s"}' % number.encode()]
+    refused, taken = JsonLines(FieldPaths(**{field: "f"})).events(lines)
+    assert isinstance(refused, InvalidError)
+    assert isinstance(taken, Event)
+    assert getattr(taken, field) in (number, number.encode())
+
+
+@pytest.mark.parametrize(
+    "number", ["0", "5", "-7", "18446744073709551616", "-123456789012345678901"]
+)
+def test_a_whole_number_is_an_id_digit_by_digit(number: str) -> None:
+    (event,) = JsonLines(FieldPaths(id="f")).events([b'{"f":%s}' % number.encode()])
+    assert isinstance(event, Event)
+    assert event.id == number
+
+
+@pytest.mark.parametrize("paths", [FieldPaths(), FieldPaths(id="f")])
+def test_lines_that_are_nearly_json_are_refused(paths: FieldPaths) -> None:
+    wrong = [
+        b'{"f":"x",}',
+        b'{"f":"x","g":[1,]}',
+        b'{"f":"x","g":NaN}',
+        b'{"f":"x","g":-Infinity}',
+        b'{"f":"x","g":[1, inf]}',
+        b'{"f":"x","g":nan}',
+    ]
+    for line, found in zip(wrong, JsonLines(paths).events(wrong), strict=True):
+        assert isinstance(found, InvalidError), line
+    right = [b'{"f":"x","g":",}"}', b'{"f":"a, info","g":": NaN"}']
+    assert all(isinstance(each, Event) for each in JsonLines(paths).events(right))

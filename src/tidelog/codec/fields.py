@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from tidelog.codec.events import EVENT_SCHEMA, event_sizes
 from tidelog.codec.parsers.base import Found, Spec
 from tidelog.codec.parsers.engine import Engine
-from tidelog.codec.parsers.json import JsonField
+from tidelog.codec.parsers.json import JsonField, is_lenient_json
 from tidelog.codec.parsers.texts import texts_of
 from tidelog.codec.parsers.times import moment_reader
 from tidelog.errors import InvalidError
@@ -79,6 +79,10 @@ class _Fields:
                 continue
             nested = f"{field.what} is an object or an array, not a plain value"
             found = found.reject(field.nested(batch), nested)
+            found = found.reject(
+                field.rounded(batch, found.values),
+                f"{field.what} is a number with a fraction or an exponent: write it as a string",
+            )
             if name == "id":
                 found = _checked_ids(found)
             columns[name] = Found(found.values.cast(EVENT_SCHEMA.field(name).type), found.errors)
@@ -153,6 +157,7 @@ class JsonLines:
         """For each line why it is not a JSON object; None where it is one."""
         texts = texts_of(batch, repair=False)
         kind = self._engine.column("coalesce(try(json_type(v)), '') = 'OBJECT'", texts.values)
+        kind = pc.and_(kind, pc.invert(is_lenient_json(texts.values)))
         objects = texts.reject(pc.invert(kind), "is not a JSON object")
         deep = f"is nested too deeply: the limit is {limits.NESTING_MAX} levels"
         return [

@@ -9,6 +9,8 @@ A field is named with dots (``meta.at``), or by a JSON pointer where its name ha
 
 from __future__ import annotations
 
+import json
+
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -18,7 +20,10 @@ from tidelog.codec.parsers.texts import texts_of
 from tidelog.codec.parsers.times import epoch_reader, iso_reader, pattern_reader
 from tidelog.errors import InvalidError
 
-__all__ = ["JsonField", "open_json"]
+__all__ = ["JsonField", "is_lenient_json", "open_json"]
+
+_SUSPECT = r"(?i),\s*[\]}]|(^|[\[:,])\s*-?(nan|inf)"
+_DOUBTFUL = r"^-?[0-9].*[.eE]|^0$"  # what a number may have been rounded to
 
 
 def open_json(spec: Spec) -> TimeParser:
@@ -52,6 +57,7 @@ class JsonField:
     def pick(self, batch: pa.RecordBatch) -> Found:
         """The field of each event; strings without their quotes, all else as JSON writes it."""
         found = texts_of(batch, repair=False)
+        found = found.reject(is_lenient_json(found.values), "value is not JSON")
         picked = f"v ->> {self._pointer}"
         try:
             texts = self._engine.column(picked, found.values)
@@ -68,6 +74,48 @@ class JsonField:
         return self._engine.column(
             f"try(json_type(v, {self._pointer})) IN ('OBJECT', 'ARRAY')", texts
         )
+
+    def rounded(self, batch: pa.RecordBatch, texts: pa.Array) -> pa.Array:
+        """Whether the field, picked as ``texts``, is a number that was not kept digit by digit.
+
+        DuckDB keeps whole numbers as they are, and rounds fractions and exponents.
+        """
+        doubtful = pc.fill_null(pc.match_substring_regex(texts, _DOUBTFUL), False)
+        if not pc.any(doubtful).as_py():
+            return doubtful
+        kind = f"coalesce(try(json_type(v, {self._pointer})), '')"
+        kinds = self._engine.column(kind, texts_of(batch, repair=False).values)
+        minus_zero = pc.and_(pc.equal(kinds, "BIGINT"), pc.equal(texts, "0"))
+        return pc.and_(doubtful, pc.or_(pc.equal(kinds, "DOUBLE"), minus_zero))
+
+
+def is_lenient_json(values: pa.Array) -> pa.Array:
+    """Whether each text has what DuckDB takes for JSON and the standard does not.
+
+    These are a comma before an end, NaN and infinities. Few texts look so; those are parsed.
+    """
+    suspects = pc.fill_null(pc.match_substring_regex(values, _SUSPECT), False)
+    if not pc.any(suspects).as_py():
+        return suspects
+    found = [
+        suspect and not _is_json(text)
+        for suspect, text in zip(suspects.to_pylist(), values.to_pylist(), strict=True)
+    ]
+    return pa.array(found, pa.bool_())
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text, parse_constant=_refuse)
+    except ValueError:
+        return False
+    except RecursionError:  # its depth has a limit of its own
+        return True
+    return True
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(constant)
 
 
 def _pointer(path: tuple[str, ...]) -> str:
