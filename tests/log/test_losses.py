@@ -24,6 +24,7 @@ from tidelog.errors import CorruptError, NotFoundError
 from tidelog.home import create_home, open_home
 from tidelog.log import sweep as sweep_module
 from tidelog.log.losses import Losses
+from tidelog.log.readers import check_all_read
 from tidelog.log.sweep import SweepReport, sweep_home
 from tidelog.log.trim import ToOffsets, trim_topic
 from tidelog.log.unused import Uses
@@ -426,3 +427,14 @@ def test_rows_that_go_while_they_are_read_are_no_gap(house: House, number: int) 
         return
     head, found = read(house.log, topic, 0, before)
     assert (head.start, len(found.objects)) == (2, 1)
+
+
+def test_lost_head_is_damage_and_not_a_deleted_topic(house: House) -> None:
+    topic = house.topic()
+    house.append(topic, ["a"])
+    where = layout.topic_partition(topic.incarnation, 0)
+    house.catalog.write(where, Delete("head"), write_id="lost")
+    assert "has no `head` row" in refusal(house)
+    with pytest.raises(CorruptError, match="has no `head` row"):
+        check_all_read(house.log, topic)
+    assert house.objects()

@@ -43,6 +43,7 @@ from tidelog.catalog.base import ABSENT, Change, Delete, Put, Row
 from tidelog.errors import (
     AlreadyExistsError,
     ConflictError,
+    CorruptError,
     InvalidError,
     NotFoundError,
 )
@@ -186,17 +187,30 @@ def read_head(log: Log, topic: Topic, partition: int) -> tuple[Head, str]:
 
     Also for a closed head: a delete closes all heads before it removes anything. So a reader that
     misses a row or an object, and looks at the head again, learns that the topic is being deleted.
+    ``CorruptError`` where the registry has the topic, and no delete has begun: the row was lost.
     """
     where = layout.topic_partition(topic.incarnation, partition)
     row = log.catalog.get(where, "head")
     if row is None:
-        raise NotFoundError(f"topic `{topic.name}`: was deleted: open it again, or create it")
+        raise _without_head(log, topic, partition)
     head, version = head_of(topic, partition, row)
     if head.closed:
         raise NotFoundError(
             f"topic `{topic.name}`: was deleted, or is being deleted: open it again, or create it"
         )
     return head, version
+
+
+def _without_head(log: Log, topic: Topic, partition: int) -> NotFoundError | CorruptError:
+    """Why a partition has no head: a delete marks the registry row before it removes any."""
+    row = log.catalog.get(layout.REGISTRY, layout.topic_row(topic.name))
+    found = None if row is None else _decode(row)
+    if found is None or found.incarnation != topic.incarnation or found.state != "ready":
+        return NotFoundError(f"topic `{topic.name}`: was deleted: open it again, or create it")
+    return CorruptError(
+        f"partition `{topic.name}/{partition}`: has no `head` row, so the catalog has lost rows: "
+        "keep everything, and restore the catalog from a copy"
+    )
 
 
 def head_of(topic: Topic, partition: int, row: Row) -> tuple[Head, str]:
