@@ -297,3 +297,12 @@ def test_a_full_buffer_is_503_with_retry_after_and_blocks_nobody(tmp_path: Path)
             release.set()
             assert [each.result().status_code for each in waiting] == [201, 201]
         assert len(served.values()) == 3, "what was refused is not stored"
+
+
+def test_headers_of_a_raw_value_are_refused_beside_json(served: Served) -> None:
+    """They would be ignored: the event would have no id."""
+    for name in ("Tidelog-Id", "Tidelog-Key", "Tidelog-Time", "Tidelog-Type"):
+        refused = served.post({"value": "x"}, **{name: "1"})
+        assert refused.status_code == 400
+        assert name.lower() in refused.json()["error"]["message"]
+    assert served.values() == []

@@ -47,6 +47,7 @@ _OVERHEAD_BYTES = 200  # of an event in a producer's buffer, at most
 
 _JSON = frozenset((b"application/json",))
 _LINES = frozenset((b"application/x-ndjson", b"application/jsonl", b"application/json-lines"))
+_OF_RAW = frozenset((b"tidelog-id", b"tidelog-key", b"tidelog-time", b"tidelog-type"))
 _RAW = frozenset((b"", b"application/octet-stream", b"text/plain"))
 
 _array = msgspec.json.Decoder(list[msgspec.Raw])
@@ -165,6 +166,11 @@ class Ingest:
     def _events(self, headers: Headers, body: bytes) -> list[Event]:
         """What a body holds. ``InvalidError``, ``MediaTypeError``."""
         kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        if kind not in _RAW and not _OF_RAW.isdisjoint(headers):
+            given = ", ".join(name.decode() for name in sorted(_OF_RAW.intersection(headers)))
+            raise InvalidError(
+                f"header {given}: is for a body that is the value: put it into the JSON event"
+            )
         if kind in _JSON:
             if body.lstrip()[:1] != b"[":
                 return [event_of_line(body)]
