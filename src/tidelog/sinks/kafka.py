@@ -179,7 +179,8 @@ class KafkaSink:
                 number=reached,
             )
         if reached is not None and reached >= manifest.ordinal:
-            self._begin(manifest, reached)
+            if reached < end:
+                self._begin(manifest, reached)
             return reached
         if reached is None and self._is_unsent(manifest):
             self._begin(manifest, None)

@@ -111,6 +111,7 @@ class Transactions:
         self._watch = Watch()
         self._open_events = self._open_bytes = 0
         self._began_s: float | None = None
+        self._undelivered: KafkaError | None = None  # why an event of this transaction was refused
         shared = {
             "bootstrap.servers": place.servers,
             **client_properties(place, _USUAL),
@@ -118,7 +119,12 @@ class Transactions:
             **_quiet(place),
             "error_cb": self._watch.note,
         }
-        self._producer = made(place, lambda: Producer({**shared, "transactional.id": name}))
+        own = {
+            "transactional.id": name,
+            "delivery.report.only.error": True,
+            "on_delivery": self._note_undelivered,
+        }
+        self._producer = made(place, lambda: Producer(shared | own))
         self._transaction_s = int(shared["transaction.timeout.ms"]) / 1000
         self._consumer = self._open_consumer()
         try:
@@ -192,7 +198,11 @@ class Transactions:
         }
         return made(place, lambda: Consumer(properties))
 
+    def _note_undelivered(self, error: KafkaError, _: object) -> None:
+        self._undelivered = self._undelivered or error
+
     def _begin(self) -> None:
+        self._undelivered = None
         self._producer.begin_transaction()
         self._began_s = self._clock.monotonic_s()
         self._open_events = self._open_bytes = 0
@@ -238,6 +248,8 @@ class Transactions:
         except KafkaException as told:
             if error.code() == KafkaError._FATAL:  # the client is of no use, and this is why
                 error = told.args[0]
+        if error.code() == KafkaError._STATE and self._undelivered is not None:
+            error = self._undelivered  # it came before the call, which says only that it is late
         what = f"kafka topic `{self._place.topic}`"
         reason = " ".join(error.str().split())
         if error.code() in _FENCED:
