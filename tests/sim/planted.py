@@ -466,7 +466,7 @@ BUGS: dict[str, Bug] = {
     ),
     "number before there is room": _clients("P7", (Producer, "send", number_then_wait)),
     "two turns for a keyless flush": _clients("P7", (KeylessTurns, "next", two_turns)),
-    "commit under another lease": _clients("P1, P3", (Consumer, "_commit", commit_polled_ahead)),
+    "commit under another lease": _members("P1, P3", (Consumer, "_commit", commit_polled_ahead)),
     "one-shot lease by a foreign clock": _clients(
         "P3",
         (Membership, "take_once", take_until),
