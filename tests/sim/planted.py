@@ -53,7 +53,7 @@ from tidelog.log.producer import Producer
 from tidelog.log.silent import PRODUCER_EXPIRES_MS
 from tidelog.log.sweep import sweep_home
 from tidelog.log.unused import Uses
-from tidelog.model import layout, limits
+from tidelog.model import layout
 from tidelog.model.run import Head, Known, encode_row
 from tidelog.model.topic import Topic
 from tidelog.store.base import ObjectInfo, exists_already
@@ -404,6 +404,11 @@ def never_shared(key: str) -> bool:
     return False
 
 
+def noted_long_ago(info: ObjectInfo, since: Any) -> int:
+    """Keeps strays for the grace only."""
+    return 0
+
+
 def week_from_upload(info: ObjectInfo, since: Any) -> int:
     """Keeps strays for a week from their date."""
     return info.modified_ms
@@ -490,7 +495,7 @@ BUGS: dict[str, Bug] = {
         "P1", (leftovers, "list_unused", list_nothing), (Uses, "is_settled", unnamed_is_garbage)
     ),
     "segments name own runs only": _rollback("P1", (Appender, "known", known_of_own_runs)),
-    "strays go after the grace": _rollback("P1", (limits, "STRAY_KEEP_MS", 0)),
+    "strays go after the grace": _rollback("P1", (sweep, "_kept_since", noted_long_ago)),
     "named objects are never doubted": _rollback(
         "P1", (sweep, "is_shared", never_shared), (verify, "is_shared", never_shared)
     ),
