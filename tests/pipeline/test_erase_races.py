@@ -15,7 +15,7 @@ from tests.pipeline.looking import AT_OR_WHEN, a_home, an_archive, drive, fill
 from tidelog import Event, Home
 from tidelog.errors import CorruptError
 from tidelog.model.archive import Archive
-from tidelog.pipeline import erase
+from tidelog.pipeline import erase, sweep
 from tidelog.pipeline.archive import find_archive
 from tidelog.pipeline.contents import Wanted, archived_rows
 from tidelog.pipeline.descent import archives_of
@@ -231,9 +231,11 @@ def dead_after_intending(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     drive(home, find_archive(home, "daily"))
 
 
+@pytest.mark.parametrize("finishes", [False, True])
 def test_a_sweep_leaves_alone_what_an_erasure_stages(
-    home: Home, monkeypatch: pytest.MonkeyPatch
+    home: Home, monkeypatch: pytest.MonkeyPatch, finishes: bool
 ) -> None:
+    """Also where the sweep finishes the same erasure before it goes on."""
     people(home, "a", "gone", "c")
     archive = an_archive(home)
     drive(home, archive)
@@ -242,13 +244,20 @@ def test_a_sweep_leaves_alone_what_an_erasure_stages(
 
     def swept_meanwhile(uploads: Uploads) -> Any:
         entries = close(uploads)
-        swept.append(sweep_archives(home, grace_ms=-1).objects_deleted)
+        if swept:
+            return entries
+        with monkeypatch.context() as inner:
+            inner.setattr(Uploads, "close", close)
+            if not finishes:
+                inner.setattr(sweep, "finish_rewrites", lambda *_: None)
+            swept.append(sweep_archives(home, grace_ms=-1).objects_deleted)
         return entries
 
     with monkeypatch.context() as patch:
         patch.setattr(Uploads, "close", swept_meanwhile)
         (report,) = erase_from_archives(home, home.topic("t"), {0: {1}})
-    assert (report.events, swept) == (1, [0])
+    if not finishes:
+        assert (report.events, swept) == (1, [0])
     assert values(home, archive) == ["a", "c", "later"]
     assert list(home.store.list("staging/")) == []
 

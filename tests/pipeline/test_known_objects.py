@@ -172,6 +172,6 @@ def test_orphan_that_a_sweep_keeps_as_a_possible_loss_can_be_removed(
     with a_home(tmp_path) as home:
         assert home.sweep(0).objects_doubted == 1
         (trace,) = prove_erased(home, topic, ["gone"]).traces
-        assert trace.do.endswith("`tidelog sweep --accept-loss t`")
+        assert "`tidelog sweep --accept-loss t`" in trace.do
         home.sweep(0, accept_loss=["t"])
         assert prove_erased(home, topic, ["gone"]).traces == []
