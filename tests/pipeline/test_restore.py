@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import pyarrow as pa
 import pytest
 
@@ -162,10 +161,7 @@ def test_any_generation_may_be_read_and_a_promotion_changes_nothing(home: Home) 
     half = Driving(policy=Policy(max_bytes=60_000))
     half.on_cycle = lambda _: half.stop.set()
     first = restore(home, Restoring("raw", "topic:back"), LocalWorkers(), half)
-    begin_backfill(home, "raw", Making(format="avro"))
-    rebuilt = msgspec.structs.replace(
-        archive, makings={**archive.makings, 2: Making(format="avro")}
-    )
+    rebuilt, _ = begin_backfill(home, "raw", Making(format="avro"))
     from tidelog.pipeline.archive import open_pipeline
 
     Driver(home.log, open_pipeline(home, rebuilt, LocalWorkers(), 2), Driving()).run()
