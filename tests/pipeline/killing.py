@@ -34,10 +34,11 @@ class Killer(Faults):
 
     def call(self, verb: str, effect: Callable[[], T], lost: Callable[[], Exception]) -> T:
         self.calls += 1
-        result = effect()
-        if self.calls == self.last:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return result
+        try:
+            return effect()
+        finally:  # an error is an effect too: what was looked for is not there
+            if self.calls == self.last:
+                os.kill(os.getpid(), signal.SIGKILL)
 
 
 class KillingParser:
