@@ -6,6 +6,7 @@ import contextlib
 import json
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import msgspec
@@ -232,6 +233,14 @@ def test_an_event_from_the_future_does_not_run_ahead_of_the_clock() -> None:
     world.check("t/dt=2026-11-16")
 
 
+def test_a_clock_that_is_ahead_does_not_move_the_watermark_past_the_store_s_time() -> None:
+    world = World()
+    world.commit(["2026-11-16T10:00", "2026-11-17T10:00"])
+    world.run(log=replace(world.log(), clock=FakeClock(NOON + 365 * 24 * HOUR_MS)))
+    assert world.watermark_ms == NOON - HOUR_MS
+    world.check("t/dt=2026-11-16")
+
+
 def test_the_watermark_never_goes_back() -> None:
     world = World()
     world.commit(["2026-11-17T11:00"])
@@ -389,7 +398,7 @@ def settled(world: World, how: Finalizing = HOUR) -> None:
     assert set(world.markers()) <= markers
 
 
-@pytest.mark.parametrize("call", range(1, 47))
+@pytest.mark.parametrize("call", range(1, 50))
 def test_one_that_dies_after_any_call_is_finished_by_the_next(call: int) -> None:
     world = World()
     lively(world)
@@ -408,14 +417,14 @@ def test_the_last_of_those_calls_is_beyond_the_end() -> None:
     lively(world)
     faults = Faults()
     world.run(log=world.log(faults))
-    assert 30 < faults.calls <= 45
+    assert 30 < faults.calls <= 48
 
 
 @pytest.mark.parametrize("block", range(6))
 def test_two_at_once_in_a_bad_world_beside_a_driver(block: int) -> None:
     for seed in range(block * 15, block * 15 + 15):
         world, scheduler = World(4), Scheduler(seed)
-        world.clock = scheduler.time
+        world.clock, world.objects = scheduler.time, MemoryStore(scheduler.time)
         scheduler.time.jump((NOON - scheduler.time.now_ms()) / 1000)
         faults = Faults(scheduler.random, RATES, scheduler)
         ends_s = scheduler.time.monotonic_s() + 3

@@ -303,6 +303,11 @@ def _marker_without_bound(patch: Patch) -> None:
     patch.setattr(Finalizer, "_watermark_ms", lambda self, now_ms, delay_ms: now_ms)
 
 
+def _marker_by_one_clock(patch: Patch) -> None:
+    """The present is what the clock of the machine says, however wrong it is."""
+    patch.setattr(finalize, "trusted_now_ms", lambda log: log.clock.now_ms())
+
+
 def _chain_is_bounded_by_its_source(patch: Patch) -> None:
     """An archive of an archive is complete when it is caught up with that one."""
     patch.setattr(finalize, "_sources", lambda home, archive: [_own(home, archive)])
@@ -352,6 +357,7 @@ BUGS: Mapping[str, Bug] = {
     "a merged manifest lacks files": Bug("P4", _compaction_forgets_a_range),
     "erased events are not counted": Bug("P4a", _erasure_counts_nothing),
     "a marker bounded by nothing": Bug("P4a", _marker_without_bound),
+    "a marker by one clock": Bug("P4a", _marker_by_one_clock),
     "a chain's marker ignores the first source": Bug("P4a", _chain_is_bounded_by_its_source),
     "copies have no numbers": Bug("P4", _copies_have_no_numbers),
     "a trim passes over archives": Bug("P4a", _trim_passes_over_archives),

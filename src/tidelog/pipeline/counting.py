@@ -20,6 +20,7 @@ import msgspec
 
 from tidelog.catalog.base import ABSENT, Change, Put
 from tidelog.errors import ConflictError, UnavailableError, UnknownOutcomeError
+from tidelog.log.ages import trusted_now_ms
 from tidelog.log.archives import read_manifests, read_partitions
 from tidelog.log.base import Log
 from tidelog.log.replays import replay_pipeline
@@ -173,7 +174,7 @@ def reopen(log: Log, pipeline: str, span: Span) -> None:
         folder = Folder(span.folder, span.end_ms, span.length_ms)
         if found is not None:
             folder = decode_row(found.value, Folder, f"row `{row}`")
-        after = msgspec.structs.replace(folder, state="reopening", late_ms=log.clock.now_ms())
+        after = msgspec.structs.replace(folder, state="reopening", late_ms=trusted_now_ms(log))
         changes = (
             Put(row, encode_row(after), found.version if found is not None else ABSENT),
             Put(layout.unsettled_row(span.end_ms, span.folder), row.encode()),

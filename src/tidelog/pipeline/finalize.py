@@ -1,12 +1,13 @@
 """Finalize: how far an archive is complete, and ``_SUCCESS`` in the folders that are.
 
-The *watermark* is a time before which all events are in. A source partition has reached the time
-of its last committed event: the parser's time where folders are made of times, else the event's
-own. One that is caught up with its source has reached the present, so a quiet one holds nobody up;
-none has reached more than that, so an event from the future does no harm. The least of these, less
-the delay that events may be late by, is the watermark; it never goes back. An archive of an archive
-is held against the source of the first one, whose positions it has too: being caught up with an
-archive that lags says nothing.
+The *watermark* is a time before which all events are in. A source partition has reached the time of
+its last committed event: the parser's time where folders are made of times, else the event's own.
+One that is caught up with its source has reached the present, so a quiet one holds nobody up; none
+has reached more than that, so an event from the future does no harm. The present is the earlier of
+this machine's time and the store's, so a clock that is ahead does none either. The least of these,
+less the delay that events may be late by, is the watermark; it never goes back. An archive of an
+archive is held against the source of the first one, whose positions it has too: being caught up
+with an archive that lags says nothing.
 
 A date folder with files is *final* when it ended before the watermark, however long ago: until it
 is marked, it has a ``waiting`` row. Files that come later reopen it: its marker goes, everybody
@@ -61,6 +62,7 @@ from tidelog.errors import (
     UnknownOutcomeError,
 )
 from tidelog.home import Home
+from tidelog.log.ages import trusted_now_ms
 from tidelog.log.archives import change_archive, read_progress
 from tidelog.log.base import Log
 from tidelog.log.targets import open_target
@@ -171,7 +173,7 @@ class Finalizer:
 
     def run(self, how: Finalizing) -> Finalized:
         """All steps."""
-        now_ms = self._log.clock.now_ms()
+        now_ms = self._log.clock.now_ms() if how.dry_run else trusted_now_ms(self._log)
         done = Finalized(self._watermark_ms(now_ms, how.delay_ms))
         counting = Counting(self._log, self._archive, self._folders, now_ms)
         if how.dry_run:
