@@ -127,7 +127,8 @@ ROWS = (
     Kind("topic/<t>/<p> · slot/<level>/<start>/<base>/<write id>", "time index: the run's end"),
     Kind("topic/<t>/<p> · amend/<offset>", "an update or a delete that waits to be compiled in"),
     Kind(
-        "topic/<t>/<p> · unused/<id>", "objects that a write has made this partition need no more"
+        "topic/<t>/<p> · unused/<id>",
+        "objects that this partition no longer needs, since a write removed their rows",
     ),
     Kind(
         "topic/<t>/0 · stray/<id>",
