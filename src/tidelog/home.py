@@ -162,7 +162,7 @@ class Home(JournalCalls):
         ``InvalidError`` where a consumer, an archive, a pump or a playback has not read all of its
         events, unless ``past_readers`` accepts that they are lost to it. What was deleted from the
         topic is erased from its archives first; ``UnavailableError`` while a range is under way
-        there that may hold such an event.
+        there that may hold such an event: run the archive, then delete the topic again.
         """
         self._check_open()
 
@@ -171,9 +171,12 @@ class Home(JournalCalls):
                 check_all_read(self.log, topic)
             import_module(_MAINTENANCE).carry_deletes(self, topic)
 
+        def closed(topic: Topic) -> None:
+            import_module(_MAINTENANCE).carry_closed_deletes(self, topic)
+
         with self._lock:
             producer = self._producers.get(name)
-        delete_topic(self.log, name, check)  # may refuse: then appends go on
+        delete_topic(self.log, name, check, closed)  # may refuse: then appends go on
         if producer is not None:
             with self._lock:
                 if self._producers.get(name) is producer:

@@ -6,6 +6,7 @@ work on a home and so are above it: ``Home`` finds this module by its name.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from tidelog.errors import TidelogError, UnavailableError
@@ -13,12 +14,12 @@ from tidelog.home import Home
 from tidelog.journal.scribe import Scribing, Trouble, Turn
 from tidelog.log.sweep import SweepReport, sweep_home
 from tidelog.model.topic import Topic
-from tidelog.pipeline.archived import settled_offsets
-from tidelog.pipeline.erase import erase_from_archives
-from tidelog.pipeline.erasure import ArchiveEraser
+from tidelog.pipeline.archived import closed_offsets, settled_offsets
+from tidelog.pipeline.erase import ArchiveErasure, erase_from_archives
+from tidelog.pipeline.erasure import WAIT_MS, ArchiveEraser, erase_until_settled
 from tidelog.pipeline.sweep import PipelineSweep, sweep_archives
 
-__all__ = ["ArchiveTurns", "carry_deletes", "sweep_everything"]
+__all__ = ["ArchiveTurns", "carry_closed_deletes", "carry_deletes", "sweep_everything"]
 
 
 def sweep_everything(home: Home, grace_ms: int, accept_loss: frozenset[str]) -> SweepReport:
@@ -33,7 +34,23 @@ def carry_deletes(home: Home, topic: Topic) -> None:
     Its audit goes with it, and nothing else says what archives still have to erase.
     ``UnavailableError`` while a range is under way that may hold such an event.
     """
-    done = erase_from_archives(home, topic, settled_offsets(home, topic))
+    _check_settled(topic, erase_from_archives(home, topic, settled_offsets(home, topic)))
+
+
+def carry_closed_deletes(home: Home, topic: Topic) -> None:
+    """Do the same once the heads of the topic are closed, for deletes that returned meanwhile.
+
+    From then on no delete lands in the topic, so this is all that archives ever have to erase.
+    """
+    errors: list[TidelogError] = []
+    deleted = closed_offsets(home, topic)
+    done = erase_until_settled(home, topic, deleted, WAIT_MS, errors.append)
+    for error in errors:
+        raise error
+    _check_settled(topic, done)
+
+
+def _check_settled(topic: Topic, done: Iterable[ArchiveErasure]) -> None:
     waiting = sorted({each.archive for each in done if each.waiting})
     if waiting:
         raise UnavailableError(

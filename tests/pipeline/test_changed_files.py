@@ -8,11 +8,17 @@ from pathlib import Path
 import pytest
 
 from tests.pipeline.looking import AT, AT_OR_WHEN, a_home, an_archive, drive, fill
-from tidelog import Event, Home
+from tidelog import Event, Home, maintenance
 from tidelog.errors import CorruptError, UnavailableError
+from tidelog.journal.audit import Why
+from tidelog.journal.marks import Marker
+from tidelog.log import topics
 from tidelog.log.archives import read_archive
+from tidelog.log.trim import ToOffsets
 from tidelog.model.archive import Archive
-from tidelog.pipeline import workers
+from tidelog.model.topic import Topic
+from tidelog.pipeline import archived, workers
+from tidelog.pipeline.archived import delete_events
 from tidelog.pipeline.erase import _Lane, erase_from_archive
 from tidelog.pipeline.replay import Replaying, replay
 from tidelog.pipeline.sweep import sweep_archives
@@ -89,14 +95,94 @@ def test_sweep_finishes_an_erasure_that_died_though_its_topic_is_gone(
 
 def test_topic_takes_no_erasure_with_it(home: Home) -> None:
     """Its audit is deleted with it, so archives erase before that what was deleted."""
-    home.append("t", [Event(b"rubbish 1", id="gone-7"), Event(b"rubbish 2", id="stays-8")])
-    raw = an_archive(home, "raw", format="jsonlines", codec="none", format_settings=LINES)
-    drive(home, raw)
+    raw = events_archive(home, "gone-7", "stays-8")
     home.delete("t", "gone-7")
     home.delete_topic("t")
-    held = b"".join(home.store.get(info.key) for info in home.store.list(f"{raw.folder()}/"))
-    assert b"stays-8" in held
-    assert b"gone-7" not in held
+    assert b"stays-8" in held(home, raw)
+    assert b"gone-7" not in held(home, raw)
+
+
+def test_delete_that_returns_while_its_topic_is_deleted_reaches_archives(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It returns after the topic's delete has carried deletes, and before it closes heads."""
+    raw = events_archive(home, "gone-7", "stays-8")
+    after_the_first_look(monkeypatch, lambda: home.delete("t", "gone-7"))
+    home.delete_topic("t")
+    assert b"stays-8" in held(home, raw)
+    assert b"gone-7" not in held(home, raw)
+
+
+def test_delete_of_trimmed_events_beside_a_delete_of_its_topic_reaches_archives(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It dies after its record, when the heads are being closed: the record decides."""
+    raw = events_archive(home, "gone-7", "stays-8")
+    home.trim("t", ToOffsets({0: 2}))
+
+    def delete() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(archived, "_enter", _die)
+            with pytest.raises(Crash):
+                delete_events(home, "t", ["gone-7"], Why("a test"))
+
+    after_the_first_look(monkeypatch, delete)
+    home.delete_topic("t")
+    assert b"stays-8" in held(home, raw)
+    assert b"gone-7" not in held(home, raw)
+
+
+@pytest.mark.parametrize(
+    "step", ["_close_head", "_remove_objects", "_remove_audit", "_remove_rows", "remove_name"]
+)
+def test_delete_of_a_topic_that_dies_at_a_step_carries_deletes_when_repeated(
+    home: Home, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    raw = events_archive(home, "gone-7", "stays-8")
+    with monkeypatch.context() as patch:
+        patch.setattr(topics, step, _die)
+        after_the_first_look(patch, lambda: home.delete("t", "gone-7"))
+        with pytest.raises(Crash):
+            home.delete_topic("t")
+    home.delete_topic("t")
+    assert b"stays-8" in held(home, raw)
+    assert b"gone-7" not in held(home, raw)
+
+
+def test_event_of_a_delete_that_died_before_it_deleted_stays_in_archives(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = events_archive(home, "gone-7", "stays-8")
+    with monkeypatch.context() as patch:
+        patch.setattr(Marker, "put", _die)
+        with pytest.raises(Crash):
+            home.delete("t", "gone-7")
+    home.delete_topic("t")
+    assert b"gone-7" in held(home, raw)
+
+
+def after_the_first_look(monkeypatch: pytest.MonkeyPatch, change: object) -> None:
+    """Call ``change`` after a delete of a topic has carried deletes the first time."""
+    carry = maintenance.carry_deletes
+
+    def changing(home: Home, topic: Topic) -> None:
+        carry(home, topic)
+        change()  # type: ignore[operator]
+
+    monkeypatch.setattr(maintenance, "carry_deletes", changing)
+
+
+def events_archive(home: Home, *ids: str) -> Archive:
+    """An archive whose files show the ids of its events."""
+    home.append("t", [Event(b"rubbish", id=each) for each in ids])
+    raw = an_archive(home, "raw", format="jsonlines", codec="none", format_settings=LINES)
+    drive(home, raw)
+    return raw
+
+
+def held(home: Home, archive: Archive) -> bytes:
+    found = home.store.list(f"{archive.folder()}/")
+    return b"".join(home.store.get(info.key) for info in found)
 
 
 def _die(*_: object) -> None:

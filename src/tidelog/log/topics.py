@@ -10,16 +10,21 @@ A delete of a topic that has events which a reader has not read (a consumer, an 
 playback) is refused before step 1 unless the caller accepts that (``readers``). Events that a
 producer appends while the topic is deleted are not looked at: stop producers first.
 
-Deleting, in four:
+Deleting, in five:
 
-1. registry row as ``deleting``         → not usable; the name is taken until step 4
+1. registry row as ``deleting``         → not usable; the name is taken until step 5
 2. close every ``head``, also one that
    is not there yet                     → no commit can land any more, and readers stop: a closed
                                           head is a deleted topic (:func:`read_head`)
-3. remove its objects and rows, not
+3. erase from archives what was deleted
+   from the topic (``closed``)          → archives without those events; deleting again goes on
+4. remove its objects and rows, not
    the heads                            → some are gone; deleting again goes on
-4. remove the registry row, and in the
+5. remove the registry row, and in the
    same write put a ``deleted`` row     → the name is free; late uploads are swept as orphans
+
+A delete of events is a commit to its heads, after its audit record. So all that ever return are in
+the audit when the heads are closed, and step 3 misses none; before that, one may still come.
 
 Rows go in this order: consumers, the ledger of erased ids, the audit records, then each partition.
 What was done to the events of a topic is forgotten with them: keep a copy of the audit first where
@@ -58,6 +63,7 @@ __all__ = [
     "check_exists",
     "create_topic",
     "delete_topic",
+    "find_head",
     "find_target",
     "find_topic",
     "head_of",
@@ -132,11 +138,18 @@ def list_topics(log: Log) -> Iterator[Topic]:
         yield _decode(row)
 
 
-def delete_topic(log: Log, name: str, check: Callable[[Topic], None] | None = None) -> None:
+def delete_topic(
+    log: Log,
+    name: str,
+    check: Callable[[Topic], None] | None = None,
+    closed: Callable[[Topic], None] | None = None,
+) -> None:
     """Remove a topic with all its events, consumers and audit records. ``NotFoundError``.
 
     ``check`` gets the topic before anything is written, and refuses the delete by an error, such
-    as ``readers.check_all_read``. A delete that has begun is finished without it.
+    as ``readers.check_all_read``. A delete that has begun is finished without it. ``closed`` is
+    step 3: it gets the topic once nothing more can be committed to it; its error leaves the topic
+    half deleted, and a repeated delete calls it again.
     """
     check_topic_name(name)
     while True:
@@ -151,6 +164,8 @@ def delete_topic(log: Log, name: str, check: Callable[[Topic], None] | None = No
         with contextlib.suppress(ConflictError):
             _put_topic(log, msgspec.structs.replace(topic, state="deleting"), row.version)
     _each_partition(topic, lambda partition: _close_head(log, topic, partition))
+    if closed is not None:
+        closed(topic)
     _remove_objects(log, topic)
     _remove_consumers(log, topic)
     _remove_audit(log, topic)
@@ -199,6 +214,14 @@ def read_head(log: Log, topic: Topic, partition: int) -> tuple[Head, str]:
             f"topic `{topic.name}`: was deleted, or is being deleted: open it again, or create it"
         )
     return head, version
+
+
+def find_head(log: Log, topic: Topic, partition: int) -> Head:
+    """A partition's head, also a closed one. Errors as for :func:`read_head`, where it has none."""
+    row = log.catalog.get(layout.topic_partition(topic.incarnation, partition), "head")
+    if row is None:
+        raise _without_head(log, topic, partition)
+    return head_of(topic, partition, row)[0]
 
 
 def _without_head(log: Log, topic: Topic, partition: int) -> NotFoundError | CorruptError:

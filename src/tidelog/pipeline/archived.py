@@ -67,6 +67,7 @@ from tidelog.pipeline.sought import Sought, own_column
 __all__ = [
     "Deleted",
     "Erased",
+    "closed_offsets",
     "complete_erasures",
     "delete_events",
     "delete_key",
@@ -200,6 +201,17 @@ def settled_offsets(home: Home, topic: Topic) -> Places:
     return known
 
 
+def closed_offsets(home: Home, topic: Topic) -> Places:
+    """The same of a topic whose heads are closed: what it returns is final.
+
+    No copy can bring an event back there, so heads need not say that the ledger has grown.
+    """
+    for record, _ in read_records(home.log, topic):
+        if record.archived and record.state == "begun":
+            _enter_ledger(home, topic, record)  # files that were set aside are erased by it
+    return deleted_offsets(home, topic)
+
+
 def complete_erasures(home: Home, topic: Topic) -> None:
     """Steps 3 and 4 of records that a process left behind."""
     for record, version in read_records(home.log, topic):
@@ -209,9 +221,7 @@ def complete_erasures(home: Home, topic: Topic) -> None:
 
 def _enter(home: Home, topic: Topic, record: AuditRecord, version: str) -> None:
     """Steps 3 and 4."""
-    until = {key_digest(each.id): record.until_ms for each in record.events if each.id is not None}
-    keys = {key_digest(record.key): record.until_ms} if record.key else {}
-    enter_erased(home.log, topic, until, keys)
+    _enter_ledger(home, topic, record)
     for partition in range(topic.partitions):
         announce_erasure(home.log, topic, partition)
     try:
@@ -219,6 +229,12 @@ def _enter(home: Home, topic: Topic, record: AuditRecord, version: str) -> None:
     except NotFoundError:
         if not _is_done(home, topic, record):  # another call has completed it meanwhile
             raise
+
+
+def _enter_ledger(home: Home, topic: Topic, record: AuditRecord) -> None:
+    until = {key_digest(each.id): record.until_ms for each in record.events if each.id is not None}
+    keys = {key_digest(record.key): record.until_ms} if record.key else {}
+    enter_erased(home.log, topic, until, keys)
 
 
 def _is_done(home: Home, topic: Topic, record: AuditRecord) -> bool:

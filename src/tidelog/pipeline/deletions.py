@@ -3,6 +3,8 @@
 A record that is ``begun`` may be of a delete that died before it deleted anything. Of such a one an
 event counts only if its amendment is there, or if its journal no longer has it. A record of events
 that archives alone hold (``pipeline.archived``) is decided once it is written, and always counts.
+
+All of it can be asked of a topic that is being deleted, up to the removal of its rows and objects.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from tidelog.journal.rows import MovedError, covering
 from tidelog.log.base import Log
 from tidelog.log.contents import Cut, describe_run, read_run
 from tidelog.log.ledger import was_erased
-from tidelog.log.topics import read_head
+from tidelog.log.topics import find_head
 from tidelog.model.topic import Topic
 
 __all__ = ["Deletions", "Places", "deleted_offsets", "knows_all", "read_deletions"]
@@ -79,6 +81,8 @@ def _is_deleted(log: Log, topic: Topic, event: Audited) -> bool:
     for _ in range(_ROUNDS):
         with contextlib.suppress(MovedError, NotFoundError):  # swapped meanwhile
             return _has_amendment(log, topic, event) or _is_compiled_out(log, topic, event)
+        if find_head(log, topic, event.partition).closed:
+            return False  # the topic's rows or objects go, so archives have what was deleted
     raise UnavailableError(f"topic `{topic.name}`: is compiled again and again: try again")
 
 
@@ -89,7 +93,7 @@ def _has_amendment(log: Log, topic: Topic, event: Audited) -> bool:
 
 def _is_compiled_out(log: Log, topic: Topic, event: Audited) -> bool:
     """Whether a journal stands for the offset, and has no event there."""
-    head, _ = read_head(log, topic, event.partition)
+    head = find_head(log, topic, event.partition)
     if not head.start <= event.offset < head.journaled:
         return False
     bounds = (event.offset, event.offset + 1)

@@ -19,14 +19,15 @@ from tidelog.model import layout
 from tidelog.model.topic import Topic
 from tidelog.pipeline.archive import list_archives
 from tidelog.pipeline.archived import finish_archive, settled_offsets
+from tidelog.pipeline.deletions import Places
 from tidelog.pipeline.descent import archives_of
 from tidelog.pipeline.erase import ArchiveErasure, erase_from_archives
 from tidelog.pipeline.sweep import PipelineSweep, sweep_archives
 from tidelog.pipeline.tables import repair_tables
 
-__all__ = ["ArchiveEraser", "Erasure", "carry_out"]
+__all__ = ["WAIT_MS", "ArchiveEraser", "Erasure", "carry_out", "erase_until_settled"]
 
-_WAIT_MS = 10_000  # for ranges under way; who proves is told of those that take longer
+WAIT_MS = 10_000  # for ranges under way; who proves is told of those that take longer
 _LOOK_S = 0.5
 
 _Seen = tuple[int, int, str]
@@ -43,7 +44,7 @@ class Erasure:
     staging: PipelineSweep
 
 
-def carry_out(home: Home, topic: Topic, grace_ms: int, wait_ms: int = _WAIT_MS) -> Erasure:
+def carry_out(home: Home, topic: Topic, grace_ms: int, wait_ms: int = WAIT_MS) -> Erasure:
     """Let all deletes of a topic reach its journals and its archives, and sweep what is left.
 
     With a grace of 0 what was erased is gone on return; readers under way read the catalog again.
@@ -52,7 +53,8 @@ def carry_out(home: Home, topic: Topic, grace_ms: int, wait_ms: int = _WAIT_MS) 
     """
     errors: list[TidelogError] = []
     compiled = compile_topic(home.log, topic, Policy.everything())
-    archives = _erase_until_settled(home, topic, wait_ms, errors.append)
+    deleted = settled_offsets(home, topic)
+    archives = erase_until_settled(home, topic, deleted, wait_ms, errors.append)
     for archive in {each.name: each for each, _ in archives_of(home, topic)}.values():
         errors += repair_tables(home, archive)
     swept = sweep_home(home.log, grace_ms)
@@ -62,11 +64,17 @@ def carry_out(home: Home, topic: Topic, grace_ms: int, wait_ms: int = _WAIT_MS) 
     return done
 
 
-def _erase_until_settled(
-    home: Home, topic: Topic, wait_ms: int, tell: Callable[[TidelogError], None]
+def erase_until_settled(
+    home: Home,
+    topic: Topic,
+    deleted: Places,
+    wait_ms: int,
+    tell: Callable[[TidelogError], None],
 ) -> list[ArchiveErasure]:
-    """From all archives, again and again until no range is under way that may hold an event."""
-    deleted = settled_offsets(home, topic)
+    """Erase from all archives until no range is under way that may hold an event.
+
+    Returns what was erased, also after ``wait_ms``: then some say that a range is under way.
+    """
     clock = home.log.clock
     until_ms = clock.now_ms() + wait_ms
     total: dict[tuple[str, int], ArchiveErasure] = {}
