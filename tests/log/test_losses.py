@@ -325,6 +325,18 @@ def test_journal_above_the_epoch_proves_a_loss() -> None:
     assert verify_topic(press.log, topic).proven_losses == 2
 
 
+def test_journal_of_the_present_epoch_is_doubted_only_beside_a_proof() -> None:
+    press = Press()
+    topic = press.topic()
+    press.append(topic, ["a"])
+    press.put(topic, layout.COMPILE_ROW, encode_row(HeldRow("compiler", 2)))
+    press.store.put(layout.journal(topic.incarnation, 0, 2, 0, "under way"), b"x")
+    report = verify_topic(press.log, topic)
+    assert (report.proven_losses, report.possible_losses) == (0, 0)
+    press.store.put(layout.journal(topic.incarnation, 0, 3, 0, "lost"), b"x")
+    assert verify_topic(press.log, topic).proven_losses == 2
+
+
 def test_trimmed_and_compiled_segments_are_no_loss() -> None:
     press = Press()
     topic = press.topic()

@@ -77,6 +77,7 @@ class Losses:
     proofs: list[Proof] = field(default_factory=list)
     doubts: list[ObjectInfo] = field(default_factory=list)  # possible losses
     committed: list[Known] = field(default_factory=list)  # runs that strays tell of
+    compiling: list[ObjectInfo] = field(default_factory=list)  # perhaps, by the present compiler
 
     @property
     def newest_ms(self) -> int:
@@ -132,7 +133,7 @@ def raise_doubts(losses: Losses, accepted_ms: int) -> Losses:
         return losses
     committed = {each.object: each for each in losses.committed}
     proofs = list(losses.proofs)
-    for info in losses.doubts:
+    for info in [*losses.doubts, *losses.compiling]:
         each = committed.get(info.key)
         if each is not None:
             what = f"was committed at offset {each.base} of partition {each.partition}"
@@ -237,8 +238,10 @@ class _Check:
                 f"{compiler.epoch}"
             )
             self._found.proofs.append(Proof(info, what))
-        elif epoch < compiler.epoch or not compiler.owner:  # else it is being compiled
+        elif epoch < compiler.epoch or not compiler.owner:
             self._found.doubts.append(info)
+        else:  # where the catalog went back, an owner of the same epoch may have lost it
+            self._found.compiling.append(info)
 
     def finish(self) -> Losses:
         """All were added; the proofs that need rows which are read after them all."""
