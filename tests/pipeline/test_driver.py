@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import random
 import threading
@@ -16,7 +17,7 @@ from tests.pipeline.fakes import LinesSink, ListSource, listed
 from tests.waiting import until
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.clock import RandomIds, SystemClock
-from tidelog.errors import FencedError, InvalidError, UnavailableError
+from tidelog.errors import FencedError, InvalidError, NotFoundError, UnavailableError
 from tidelog.log.base import Log, LogSettings
 from tidelog.model import layout
 from tidelog.pipeline.base import Outcome, Pipeline, Task
@@ -26,7 +27,7 @@ from tidelog.pipeline.flush import request_flush
 from tidelog.pipeline.policy import Due, Policy
 from tidelog.pipeline.shard import Shard, share_of
 from tidelog.pipeline.workers import LocalWorkers
-from tidelog.sources.base import Bounds, SourcePartition
+from tidelog.sources.base import Bounds, Range, SourcePartition
 from tidelog.store.memory import MemoryStore
 
 
@@ -299,6 +300,43 @@ def test_an_error_that_passes_is_tried_again(home: Home) -> None:
     home.source.read = read  # type: ignore[method-assign,assignment]
     home.driver().run()
     home.check()
+
+
+@pytest.mark.parametrize("call", ["reader", "read"])
+@pytest.mark.parametrize("accept_loss", [True, False])
+def test_range_that_was_trimmed_since_it_was_planned_is_planned_again(
+    home: Home, call: str, accept_loss: bool
+) -> None:
+    """The loss is what a person decides on, and not that the range was planned too early."""
+    partition, real = SourcePartition("t", "1"), getattr(home.source, call)
+
+    def trimmed(range: Range) -> object:
+        if range.partition == partition and not home.source.firsts[partition]:
+            home.source.firsts[partition] = 11
+            raise NotFoundError("t/1: 0 is gone")
+        return real(range)
+
+    setattr(home.source, call, trimmed)
+    with contextlib.nullcontext() if accept_loss else pytest.raises(LostError, match="--accept"):
+        home.driver(accept_loss=accept_loss).run()
+    found = listed(home.store)
+    assert ("1:11" in found) == accept_loss
+    assert "1:9" not in found
+    assert {"0:0", "2:58"} <= set(found)
+
+
+def test_range_that_the_source_never_holds_ends_the_run(home: Home) -> None:
+    """Its bounds say that it does, so that planning again does not help."""
+    tried: list[Range] = []
+
+    def missing(range: Range) -> object:
+        tried.append(range)
+        raise NotFoundError(f"{range.partition.text}: is gone")
+
+    home.source.reader = missing  # type: ignore[method-assign,assignment]
+    with pytest.raises(NotFoundError, match="is gone"):
+        home.driver().run()
+    assert len(tried) == 5 * len(home.source.events)
 
 
 def test_starting_at_the_end_leaves_out_what_was_there(home: Home) -> None:

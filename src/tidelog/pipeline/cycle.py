@@ -14,7 +14,8 @@ Each source partition goes through these steps; every write expects its ``head``
    reads no other incarnation than the one that the
    intent names, which it checks after reading            → dead: staged files that nothing names
    (a range that is gone, or holds nothing and ends where
-   it began, is withdrawn instead: the ``intent`` goes)
+   it began, is withdrawn instead: the ``intent`` goes, and
+   the driver plans the partition again)
 5. record: put a manifest object, and its key into the
    ``intent``: from here on the contents are decided      → dead: the next driver goes to step 6
 6. publish: copy each staged file to its final name       → dead: the next driver copies the rest
@@ -119,6 +120,7 @@ class CycleReport:
 
     committed: dict[SourcePartition, Manifest] = field(default_factory=dict)
     errors: dict[SourcePartition, TidelogError] = field(default_factory=dict)
+    withdrawn: set[SourcePartition] = field(default_factory=set)  # by errors; to plan again
     aside: list[Aside] = field(default_factory=list)  # ranges that the catalog had forgotten
 
     @property
@@ -241,12 +243,12 @@ class Cycle:
                 if track.intent is not None and track.intent.manifest:
                     self._finish(track, self._manifest(track.intent.manifest), report)
                 elif track.intent is not None:
-                    tasks.append(self._task(track, track.intent))
+                    tasks.append(self._task(track, track.intent, report))
         for outcome in self._outcomes(tasks):
             track = self._tracks[outcome.partition]
             with self._kept(track, report):
                 if outcome.error is not None:
-                    self._fail(track, tasks, outcome.error)
+                    self._fail(track, tasks, outcome.error, report)
                 if outcome.produced is not None and self._is_idle(track, outcome.produced):
                     self._withdraw(track)
                 elif outcome.produced is not None:
@@ -340,7 +342,7 @@ class Cycle:
         )
         self._read_intent(track)
 
-    def _task(self, track: Track, intent: Intent) -> Task:
+    def _task(self, track: Track, intent: Intent, report: CycleReport) -> Task:
         """Step 4, as a task."""
         start = intent.lost[-1].end if intent.lost else intent.start
         staging = layout.staging(self._pipeline.id, self._epoch, self._log.ids.new())
@@ -350,6 +352,7 @@ class Cycle:
             reader = self._pipeline.source.reader(wanted)
         except NotFoundError:
             self._withdraw(track)
+            report.withdrawn.add(track.partition)
             raise
         sink = self._pipeline.sink
         if head.names and isinstance(sink, AsideSink):
@@ -358,10 +361,13 @@ class Cycle:
         as_is = track.carried is not None and track.carried.as_is
         return Task(reader, sink, staging, "" if as_is else self._pipeline.transform)
 
-    def _fail(self, track: Track, tasks: Sequence[Task], error: TidelogError) -> NoReturn:
+    def _fail(
+        self, track: Track, tasks: Sequence[Task], error: TidelogError, report: CycleReport
+    ) -> NoReturn:
         """Raise the error of a range that could not be read."""
         if isinstance(error, NotFoundError):
             self._withdraw(track)
+            report.withdrawn.add(track.partition)
         if isinstance(error, CorruptError):
             self._check_plan(next(t for t in tasks if t.range.partition == track.partition))
         raise error

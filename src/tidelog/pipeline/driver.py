@@ -312,9 +312,7 @@ class Driver:
                 self._how.stop.wait(_FOLLOW_S)
             return False
         for partition, error in report.errors.items():
-            passing = isinstance(error, UnavailableError)
-            attempts = self._failures.attempts(partition)
-            if not passing or (attempts >= _ATTEMPTS and not isinstance(error, FrozenError)):
+            if not self._may_pass(report, partition, error):
                 self._ended[partition] = error
         if report.errors.keys() - self._ended.keys():
             self._how.stop.wait(0.2)
@@ -324,6 +322,19 @@ class Driver:
         for error in self._ended.values():
             raise error
         return True
+
+    def _may_pass(
+        self, report: CycleReport, partition: SourcePartition, error: TidelogError
+    ) -> bool:
+        """Whether a run that drains tries a source partition again.
+
+        A range that was withdrawn is planned again, from what the source holds by then: only that
+        plan shows whether something is lost, and whether that was accepted.
+        """
+        if isinstance(error, FrozenError):
+            return True
+        passing = isinstance(error, UnavailableError) or partition in report.withdrawn
+        return passing and self._failures.attempts(partition) < _ATTEMPTS
 
     def _partitions(self) -> list[SourcePartition]:
         found = self._pipeline.source.partitions()

@@ -351,7 +351,7 @@ def _check_held(history: _History, range: Range) -> None:
     if start < first:
         raise NotFoundError(
             f"source partition `{what}`: the archive begins at offset {first}, asked was {start}: "
-            f"go on from {first} if that loss can be borne",
+            f"go on from {first} if that loss is acceptable",
             lost_from=start,
             first=first,
         )

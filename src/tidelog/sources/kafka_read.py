@@ -146,7 +146,7 @@ class Reading:
         if start < first:
             raise NotFoundError(
                 f"{self._what}: offsets {start} to {first} are gone, the first is {first}: "
-                f"go on from {first} if that loss can be borne",
+                f"go on from {first} if that loss is acceptable",
                 lost_from=start,
                 first=first,
             )

@@ -139,7 +139,7 @@ class Reading:
             raise NotFoundError(
                 f"kinesis shard `{self._plan.range.partition.text}`: was read up to {seen_ms} ms, "
                 f"and holds nothing that came in before {held_ms} ms: go on from the oldest record "
-                "if that loss can be borne",
+                "if that loss is acceptable",
                 lost_from=self._start.text,
                 first=Place("oldest", held_ms=held_ms).text,
             )

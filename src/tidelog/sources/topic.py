@@ -212,7 +212,7 @@ def _check_held(partition: SourcePartition, start: int, limit: int, head: Head) 
     if start < head.start:
         raise NotFoundError(
             f"partition `{partition.text}`: offsets {start} to {head.start} were trimmed, the "
-            f"first is {head.start}: go on from {head.start} if that loss can be borne",
+            f"first is {head.start}: go on from {head.start} if that loss is acceptable",
             lost_from=start,
             first=head.start,
         )
