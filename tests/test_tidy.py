@@ -16,7 +16,7 @@ MODULE_LINES_MAX = 600
 TEST_MODULE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 70
 PARAMETERS_MAX = 6
-LONG_SIGNATURES = {"send": 7}  # an event's own fields, one by one, as its callers have them
+LONG_SIGNATURES = {"send": 8}  # an event's own fields, one by one, as its callers have them
 EMPTY_NAMES = re.compile(r"(^|_)(utils?|helpers?|common|misc|manager|impl|base_impl)($|_)")
 
 

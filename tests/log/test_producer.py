@@ -190,12 +190,44 @@ def test_a_sequence_is_stored_once_and_answers_with_its_first_position(home: Hom
     assert [position.partition for position in positions] == [n % 4 for n in range(10)]
     with home.producer("t", name="importer") as again:
         assert again.last_sequence == 9
-        repeated = [again.send(b"other", sequence=n).result(60) for n in range(12)]
+        repeated = [again.send(b"%d" % n, sequence=n).result(60) for n in range(12)]
         assert repeated[:10] == positions
         again.send(b"auto").result(60)
         with pytest.raises(InvalidError, match="must grow"):
             again.send(b"x", sequence=11)
     assert len(all_events(home)) == 13
+
+
+def test_another_event_under_the_last_sequence_is_refused(home: Home) -> None:
+    """Else another input under the same name would pass for the one that was stored."""
+    with home.producer("t", name="importer") as first:
+        for n in range(10):
+            first.send(b"%d" % n, sequence=n).result(60)
+    for n in range(6, 10):  # the last one of each partition
+        with home.producer("t", name="importer") as again:
+            for other in (b"other", None):
+                with pytest.raises(AlreadyExistsError, match="with another event: open a producer"):
+                    again.send(other, sequence=n)
+            again.send(b"%d" % n, timestamp=7, headers=[("try", b"2")], sequence=n).result(60)
+    assert len(all_events(home)) == 10
+
+
+def test_a_mark_given_with_a_sequence_is_stored_with_it(home: Home) -> None:
+    with home.producer("t", name="n") as producer:
+        assert producer.marks() == {}
+        for n in range(6):
+            producer.send(b"%d" % n, sequence=n, mark=b"m%d" % n)
+    for _ in range(2):  # opening keeps them
+        with home.producer("t", name="n") as producer:
+            assert producer.marks() == {n: b"m%d" % n for n in range(2, 6)}
+            with pytest.raises(AlreadyExistsError, match="sequence 5 was stored before"):
+                producer.send(b"5", sequence=5, mark=b"m6")
+            producer.send(b"other", sequence=5, mark=b"m5").result(60)
+            for mark in (b"", b"x" * 65):
+                with pytest.raises(InvalidError, match="give 1 to 64 bytes"):
+                    producer.send(b"x", mark=mark)
+    with home.producer("t") as producer, pytest.raises(InvalidError, match="only a named producer"):
+        producer.send(b"x", mark=b"m")
 
 
 def test_a_named_producer_fences_the_older_process(home: Home) -> None:

@@ -209,7 +209,9 @@ class ClientsWorld(SimWorld):
         for sequence in range(10):
             value = f"s-{sequence}-{log.ids.new()}".encode()
             repeated = producer.is_stored(sequence)
-            position = producer.send(value, sequence=sequence).result()
+            # One mark for all values of a sequence: their differences tell whose write has landed.
+            mark = f"s-{sequence}".encode()
+            position = producer.send(value, sequence=sequence, mark=mark).result()
             if not repeated:
                 self.ledger.acknowledge(value, self._place(topic, position))
                 continue

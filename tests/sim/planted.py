@@ -230,7 +230,12 @@ def conflict_means_not_stored(self: Appender, partition: int, plan: _Plan) -> bo
 
 
 def number_then_wait(
-    self: Producer, value: bytes, key: bytes | None = None, *, sequence: int | None = None
+    self: Producer,
+    value: bytes,
+    key: bytes | None = None,
+    *,
+    sequence: int | None = None,
+    mark: bytes | None = None,
 ) -> SendFuture:
     """Gives an event its number and then waits for room, without the lock."""
     size = len(value) + 100
@@ -240,7 +245,7 @@ def number_then_wait(
         if known is not None:
             return known
         self._make_room(size)
-        rest = Rest(None, key, None, (), partition, number)
+        rest = Rest(None, key, None, (), partition, number, mark)
         return self._enter(value, self._now_ms(), rest, size)
 
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Protocol
 
+import msgspec
 import pyarrow as pa
 
 from tidelog.cli.exit_codes import FailedError
@@ -15,9 +19,13 @@ from tidelog.errors import InvalidError, PartialAppendError, TidelogError
 from tidelog.home import Home
 from tidelog.log.flush import SendFuture
 from tidelog.log.topics import find_target
+from tidelog.model.decoding import decode_msgpack
 from tidelog.model.event import Event, check_event
 
 __all__ = ["Parse", "Storing", "Tally", "storing"]
+
+_DIGEST_BYTES = 16  # of the digest of an input's lines
+_HELD_BYTES = 64 << 20  # of lines that wait in memory
 
 Parse = Callable[[Sequence[bytes]], Sequence[Event | InvalidError]]
 """Returns for each line, none of which is blank, its event or the error why it has none."""
@@ -114,7 +122,13 @@ class _Appended:
 
 
 class _Sent:
-    """One by one, by a named producer; the sequence is the line's number, from 0."""
+    """One by one, by a named producer; the sequence is the line's number, from 0.
+
+    The mark of each line is a digest of all lines up to it, and of the keys that they give, since
+    a key decides which partition knows the sequence. An input counts as the one that was stored
+    before when it gives the marks that are stored. Until then none of its lines is stored: those
+    that a process left out when it died wait in ``_held``.
+    """
 
     def __init__(self, home: Home, topic: str, name: str, parse: Parse | None) -> None:
         self._parse = parse
@@ -122,17 +136,30 @@ class _Sent:
         self._name = name
         self._producer = home.producer(topic, name)
         self._before = self._producer.last_sequence + 1  # lines that earlier inputs had
+        self._marks = self._producer.marks()
+        self._digest = b""  # of all lines so far
+        self._held = _Held()
 
     def store(self, lines: Lines, tally: Tally) -> None:
         numbers, events, refused = _parsed(lines, self._parse, self._bytes_max)
         futures: list[tuple[int, SendFuture]] = []
         failure: TidelogError | None = refused
-        for number, event in zip(numbers, events, strict=True):
-            if self._producer.is_stored(number - 1, event.key):
+        found = dict(zip(numbers, events, strict=True))
+        end = len(lines.lines) if refused is None else refused.context["line"] - lines.first
+        for number, line in enumerate(lines.lines[:end], lines.first):
+            event = found.get(number)
+            mark = self._next_mark(number, line, event)
+            waiting = self._held.take() if number == self._before else iter(())
+            if event is None:  # a blank line
+                pass
+            elif self._producer.is_stored(number - 1, event.key):
                 tally.repeated += 1
-                continue
+            elif number < self._before:
+                self._held.add(_Line(number, event, mark))
+            else:
+                waiting = chain(waiting, [_Line(number, event, mark)])
             try:
-                futures.append((number, self._send(event, number - 1)))
+                futures.extend((each.number, self._send(each)) for each in waiting)
             except TidelogError as exc:  # told once those before it are counted
                 failure = exc
                 break
@@ -154,10 +181,26 @@ class _Sent:
             )
 
     def close(self) -> None:
+        self._held.close()
         with contextlib.suppress(TidelogError):  # each event was asked for, so this was told
             self._producer.close()
 
-    def _send(self, event: Event, sequence: int) -> SendFuture:
+    def _next_mark(self, number: int, line: bytes, event: Event | None) -> bytes:
+        """The mark of the next line. ``FailedError`` if another one is stored for it."""
+        key = None if event is None else event.key
+        parts = msgspec.msgpack.encode((self._digest, line, key))
+        self._digest = hashlib.sha256(parts).digest()[:_DIGEST_BYTES]
+        if self._marks.get(number - 1, self._digest) != self._digest:
+            raise FailedError(
+                f"name `{self._name}`: the input's first lines, up to line {number}, are not those "
+                "that were stored under this name: give this input a --name of its own, or give "
+                "the same input, which may have grown, with the same options",
+                line=number,
+            )
+        return self._digest
+
+    def _send(self, line: _Line) -> SendFuture:
+        event = line.event
         return self._producer.send(
             event.value,
             event.key,
@@ -165,8 +208,37 @@ class _Sent:
             timestamp=event.timestamp,
             type=event.type,
             headers=event.headers,
-            sequence=sequence,
+            sequence=line.number - 1,
+            mark=line.mark,
         )
+
+
+class _Line(msgspec.Struct, frozen=True):
+    """A line that is not stored yet."""
+
+    number: int
+    event: Event
+    mark: bytes
+
+
+class _Held:
+    """Lines that wait, in order: in memory, or in a temporary file if there are many."""
+
+    def __init__(self) -> None:
+        self._file = tempfile.SpooledTemporaryFile(_HELD_BYTES)  # noqa: SIM115 - see close
+
+    def add(self, line: _Line) -> None:
+        data = msgspec.msgpack.encode(line)
+        self._file.write(len(data).to_bytes(8, "big") + data)
+
+    def take(self) -> Iterator[_Line]:
+        """All of them, once."""
+        self._file.seek(0)
+        while size := self._file.read(8):
+            yield decode_msgpack(self._file.read(int.from_bytes(size, "big")), _Line)
+
+    def close(self) -> None:
+        self._file.close()
 
 
 def _broken_off(

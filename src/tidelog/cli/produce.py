@@ -53,7 +53,7 @@ _LINE_FACTOR = 8  # an event as JSON may be so many times as long as the event
     metavar="N",
     help="Produce under this name, and count lines: the same input again, or grown, adds only "
     "the lines that are not stored yet. A last line without an end waits for it. One name for "
-    "each input.",
+    "each input: another input under the name is refused.",
 )
 @click.option(
     "--if-absent",

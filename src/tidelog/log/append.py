@@ -187,8 +187,12 @@ class Appender:
         piece: Piece,
         sequences: Sequence[int] | None = None,
         expected_offset: int | None = None,
+        *,
+        mark: bytes = b"",
     ) -> tuple[int, Stored]:
         """Step 4 for one partition: the first offset, and the segment, if it had to move.
+
+        The producer's row keeps ``mark`` with the last of the sequences.
 
         ``ConflictError`` when ``expected_offset`` is not the next one, ``FencedError`` when a newer
         process has taken this producer's name, ``NotFoundError`` when the topic was deleted,
@@ -220,7 +224,7 @@ class Appender:
                 )
             if stored.generation < head.floor:
                 stored = self._upload_anew(stored, head.floor)
-            plan = self._plan(stored, piece, sequences, (head, head_version))
+            plan = self._plan(stored, piece, sequences, (head, head_version), mark)
             if self._write(piece.partition, plan):
                 self._abandoned.pop(piece.partition, None)
                 self._log.wakeups.committed(
@@ -260,6 +264,7 @@ class Appender:
         piece: Piece,
         sequences: Sequence[int] | None,
         at: tuple[Head, str],
+        mark: bytes,
     ) -> _Plan:
         """What one commit writes; pure but for the time and the id that mark it."""
         head, head_version = at
@@ -285,7 +290,11 @@ class Appender:
             head, next=run.end, last_base=run.base, last_object=run.object
         )
         new_state = ProducerState(
-            self._epoch, batch.sequences()[-1], recent_batches(state.recent, batch), now_ms
+            self._epoch,
+            batch.sequences()[-1],
+            recent_batches(state.recent, batch),
+            now_ms,
+            mark=mark,
         )
         level, starts = slots_of(piece.first_ms, piece.last_ms, self._topic.slot_ms)
         slots = [
@@ -440,7 +449,8 @@ class Appender:
                 return None
             if version is not None and state.epoch >= self._epoch:
                 return state.epoch
-            mine = ProducerState(self._epoch, state.last, state.recent, self._log.clock.now_ms())
+            now_ms = self._log.clock.now_ms()
+            mine = msgspec.structs.replace(state, epoch=self._epoch, seen_ms=now_ms, silent_ms=0)
             change = Put(row, encode_row(mine), expect=version or ABSENT)
             write_id = self._log.ids.new()
             ours.add(write_id)

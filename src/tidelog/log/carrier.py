@@ -134,7 +134,9 @@ class Carrier:
         def commit(part: Part, piece: Piece, stored: Stored) -> Stored:
             expected = flush.expected_offset
             try:
-                base, moved = self._appender.commit(stored, piece, part.sequences, expected)
+                base, moved = self._appender.commit(
+                    stored, piece, part.sequences, expected, mark=part.mark
+                )
             except BaseException as exc:
                 known = isinstance(exc, TidelogError) and not isinstance(exc, UnknownOutcomeError)
                 if not known:  # an error of another kind may have cut in anywhere

@@ -28,6 +28,7 @@ class Part:
     table: pa.Table
     rows: npt.NDArray[np.int64]  # where its events stood in the flush
     sequences: Sequence[int] | None
+    mark: bytes = b""  # of the last of them
 
 
 class Flush:
@@ -66,16 +67,22 @@ class Flush:
     def parts(self, keyless: Callable[[int], int], named: bool) -> list[Part]:
         """The events of each partition; ``keyless`` is asked for that of events without a place."""
         sequences: list[int] | None = None
+        pending = self.pending
         if self.table is None:
             self.places = self.pending.places(keyless)
             sequences = self.pending.sequences() if named else None
             self.table = self.pending.table()
         if self.places is None:
             self.places = np.full(self.table.num_rows, keyless(self.table.num_rows), np.int32)
-        return [
-            Part(p, t, rows, [sequences[row] for row in rows.tolist()] if sequences else None)
-            for p, t, rows in split(self.table, self.places)
-        ]
+        parts = []
+        for partition, table, at in split(self.table, self.places):
+            if sequences is None:
+                parts.append(Part(partition, table, at, None))
+                continue
+            rows = at.tolist()
+            mark = pending.mark(rows[-1])
+            parts.append(Part(partition, table, at, [sequences[row] for row in rows], mark))
+        return parts
 
     def stored(self, part: Part, base: int) -> None:
         """Note that a part has its offsets."""

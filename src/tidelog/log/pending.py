@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tidelog.codec.events import batch_of
+from tidelog.log.sent import event_mark
 from tidelog.model.event import Headers
 
 __all__ = ["Pending", "Rest"]
@@ -28,6 +29,7 @@ class Rest(NamedTuple):
     headers: Headers
     partition: int
     sequence: int
+    mark: bytes | None = None  # of the sequence; None: a digest of the event
 
 
 _PLAIN = Rest(None, None, None, (), -1, -1)
@@ -78,6 +80,13 @@ class Pending:
     def sequences(self) -> list[int]:
         """The sequence of each event of a named producer, all of whose events have one."""
         return [rest.sequence for rest in self.rests]
+
+    def mark(self, row: int) -> bytes:
+        """The mark of one event of a named producer."""
+        rest = self.rests[row]
+        if rest.mark is not None:
+            return rest.mark
+        return event_mark(self.values[row], rest.key, rest.id, rest.type)
 
     def _columns(self) -> Sequence[tuple[Any, ...] | None]:
         """Ids, keys, types, headers; None for those that no event has."""

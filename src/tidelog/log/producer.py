@@ -31,6 +31,7 @@ from tidelog.log.outcome import append_error
 from tidelog.log.partitioner import partitions_for
 from tidelog.log.pending import Rest
 from tidelog.log.positions import Positions
+from tidelog.log.sent import event_mark
 from tidelog.model import limits
 from tidelog.model.event import Event, check_event, check_timestamp, headers_of
 from tidelog.model.producers import check_producer_name, unnamed_producer
@@ -93,6 +94,13 @@ class Producer:
         before = self._before.get(self._place(key, sequence)[0])
         return before is not None and sequence <= before.last
 
+    def marks(self) -> dict[int, bytes]:
+        """The marks that earlier processes under this name stored, by their sequences.
+
+        Each partition has that of its last sequence.
+        """
+        return {state.last: state.mark for state in self._before.values() if state.last >= 0}
+
     def send(
         self,
         value: bytes | None,
@@ -103,11 +111,14 @@ class Producer:
         type: str | None = None,
         headers: Iterable[tuple[str, bytes | None]] | None = (),
         sequence: int | None = None,
+        mark: bytes | None = None,
     ) -> SendFuture:
         """Put one event into the buffer; the future tells its position once it is durable.
 
         A named producer may give each event a ``sequence``, which must grow: one that an earlier
-        process has stored is not stored again, and gets its first position.
+        process has stored is not stored again, and gets its first position. The last sequence of
+        each partition is stored with a ``mark``: a digest of the event's value, key, id and type,
+        unless you give one. ``AlreadyExistsError`` if it comes again with another mark.
         """
         if (  # the common case: all that it needs is that the open flush has room
             value.__class__ is bytes
@@ -117,6 +128,7 @@ class Producer:
             and id is None
             and type is None
             and sequence is None
+            and mark is None
         ):
             with self._carrier.lock:
                 flush = self._open
@@ -131,14 +143,18 @@ class Producer:
         event = Event(value, key, id, timestamp, type, headers_of(headers))
         size = check_event(event, self._event_bytes_max) + _OVERHEAD_BYTES
         time_ms = self._now_ms() if timestamp is None else check_timestamp(timestamp)
+        if mark is not None:
+            self._check_given(mark)
         with self._carrier.lock:
             if sequence is not None:
-                known = self._repeated(*self._place(key, sequence))
+                partition, number = self._place(key, sequence)
+                known = self._repeated(partition, number)
                 if known is not None:
+                    self._check_mark(event, partition, number, mark)
                     return known
             self._make_room(size)  # which waits without the lock: numbers are given after it
             partition, number = self._place(key, sequence)
-            rest = Rest(id, key, type, event.headers, partition, number)
+            rest = Rest(id, key, type, event.headers, partition, number, mark)
             return self._enter(value, time_ms, rest, size)
 
     def append(
@@ -277,6 +293,26 @@ class Producer:
             flush.stored(part, offset)
             flush.finish()
         return SendFuture(flush, 0)
+
+    def _check_given(self, mark: bytes) -> None:
+        if not self._named:
+            raise InvalidError("send: only a named producer takes a mark: give it a name")
+        if not isinstance(mark, bytes) or not 1 <= len(mark) <= limits.PRODUCER_MARK_BYTES:
+            raise InvalidError(f"send: mark: give 1 to {limits.PRODUCER_MARK_BYTES} bytes")
+
+    def _check_mark(self, event: Event, partition: int, sequence: int, mark: bytes | None) -> None:
+        """Refuse to take another event for the one that was stored under its sequence."""
+        before = self._before[partition]
+        if sequence != before.last or not before.mark:
+            return
+        if mark is None:
+            mark = event_mark(event.value, event.key, event.id, event.type)
+        if mark != before.mark:
+            raise AlreadyExistsError(
+                f"producer: sequence {sequence} was stored before in "
+                f"`{self._topic.name}/{partition}` with another event: open a producer under "
+                "another name, or send the same events as before"
+            )
 
     def _enter(self, value: bytes | None, time_ms: int, rest: Rest, size: int) -> SendFuture:
         """With the lock held since there is room for it: put one event into the open flush."""

@@ -1,7 +1,13 @@
-"""Which sequences of a producer got which offsets, as its row keeps them."""
+"""Which sequences of a producer got which offsets, and the mark of the last, as its row keeps them.
+
+A sequence alone does not prove that a repeat brings the same event: under one name a process may
+send another input. So the row of a named producer also keeps a mark of its last sequence, and a
+repeat of that sequence with another mark is refused.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -10,7 +16,18 @@ import msgspec
 from tidelog.model import limits
 from tidelog.model.run import SentBatch
 
-__all__ = ["recent_batches", "sent_batch"]
+__all__ = ["event_mark", "recent_batches", "sent_batch"]
+
+_MARK_BYTES = 16  # of the digest of an event
+
+
+def event_mark(value: bytes | None, key: bytes | None, id: str | None, type: str | None) -> bytes:
+    """The mark of an event whose sender gives none: a digest of what identifies it.
+
+    Times and headers are left out: a process that repeats an event may give it new ones.
+    """
+    parts = msgspec.msgpack.encode((value, key, id, type))
+    return hashlib.sha256(parts).digest()[:_MARK_BYTES]
 
 
 def sent_batch(

@@ -141,7 +141,8 @@ ROWS = (
     ),
     Kind(
         "topic/<t>/<p> · producer/<name>",
-        "epoch, last sequence, recent batches: offsets, write ids; last seen, silent since",
+        "epoch, last sequence and its mark, recent batches: offsets, write ids; last seen, silent "
+        "since",
     ),
     Kind(
         "topic/<t>/0 · staged",

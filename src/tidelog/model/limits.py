@@ -42,6 +42,7 @@ __all__ = [
     "PIPELINE_NAME_MAX",
     "PLAYBACK_NAME_MAX",
     "PRESIGN_SECONDS_MAX",
+    "PRODUCER_MARK_BYTES",
     "PRODUCER_NAME_MAX",
     "PRODUCER_RECENT",
     "PRODUCER_ROW_BYTES",
@@ -94,6 +95,7 @@ BATCH_BYTES_MAX = 1 << 30  # of batches that are joined; an Arrow array of bytes
 SLOT_MS_MAX = 24 * 3600 * 1000  # the coarsest time index
 STRAY_KEEP_MS = 7 * SLOT_MS_MAX  # a sweep keeps what may be the only copy of events this long
 STRAYS_AT_ONCE = 1_000  # that one row notes
+PRODUCER_MARK_BYTES = 64  # of a mark that is stored with a sequence
 PRODUCER_NAME_MAX = 200  # characters
 PRODUCER_RECENT = 8  # batches whose offsets a producer's row keeps
 PRODUCER_ROW_BYTES = 150_000  # of those batches in the row, where sequences have gaps

@@ -185,6 +185,7 @@ class ProducerState(Persisted, frozen=True):
     recent: tuple[SentBatch, ...] = ()
     seen_ms: int = 0  # by the producer's clock, so that a sweep looks closer at old ones only
     silent_ms: int = 0  # when a sweep first found an unnamed one silent; a commit resets it
+    mark: bytes = b""  # what a named one gave with ``last``, so that another input is recognized
 
     def offsets(self) -> dict[int, int]:
         """The offsets of all sequences that are recent enough to be known."""
