@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -57,6 +58,7 @@ def erase_and_die(config: str, last: int) -> None:
 
 def serve(config: str) -> None:
     """Let an eraser die for each line of input: a fork of this process, which has no threads."""
+    importlib.import_module("pandas")  # here once: pyarrow would import it in each fork
     for line in sys.stdin:
         child = os.fork()
         if child == 0:
@@ -103,10 +105,10 @@ def lookers(home: Home, archive: Archive, wrong: list[str]) -> Iterator[None]:
     over = threading.Event()
 
     def produce() -> None:
-        at = EVENTS
-        while not over.wait(0.05):
+        for at in range(EVENTS, EVENTS + 60):  # each makes a file, which others read again and again
             home.append("t", [Event(b'{"n":%d}' % at, timestamp=at)], partition=0)
-            at += 1
+            if over.wait(0.1):
+                return
 
     def amend() -> None:
         """Events one by one, of which some are in files that an erasure writes anew."""
