@@ -34,6 +34,7 @@ from tidelog.model.archive import Archive, check_archive_name
 from tidelog.model.pipeline import (
     Committed,
     ErasedEvents,
+    Intent,
     Listed,
     Manifest,
     Progress,
@@ -58,6 +59,7 @@ __all__ = [
     "read_commits",
     "read_erased",
     "read_erased_row",
+    "read_intent",
     "read_listed",
     "read_manifests",
     "read_partitions",
@@ -144,6 +146,12 @@ def read_progress(log: Log, pipeline: str, partition: str) -> Progress | None:
     row = log.catalog.get(layout.pipeline_partition(pipeline, partition), "head")
     head = decode_row(row.value, Progress, f"head of `{partition}`") if row else None
     return head if head is not None and head.position else None  # without one it only fences
+
+
+def read_intent(log: Log, pipeline: str, partition: str) -> Intent | None:
+    """Returns the range of a source partition that is under way, if there is one."""
+    row = log.catalog.get(layout.pipeline_partition(pipeline, partition), "intent")
+    return decode_row(row.value, Intent, f"intent of `{partition}`") if row else None
 
 
 def read_erased(log: Log, pipeline: str, partition: str) -> ErasedEvents:

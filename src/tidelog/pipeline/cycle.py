@@ -209,6 +209,10 @@ class Cycle:
         """Whether a person decided that nothing more is read of an adopted partition."""
         return bool(self._tracks[partition].head.ended)
 
+    def partitions(self) -> list[SourcePartition]:
+        """All partitions that this driver has adopted, as :meth:`has` means it."""
+        return list(self._tracks)
+
     def has(self, partition: SourcePartition) -> bool:
         """Whether this driver has adopted it, be it that its rows must be read again."""
         return partition in self._tracks

@@ -7,26 +7,29 @@ once: the other one fails at its next write, and what it had under way is finish
 
 What goes wrong in one source partition, whatever it is, stops that partition alone. A driver that
 follows tries it again after waits that double, and so it does when the source cannot be asked at
-all (``failures``). Before the source has answered once, a refusal that will last (a topic that does
-not exist, wrong credentials) ends the run: only a source that cannot be reached is waited for.
+all (``failures``). A range that is decided needs no source: it is committed also when its source
+partition is gone, or the source cannot be asked (``_resume``). Before the source has answered once,
+a refusal that will last (a topic that does not exist, wrong credentials) ends the run: only a
+source that cannot be reached is waited for.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from tidelog.errors import (
     FencedError,
     InvalidError,
+    NotFoundError,
     TidelogError,
     UnavailableError,
     UnknownOutcomeError,
     unexpected,
 )
-from tidelog.log.archives import read_listed
+from tidelog.log.archives import read_intent, read_listed, read_partitions
 from tidelog.log.base import Log
 from tidelog.log.hold import beating
 from tidelog.model.pipeline import Begin, Listed, Progress
@@ -83,6 +86,8 @@ class Driver:
         self._is_away = False  # the source, in the last cycle
         self._ended: dict[SourcePartition, TidelogError] = {}  # not tried again in this run
         self._heads: dict[SourcePartition, Progress] = {}  # as they were last read
+        self._before: list[SourcePartition] | None = None  # known when this driver began
+        self._away: set[SourcePartition] = set()  # not in the source, and nothing is under way
         self._full: set[SourcePartition] = set()  # more may wait there, and nobody can count it
         self._flushed = flush_version(log, pipeline.id)  # requests up to here are not for us
         self._listed: dict[str, Listed] | None = None  # partitions, once it is known
@@ -161,16 +166,39 @@ class Driver:
         # Before the ends: these then hold all that came before the flush.
         everything = ends is not None or not self._how.follow or self._flush_wanted()
         errors: dict[SourcePartition, TidelogError] = {}
-        bounds = self._look(cycle, errors) if ends is None else dict(ends)
+        try:
+            bounds = self._look(cycle, errors) if ends is None else dict(ends)
+        except Exception as exc:
+            error = unexpected(f"pipeline `{self._pipeline.name}`", exc)
+            if self._resume(cycle, (), errors, error):
+                self._run(cycle, {}, {}, errors)
+            raise
         self._failures.remove_whole()
+        self._resume(cycle, bounds, errors)
         bounds = {p: held for p, held in bounds.items() if self._is_tried(p, everything)}
         errors = {p: error for p, error in errors.items() if self._is_tried(p, everything)}
         self._adopt(cycle, bounds, errors)
         waiting, limits = self._plan(cycle, bounds, errors, everything)
         self._how.on_look(sum(waiting.values()))
+        report = self._run(cycle, limits, bounds, errors)
+        idle = {p for p, count in waiting.items() if not count and p not in report.errors}
+        self._failures.remove(idle)
+        return report
+
+    def _run(
+        self,
+        cycle: Cycle,
+        limits: Mapping[SourcePartition, str],
+        bounds: Mapping[SourcePartition, Bounds],
+        errors: Mapping[SourcePartition, TidelogError],
+    ) -> CycleReport:
+        """Run the cycle's steps for adopted partitions, and note what came of it."""
         events_max = self._due.events_max()
         with self._span(len(limits)):
             report = cycle.run(limits, bounds)
+        for partition in report.errors.keys() - bounds.keys():
+            if isinstance(report.errors[partition], NotFoundError):
+                del report.errors[partition]  # it is gone, and so is its range: none waits for it
         report.errors.update(errors)
         self._full -= limits.keys()
         for partition, manifest in report.committed.items():
@@ -178,11 +206,47 @@ class Driver:
             self._due.done(partition, manifest.read, size)
             if manifest.read >= events_max and self._is_uncounted(manifest.end, bounds, partition):
                 self._full.add(partition)
-        idle = {p for p, count in waiting.items() if not count and p not in report.errors}
-        self._failures.remove(idle | report.committed.keys())
+        self._failures.remove(report.committed.keys())
         self._failures.add(report.errors.items())
         self._how.on_cycle(report)
         return report
+
+    def _resume(
+        self,
+        cycle: Cycle,
+        bounds: Collection[SourcePartition],
+        errors: dict[SourcePartition, TidelogError],
+        error: TidelogError | None = None,
+    ) -> bool:
+        """Adopt partitions that the source does not show now, where a range is under way.
+
+        The next run of the cycle commits a range that is decided. It withdraws another one whose
+        events are gone; where the source cannot be asked (``error``), that waits. Returns whether
+        there is any. A partition is asked for once, until the source shows it again.
+        """
+        away = set(self._own([*self._known(), *cycle.partitions()])) - set(bounds)
+        self._away &= away
+        found = False
+        for partition in sorted(away - self._away):
+            if not self._failures.is_due(partition):
+                continue
+            with _kept(partition, {}, errors):
+                intent = read_intent(self._log, self._pipeline.id, partition.text)
+                why = errors.get(partition, error)
+                if intent is None:
+                    self._away.add(partition)
+                elif intent.manifest or why is None or isinstance(why, NotFoundError):
+                    if not cycle.adopted(partition):
+                        cycle.adopt(partition, Begin("", "earliest"))  # its head is there
+                    found = True
+        return found
+
+    def _known(self) -> list[SourcePartition]:
+        """The partitions that the pipeline knew when this driver began."""
+        if self._before is None:
+            names = read_partitions(self._log, self._pipeline.id)
+            self._before = [SourcePartition.named(name) for name in names]
+        return self._before
 
     def _look(
         self, cycle: Cycle, errors: dict[SourcePartition, TidelogError]
@@ -337,9 +401,12 @@ class Driver:
         return passing and self._failures.attempts(partition) < _ATTEMPTS
 
     def _partitions(self) -> list[SourcePartition]:
-        found = self._pipeline.source.partitions()
+        return self._own(self._pipeline.source.partitions())
+
+    def _own(self, partitions: Iterable[SourcePartition]) -> list[SourcePartition]:
+        """Those of some source partitions that are of this driver's shard."""
         shards, shard = self._how.shards, self._how.shard
-        return [each for each in found if share_of(each, shards) == shard]
+        return [each for each in partitions if share_of(each, shards) == shard]
 
     @contextlib.contextmanager
     def _beating(self, shard: Shard) -> Iterator[threading.Event]:

@@ -49,6 +49,7 @@ from tidelog.home import Home
 from tidelog.log.archives import (
     read_commit_rows,
     read_erased_row,
+    read_intent,
     read_partitions,
     read_progress,
 )
@@ -61,7 +62,6 @@ from tidelog.model.pipeline import (
     Committed,
     ErasedEvents,
     FileEntry,
-    Intent,
     Manifest,
     read_manifest,
 )
@@ -202,11 +202,8 @@ def erase_aside(
 
 def is_under_way(log: Log, pipeline: str, partition: str, wanted: Offsets) -> bool:
     """Whether a range of a source partition that holds some of the offsets is being done now."""
-    row = log.catalog.get(layout.pipeline_partition(pipeline, partition), "intent")
-    if row is None:
-        return False
-    intent = decode_row(row.value, Intent, f"intent of `{partition}`")
-    return _between(intent.start, intent.limit, wanted)
+    intent = read_intent(log, pipeline, partition)
+    return intent is not None and _between(intent.start, intent.limit, wanted)
 
 
 class _Lane:
