@@ -105,7 +105,7 @@ def lookers(home: Home, archive: Archive, wrong: list[str]) -> Iterator[None]:
     over = threading.Event()
 
     def produce() -> None:
-        for at in range(EVENTS, EVENTS + 60):  # each makes a file, which others read again and again
+        for at in range(EVENTS, EVENTS + 60):  # each makes a file that is read again
             home.append("t", [Event(b'{"n":%d}' % at, timestamp=at)], partition=0)
             if over.wait(0.1):
                 return
