@@ -36,6 +36,7 @@ from tidelog.journal.lookup import Lookups
 from tidelog.journal.scribe import Scribing, Turn
 from tidelog.log.base import Log
 from tidelog.log.consumer import Consumer
+from tidelog.log.consumers import delete_consumer
 from tidelog.log.incarnations import inspect_home
 from tidelog.log.lag import Lag, consumer_lag, consumer_names
 from tidelog.log.notifier import Notifier
@@ -44,7 +45,7 @@ from tidelog.log.positions import Positions
 from tidelog.log.process import check_process
 from tidelog.log.producer import Producer
 from tidelog.log.read import Reader
-from tidelog.log.readers import check_all_read, check_readers
+from tidelog.log.readers import Past, check_all_read, check_readers
 from tidelog.log.start import Start
 from tidelog.log.sweep import SweepReport
 from tidelog.log.targets import check_target, open_target
@@ -156,19 +157,19 @@ class Home(JournalCalls):
         self._check_open()
         return list(list_topics(self.log))
 
-    def delete_topic(self, name: str, *, past_readers: bool = False) -> None:
+    def delete_topic(self, name: str, *, past_readers: Past = False) -> None:
         """Remove a topic with all its events and consumers. ``NotFoundError``.
 
         ``InvalidError`` where a consumer, an archive, a pump or a playback has not read all of its
-        events, unless ``past_readers`` accepts that they are lost to it. What was deleted from the
+        events, unless ``past_readers`` accepts that they are lost to it: True for all, or names
+        such as ``billing`` or ``consumer:billing``. What was deleted from the
         topic is erased from its archives first; ``UnavailableError`` while a range is under way
         there that may hold such an event: run the archive, then delete the topic again.
         """
         self._check_open()
 
         def check(topic: Topic) -> None:
-            if not past_readers:
-                check_all_read(self.log, topic)
+            check_all_read(self.log, topic, past_readers)
             import_module(_MAINTENANCE).carry_deletes(self, topic)
 
         def closed(topic: Topic) -> None:
@@ -259,16 +260,26 @@ class Home(JournalCalls):
         names = consumer_names(self.log, found)
         return [lag for name in names for lag in consumer_lag(self.log, found, name)]
 
+    def delete_consumer(self, topic: str, name: str, *, force: bool = False) -> None:
+        """Delete a consumer with its cursors, so that trims and deletes do not wait for it.
+
+        ``NotFoundError``. ``InvalidError`` while a member is alive, unless ``force``: a member that
+        goes on then begins again, as a new consumer does. Waits up to 1.5 times ``lease_ttl_ms``
+        where a member may be alive on another machine.
+        """
+        delete_consumer(self.log, self.topic(topic), name, force=force)
+
     # Upkeep.
 
-    def trim(self, topic: str, to: TrimTo, *, past_readers: bool = False) -> list[Trimmed]:
+    def trim(self, topic: str, to: TrimTo, *, past_readers: Past = False) -> list[Trimmed]:
         """Delete the oldest events, up to a time, to offsets, or down to some bytes.
 
         ``InvalidError`` where a consumer, an archive, a pump or a playback has not read them yet,
-        unless ``past_readers`` accepts that they are lost to it.
+        unless ``past_readers`` accepts that they are lost to it: True for all, or names such as
+        ``billing`` or ``consumer:billing``.
         """
         found = self.topic(topic)
-        check = None if past_readers else partial(check_readers, self.log, found)
+        check = partial(check_readers, self.log, found, past_readers)
         return trim_topic(self.log, found, to, check)
 
     def sweep(self, grace: str | int = "1h", *, accept_loss: Iterable[str] = ()) -> SweepReport:

@@ -327,7 +327,11 @@ def test_a_cursor_that_was_trimmed_is_told_and_the_loss_can_be_accepted(tidelog:
     assert refused.code == 2
     assert "consumer `c` at" in refused.err
     assert "--past-readers" in refused.err
-    assert tidelog(*trim, "--past-readers").code == 0
+    unknown = tidelog(*trim, "--past-reader", "cc")
+    assert (unknown.code, "did you mean `c`" in unknown.err) == (1, True)
+    both = tidelog(*trim, "--past-reader", "c", "--past-readers")
+    assert (both.code, "contradict" in both.err) == (2, True)
+    assert tidelog(*trim, "--past-reader", "c").code == 0
     refused = tidelog("topic", "delete", "t", "--yes")
     assert refused.code == 2
     assert "consumer `c` at" in refused.err
@@ -340,6 +344,26 @@ def test_a_cursor_that_was_trimmed_is_told_and_the_loss_can_be_accepted(tidelog:
     assert sorted(accepted.out.split()) == [b"3", b"4", b"4", b"5", b"5"]
     assert accepted.err.count("are lost") == 2
     assert {row["lag"] for row in tidelog("lag", "--json").rows()} == {0}
+
+
+def test_consumer_that_is_not_used_any_more_is_deleted(tidelog: Run) -> None:
+    tidelog("topic", "create", "t")
+    tidelog("produce", "t", stdin=b"1\n2\n3\n")
+    for name in ("old", "new"):
+        consumed(tidelog, "t", name, "--max", "1")
+    refused = tidelog("topic", "delete", "t", "--yes")
+    assert "tidelog consumer delete t new" in refused.err
+    assert "--past-reader consumer:new" in refused.err
+    unsure = tidelog("consumer", "delete", "t", "old")
+    assert (unsure.code, "needs --yes" in unsure.err) == (2, True)
+    missing = tidelog("consumer", "delete", "t", "olt", "--yes")
+    assert (missing.code, "did you mean `old`" in missing.err) == (1, True)
+    done = tidelog("consumer", "delete", "t", "old", "--yes", "--json").rows()
+    assert done == [{"topic": "t", "name": "old", "deleted": True}]
+    assert {row["consumer"] for row in tidelog("lag", "--json").rows()} == {"new"}
+    assert consumed(tidelog, "t", "old", "--max", "1") == b"1\n", "begins as a new consumer"
+    assert tidelog("consumer", "delete", "t", "old", "--yes").code == 0
+    assert tidelog("topic", "delete", "t", "--yes", "--past-reader", "new").code == 0
 
 
 def test_a_command_gets_batches_and_one_that_fails_keeps_the_cursor(

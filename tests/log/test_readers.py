@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import msgspec
 import pytest
@@ -10,7 +11,7 @@ import pytest
 import tidelog
 from tidelog import Event, Home
 from tidelog.catalog.base import Put
-from tidelog.errors import InvalidError
+from tidelog.errors import InvalidError, NotFoundError
 from tidelog.log.readers import readers_behind
 from tidelog.log.trim import BeforeTime, KeepBytes, ToOffsets, TrimTo
 from tidelog.model import layout
@@ -167,3 +168,60 @@ def test_error_names_each_reader_once_and_counts_the_rest(home: Home) -> None:
     assert "and 3 more" in str(refused.value)
     assert len(refused.value.context["readers"]) == 16
     assert len(readers_behind(home.log, home.topic("t"), {0: 2, 1: 2})) == 16
+
+
+def behind(home: Home, name: str, count: int) -> None:
+    with home.consumer("t", name) as consumer:
+        assert len(consumer.poll(count)) == count
+        consumer.commit()
+
+
+def test_trim_passes_exactly_the_readers_that_are_named(home: Home) -> None:
+    for name, count in (("one", 2), ("two", 3)):
+        behind(home, name, count)
+    with pytest.raises(InvalidError) as refused:
+        home.trim("t", ToOffsets({0: 6}), past_readers=["one"])
+    assert "consumer `two` at 0:3" in str(refused.value)
+    assert "`one`" not in str(refused.value)
+    assert "--past-reader consumer:two" in str(refused.value)
+    assert "tidelog consumer delete t two" in str(refused.value)
+    assert refused.value.context["readers"][0]["name"] == "consumer:two"
+    assert start(home) == 0
+    home.trim("t", ToOffsets({0: 3}), past_readers="consumer:one")
+    assert start(home) == 3
+    home.trim("t", ToOffsets({0: 6}), past_readers={"consumer:one", "two"})
+    assert start(home) == 6
+    with pytest.raises(InvalidError, match="consumer `two`"):
+        home.delete_topic("t", past_readers=["one"])
+    home.delete_topic("t", past_readers=["one", "two"])
+
+
+def test_name_that_no_reader_or_several_have_is_refused(home: Home) -> None:
+    behind(home, "both", 2)
+    named = NamedPipeline("both", "p" * 32, "topic:t", "topic:sink", "", 0)
+    put(home, layout.REGISTRY, layout.pipeline_row("both"), named)
+    for call in (partial(home.trim, "t", ToOffsets({0: 3})), partial(home.delete_topic, "t")):
+        with pytest.raises(NotFoundError, match=r"reader `bot` of .*did you mean `both`"):
+            call(past_readers=["bot"])
+        with pytest.raises(InvalidError, match="give one of consumer:both, pump:both"):
+            call(past_readers=["both"])
+        with pytest.raises(InvalidError, match=r"pump `both` at 0:0: .*pipeline delete both`"):
+            call(past_readers=["consumer:both"])
+    home.trim("t", ToOffsets({0: 3}), past_readers=["consumer:both", "pump:both"])
+    assert start(home) == 3
+
+
+def test_no_names_pass_no_reader_and_a_playback_that_has_finished_has_a_name(home: Home) -> None:
+    behind(home, "c", 2)
+    with pytest.raises(InvalidError, match="consumer `c`"):
+        home.trim("t", ToOffsets({0: 3}), past_readers=[])
+    pin = pin_topic(home.log, home.topic("t"), TimeRange(4_000, 8_000))
+    start_playback(home.log, "back", Pinned("t", "file:x", "", ("", "", ""), pin, 0))
+    with pytest.raises(InvalidError, match="consumer `c` at 0:2; playback `back` at 0:4"):
+        home.trim("t", ToOffsets({0: 6}))
+    with pytest.raises(InvalidError, match="`tidelog playback --forget back`"):
+        home.trim("t", ToOffsets({0: 6}), past_readers=["c"])
+    where = layout.playback_partition("back")
+    put(home, where, layout.PLAYBACK_STATE, PlaybackState(finished_ms=1))
+    home.trim("t", ToOffsets({0: 6}), past_readers=["c", "back"])
+    assert start(home) == 6

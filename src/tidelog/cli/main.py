@@ -30,6 +30,7 @@ _COMMANDS = {
     "audit": "amend",
     "compile": "compile:compile_",
     "consume": "consume",
+    "consumer": "consumer",
     "delete": "amend",
     "demo": "demo",
     "follow": "follow",

@@ -11,6 +11,7 @@ import click
 from tidelog.cli.asking import ask_first, yes_option
 from tidelog.cli.exit_codes import FAILED
 from tidelog.cli.output import Output, counted, json_option
+from tidelog.cli.past import past_of, past_options
 from tidelog.errors import NotFoundError
 from tidelog.home import Home, open_home
 from tidelog.model.address import nearest
@@ -129,25 +130,23 @@ def show(home_text: str | None, output: Output, name: str) -> None:
 
 @topic.command()
 @click.argument("name")
-@click.option(
-    "--past-readers",
-    is_flag=True,
-    help="Delete events that a consumer, an archive, a pump or a playback has not read yet.",
-)
+@past_options
 @yes_option
 @json_option
 @click.pass_obj
-def delete(home_text: str | None, output: Output, name: str, past_readers: bool, yes: bool) -> None:
+def delete(home_text: str | None, output: Output, /, name: str, yes: bool, **past: Any) -> None:
     """Delete a topic with all its events and consumers, for good.
 
     Asks first on a terminal, and needs --yes elsewhere.
 
     Refuses while a consumer, an archive, a pump or an unfinished playback has not read all events,
-    and names it with its position, unless you give --past-readers.
+    and names it with its position. Let one be passed with --past-reader, or all with
+    --past-readers; `tidelog consumer delete` removes a consumer that is not used any more.
 
     \b
     Examples:
       tidelog topic delete orders
+      tidelog topic delete orders --yes --past-reader billing
       tidelog topic delete orders --yes --past-readers
     """
     with open_home(home_text) as home:
@@ -156,7 +155,7 @@ def delete(home_text: str | None, output: Output, name: str, past_readers: bool,
             like = nearest(name, found)
             raise NotFoundError(f"topic `{name}`: not found{like}: nothing to delete", topic=name)
         ask_first(f"topic `{name}`", _question(home, found[name]), yes)
-        home.delete_topic(name, past_readers=past_readers)
+        home.delete_topic(name, past_readers=past_of(**past))
         output.say(f"Deleted topic `{name}`.")
         if output.as_json:
             output.record({"name": name, "deleted": True})

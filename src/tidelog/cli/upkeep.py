@@ -11,6 +11,7 @@ import click
 
 from tidelog.cli.exit_codes import FAILED
 from tidelog.cli.output import Output, json_option
+from tidelog.cli.past import past_of, past_options
 from tidelog.cli.progress import progress_bar
 from tidelog.cli.proving import prove_and_tell
 from tidelog.cli.text import utf8
@@ -69,35 +70,32 @@ def lag(home_text: str | None, output: Output, topic: str | None) -> None:
     metavar="B",
     help="Keep the newest runs of the topic that fit into so many bytes of the store.",
 )
-@click.option(
-    "--past-readers",
-    is_flag=True,
-    help="Delete events that a consumer, an archive, a pump or a playback has not read yet.",
-)
+@past_options
 @json_option
 @click.pass_obj
-def trim(
-    home_text: str | None, output: Output, /, topic: str, past_readers: bool, **given: Any
-) -> None:
+def trim(home_text: str | None, output: Output, /, topic: str, **given: Any) -> None:
     """Delete the oldest events of a topic. Their objects go with the next sweep.
 
     Give one of --before, --offset and --keep-bytes. A run, which is what one flush stored, goes as
     a whole with --before and --keep-bytes, so somewhat more may stay.
 
     Refuses to pass a consumer, an archive, a pump or an unfinished playback that has not read the
-    events, and names it with its position, unless you give --past-readers.
+    events, and names it with its position. Let one be passed with --past-reader, or all with
+    --past-readers; `tidelog consumer delete` removes a consumer that is not used any more.
 
     \b
     Examples:
       tidelog trim orders --before -30d
+      tidelog trim orders --before -30d --past-reader billing
       tidelog trim orders --offset 0:1200 --offset 1:980
       tidelog trim orders --keep-bytes 10000000000
     """
+    past = past_of(given.pop("past_readers"), given.pop("past_names"))
     if sum(value not in (None, ()) for value in given.values()) != 1:
         raise InvalidError("trim: give exactly one of --before, --offset and --keep-bytes")
     with open_home(home_text) as home:
         to = _trim_to(home, **given)
-        rows = [asdict(each) for each in home.trim(topic, to, past_readers=past_readers)]
+        rows = [asdict(each) for each in home.trim(topic, to, past_readers=past)]
         output.records(("partition", "old_start", "new_start", "runs", "bytes"), rows)
 
 

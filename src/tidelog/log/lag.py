@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tidelog.log.base import Log
-from tidelog.log.lease import read_lease
+from tidelog.log.lease import decode_registered, read_lease
 from tidelog.log.topics import read_head
 from tidelog.model import layout
 from tidelog.model.topic import Topic
@@ -32,10 +32,11 @@ class Lag:
 
 
 def consumer_names(log: Log, topic: Topic) -> list[str]:
-    """All consumers that a topic has had."""
+    """All consumers that a topic has, also those whose delete did not finish."""
     prefix = layout.consumer_row(topic.incarnation, "")
     rows = log.catalog.scan(layout.REGISTRY, prefix, prefix + "\U0010ffff")
-    return sorted(row.value.decode() for row in rows)
+    found = [decode_registered(row) for row in rows]
+    return sorted(each.name for each in found if each.state != "deleted")
 
 
 def consumer_lag(log: Log, topic: Topic, name: str) -> list[Lag]:

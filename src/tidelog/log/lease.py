@@ -29,14 +29,16 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
+from typing import Literal
 
 import msgspec
 
-from tidelog.catalog.base import Check, Delete, Put, Row
+from tidelog.catalog.base import ABSENT, Check, Delete, Put, Row
 from tidelog.errors import (
     ConflictError,
     FencedError,
     InvalidError,
+    NotFoundError,
     UnavailableError,
     UnknownOutcomeError,
 )
@@ -51,7 +53,23 @@ from tidelog.model.decoding import Persisted
 from tidelog.model.run import decode_row, encode_row
 from tidelog.model.topic import Topic
 
-__all__ = ["Held", "Lease", "Membership", "read_lease"]
+__all__ = [
+    "Held",
+    "Lease",
+    "Member",
+    "Membership",
+    "Registered",
+    "decode_registered",
+    "read_lease",
+    "read_lease_row",
+]
+
+
+class Registered(Persisted, frozen=True):
+    """A consumer in the registry. The row stays when the consumer is deleted (``consumers``)."""
+
+    name: str
+    state: Literal["ready", "deleting", "deleted"] = "ready"
 
 
 class Member(Persisted, frozen=True):
@@ -70,6 +88,7 @@ class Lease(Persisted, frozen=True):
     cursor: int  # the next offset to handle
     once: bool = False  # the owner is a one-shot reader, which has no heartbeat
     mark: str = ""  # of a one-shot owner's process
+    deleted: bool = False  # of a deleted consumer: the cursor does not count, the epoch does
 
 
 @dataclass(slots=True)
@@ -238,14 +257,24 @@ class Membership:
     def _register(self) -> None:
         """Let the consumer be listed, in one write with a check that its topic is still there.
 
-        ``NotFoundError`` for a topic that was deleted: else the row would stay behind.
+        ``NotFoundError`` for a topic that was deleted: else the row would stay behind. Also while
+        the consumer is being deleted.
         """
         row = layout.consumer_row(self._topic.incarnation, self._name)
         for delay_s in RACE.delays_s(self._log.random):
-            if self._log.catalog.get(layout.REGISTRY, row) is not None:
+            found = self._log.catalog.get(layout.REGISTRY, row)
+            state = None if found is None else decode_registered(found).state
+            if state == "ready":
                 return
+            if state == "deleting":
+                raise NotFoundError(
+                    f"consumer `{self._name}` of `{self._topic.name}`: is being deleted: delete it "
+                    "again to finish"
+                )
             topic = check_exists(self._log, self._topic)
-            changes = Put(row, self._name.encode()), Check(topic.row, topic.version)
+            wanted = encode_row(Registered(self._name))
+            version = ABSENT if found is None else found.version
+            changes = Put(row, wanted, version), Check(topic.row, topic.version)
             try:
                 self._log.catalog.write(layout.REGISTRY, *changes, write_id=self._log.ids.new())
             except (ConflictError, UnknownOutcomeError):
@@ -279,12 +308,16 @@ class Membership:
     def _take(self, partition: int, wanted: Lease, living: list[str]) -> bool:
         """Step 2: ``wanted`` under the next epoch, at the cursor that the lease has."""
         began_s = self._log.clock.monotonic_s()
-        found = read_lease(self._log, self._topic, self._name, partition)
-        if found is None:
+        found = read_lease_row(self._log, self._topic, self._name, partition)
+        if found is None or found[0].deleted:
+            # The lease is read before the registry: a delete that begins after the look at the
+            # registry writes the lease, and then this take fails.
             self._leases.pop(partition, None)
             self._register()
             cursor = resolve_start(self._log, self._topic, partition, self._start)
-            return self._took(partition, msgspec.structs.replace(wanted, cursor=cursor), None)
+            epoch, version = (1, None) if found is None else (found[0].epoch + 1, found[1])
+            mine = msgspec.structs.replace(wanted, epoch=epoch, cursor=cursor)
+            return self._took(partition, mine, version)
         lease, version = found
         # A lease in our own name that we do not hold is one whose release or taking got lost.
         if lease.owner not in ("", self.id):
@@ -342,8 +375,19 @@ class Membership:
 
 def read_lease(log: Log, topic: Topic, name: str, partition: int) -> tuple[Lease, str] | None:
     """The lease on a partition and its version, or None before anyone has had it."""
+    found = read_lease_row(log, topic, name, partition)
+    return None if found is None or found[0].deleted else found
+
+
+def read_lease_row(log: Log, topic: Topic, name: str, partition: int) -> tuple[Lease, str] | None:
+    """The same, with what a delete of the consumer has left in its place."""
     row = log.catalog.get(layout.lease_partition(topic.incarnation, name, partition), "lease")
     if row is None:
         return None
     what = f"lease of consumer `{name}` on `{topic.name}/{partition}`"
     return decode_row(row.value, Lease, what), row.version
+
+
+def decode_registered(row: Row) -> Registered:
+    """A consumer's row in the registry. ``CorruptError``."""
+    return decode_row(row.value, Registered, f"registry row `{row.row}`")

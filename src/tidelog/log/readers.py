@@ -8,25 +8,26 @@ a Spark stream or a client of the server, is not known here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 
-from tidelog.errors import InvalidError
+from tidelog.errors import InvalidError, NotFoundError
 from tidelog.log.archives import read_progress
 from tidelog.log.base import Log
 from tidelog.log.lag import consumer_names
 from tidelog.log.lease import read_lease
 from tidelog.log.topics import read_head
 from tidelog.model import layout
-from tidelog.model.address import parse_address
+from tidelog.model.address import nearest, parse_address
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import NamedPipeline
 from tidelog.model.playback import Pinned, PlaybackState
 from tidelog.model.run import Head, decode_row
 from tidelog.model.topic import Topic
 
-__all__ = ["Behind", "DeletedTopic", "check_all_read", "check_readers", "readers_behind"]
+__all__ = ["Behind", "DeletedTopic", "Past", "check_all_read", "check_readers", "readers_behind"]
 
 _NAMED = 5  # readers that an error names; the others are counted
 
@@ -36,20 +37,33 @@ class Behind:
     """A reader that has not read all that a trim or a delete of the topic would delete."""
 
     reader: str  # such as: consumer `billing`
+    name: str  # such as: consumer:billing
     partition: int
     position: int  # the first offset that it still needs
     start: int  # where the partition would start
 
 
-def check_readers(log: Log, topic: Topic, starts: Mapping[int, int]) -> None:
-    """Refuse a trim that passes a reader. ``InvalidError`` that names readers and positions."""
-    _refuse(f"trim of `{topic.name}`", readers_behind(log, topic, starts), "trim")
+Past = bool | str | Iterable[str]
+"""Which readers may be passed: all, none, or those of these names."""
 
 
-def check_all_read(log: Log, topic: Topic) -> None:
-    """Refuse to delete a topic that a reader has not read to its end. ``InvalidError``."""
-    ends = {each: read_head(log, topic, each)[0].next for each in range(topic.partitions)}
-    _refuse(f"delete of topic `{topic.name}`", readers_behind(log, topic, ends), "delete it")
+def check_readers(log: Log, topic: Topic, past: Past, starts: Mapping[int, int]) -> None:
+    """Refuse a trim that passes a reader. ``InvalidError`` that names readers and positions.
+
+    ``past`` names readers that it may pass, as ``billing`` or ``consumer:billing``.
+    ``NotFoundError`` for a name that no reader of the topic has.
+    """
+    if past is not True:
+        found = readers_behind(log, topic, starts, past)
+        _refuse(topic, f"trim of `{topic.name}`", found, "trim")
+
+
+def check_all_read(log: Log, topic: Topic, past: Past = False) -> None:
+    """Refuse to delete a topic that a reader has not read to its end, in the same way."""
+    if past is not True:
+        ends = {each: read_head(log, topic, each)[0].next for each in range(topic.partitions)}
+        found = readers_behind(log, topic, ends, past)
+        _refuse(topic, f"delete of topic `{topic.name}`", found, "delete it")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +100,7 @@ class DeletedTopic:
         return max(0, end - (int(position) if position.isdecimal() else 0))
 
 
-def _refuse(what: str, behind: list[Behind], again: str) -> None:
+def _refuse(topic: Topic, what: str, behind: list[Behind], again: str) -> None:
     if not behind:
         return
     parts = []
@@ -99,16 +113,44 @@ def _refuse(what: str, behind: list[Behind], again: str) -> None:
         named += f"; and {len(parts) - _NAMED} more"
     raise InvalidError(
         f"{what}: would delete events that have not been read, by partition and "
-        f"offset: {named}: let them read on, or {again} with --past-readers",
+        f"offset: {named}: let them read on, {_ways_on(topic, behind)}or {again} with "
+        f"`--past-reader {behind[0].name}`, or past all of them with --past-readers",
         readers=[
-            {"reader": each.reader, "partition": each.partition, "position": each.position}
+            {
+                "reader": each.reader,
+                "name": each.name,
+                "partition": each.partition,
+                "position": each.position,
+            }
             for each in behind
         ],
     )
 
 
-def readers_behind(log: Log, topic: Topic, starts: Mapping[int, int]) -> list[Behind]:
-    """The readers that need an offset below where a partition would start, by reader."""
+def _ways_on(topic: Topic, behind: list[Behind]) -> str:
+    """The command that removes the first reader which can be removed by one."""
+    for each in behind:
+        kind, _, name = each.name.partition(":")
+        commands = {
+            "consumer": ["consumer", "delete", topic.name, name],
+            "pump": ["pipeline", "delete", name],
+            "playback": ["playback", "--forget", name],
+        }
+        if kind in commands:
+            command = shlex.join(["tidelog", *commands[kind]])
+            return f"remove one that is not used any more (`{command}`), "
+    return ""
+
+
+def readers_behind(
+    log: Log, topic: Topic, starts: Mapping[int, int], past: Past = False
+) -> list[Behind]:
+    """The readers that need an offset below where a partition would start, by reader.
+
+    Those that ``past`` names are left out. ``NotFoundError`` for a name that no reader has,
+    ``InvalidError`` for one that several have.
+    """
+    passed = _passed(log, topic, past)
     raised = {}
     for partition, start in starts.items():
         head, _ = read_head(log, topic, partition)
@@ -117,43 +159,85 @@ def readers_behind(log: Log, topic: Topic, starts: Mapping[int, int]) -> list[Be
     if not raised:
         return []
     found = [
-        Behind(reader, partition, position, raised[partition])
+        Behind(reader.text, reader.full, partition, position, raised[partition])
         for reader, partition, position in _needs(log, topic, sorted(raised))
-        if position < raised[partition]
+        if position is not None and position < raised[partition] and reader.full not in passed
     ]
     return sorted(found, key=lambda each: (each.reader, each.partition))
 
 
-_Need = tuple[str, int, int]  # a reader, a partition, and the first offset that it needs there
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Who reads: what it is, and its name."""
+
+    kind: str
+    name: str
+    more: str = ""
+
+    @property
+    def full(self) -> str:
+        """As ``past_readers`` names it."""
+        return f"{self.kind}:{self.name}"
+
+    @property
+    def text(self) -> str:
+        """As errors name it."""
+        return f"{self.kind} `{self.name}`{self.more}"
+
+
+# A reader, a partition, and the first offset that it needs there; None if it needs none.
+_Need = tuple[_Reader, int, int | None]
+
+
+def _passed(log: Log, topic: Topic, past: Past) -> set[str]:
+    """The full names of readers that may be passed."""
+    if isinstance(past, bool):
+        return set()
+    found: set[str] = set()
+    wanted = [past] if isinstance(past, str) else list(past)
+    known = {reader.full: reader for reader, _, _ in _needs(log, topic, [0])} if wanted else {}
+    for name in wanted:
+        same = [name] if name in known else [e for e, one in known.items() if one.name == name]
+        if not same:
+            names = {one.name for one in known.values()} | set(known)
+            raise NotFoundError(
+                f"reader `{name[:80]}` of topic `{topic.name}`: not found{nearest(name, names)}: "
+                "give the name of a consumer, an archive, a pump or a playback that reads it"
+            )
+        if len(same) > 1:
+            raise InvalidError(
+                f"reader `{name}` of topic `{topic.name}`: {len(same)} have this name: give one of "
+                f"{', '.join(sorted(same))}"
+            )
+        found.update(same)
+    return found
 
 
 def _needs(log: Log, topic: Topic, partitions: list[int]) -> Iterator[_Need]:
     for name in consumer_names(log, topic):
         for partition in partitions:
             found = read_lease(log, topic, name, partition)
-            yield f"consumer `{name}`", partition, found[0].cursor if found else 0
+            yield _Reader("consumer", name), partition, found[0].cursor if found else 0
     for reader, pipeline in _pipelines(log, topic.name):
         for partition in partitions:
-            position = _position(log, pipeline, topic, partition)
-            if position is not None:
-                yield reader, partition, position
+            yield reader, partition, _position(log, pipeline, topic, partition)
     yield from _playbacks(log, topic, partitions)
 
 
-def _pipelines(log: Log, topic: str) -> Iterator[tuple[str, str]]:
+def _pipelines(log: Log, topic: str) -> Iterator[tuple[_Reader, str]]:
     """The archives and pumps that read a topic, and the incarnation of each one's pipelines."""
     for row in log.catalog.scan(layout.REGISTRY, layout.archive_row(""), "archive0"):
         archive = decode_row(row.value, Archive, f"registry row `{row.row}`")
         if archive.state == "ready" and _reads(archive.source, topic):
             for generation in archive.in_state("live", "building"):
-                what = f"archive `{archive.name}`"
-                if generation != archive.generation:
-                    what += f" (generation {generation})"
-                yield what, archive.pipeline(generation)
+                is_live = generation == archive.generation
+                more = "" if is_live else f" (generation {generation})"
+                reader = _Reader("archive", archive.name, more)
+                yield reader, archive.pipeline(generation)
     for row in log.catalog.scan(layout.REGISTRY, layout.pipeline_row(""), "pipeline0"):
         named = decode_row(row.value, NamedPipeline, f"registry row `{row.row}`")
         if named.state == "ready" and _reads(named.source, topic):
-            yield f"pump `{named.name}`", named.incarnation
+            yield _Reader("pump", named.name), named.incarnation
 
 
 def _reads(source: str, topic: str) -> bool:
@@ -183,10 +267,9 @@ def _playbacks(log: Log, topic: Topic, partitions: list[int]) -> Iterator[_Need]
         state = PlaybackState()
         if state_row is not None:
             state = decode_row(state_row.value, PlaybackState, f"playback `{name}`")
-        if state.finished_ms or pin.incarnation != topic.incarnation:
+        if pin.incarnation != topic.incarnation:
             continue
         reached_ms = state.cursor.time_ms if state.cursor else pin.range.start_ms
         for partition in partitions:
-            needed = pin.floors[partition].needed(reached_ms)
-            if needed is not None:
-                yield f"playback `{name}`", partition, needed
+            needed = None if state.finished_ms else pin.floors[partition].needed(reached_ms)
+            yield _Reader("playback", name), partition, needed

@@ -105,7 +105,7 @@ ROWS = (
     Kind("registry · changes", "counts creations and deletions; each of them expects its version"),
     Kind("registry · topic/<name>", "incarnation, settings, segment generation, state"),
     Kind("registry · deleted/<t>", "that a topic was deleted, so that late uploads are garbage"),
-    Kind("registry · consumer/<t>/<name>", "that this consumer exists"),
+    Kind("registry · consumer/<t>/<name>", "a consumer, and whether it was deleted"),
     Kind(
         "registry · archive/<name>",
         "incarnation, source, folder, settings, generation, tables, state",
@@ -163,7 +163,7 @@ ROWS = (
     ),
     Kind("erased/<t>/<xx> · key/<sha256 of key>", "the same, of a key whose events were deleted"),
     Kind("consumer/<t>/<name> · member/<id>", "a member's heartbeat, host and process"),
-    Kind("consumer/<t>/<name>/<p> · lease", "owner, epoch, cursor, resolved start"),
+    Kind("consumer/<t>/<name>/<p> · lease", "owner, epoch, cursor, resolved start; deleted or not"),
     Kind("notify/<t>/<p> · state", "the debounce waiter, and the offset notified so far"),
     Kind("pipeline/<name> · shard/<shards>/<m>", "the shard's driver, its epoch and heartbeat"),
     Kind("pipeline/<name> · flush", "changes when somebody asks for a flush"),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tidelog.catalog.base import ABSENT, Put
 from tidelog.errors import ConflictError, InvalidError, NotFoundError, UnknownOutcomeError
 from tidelog.log.base import Log
-from tidelog.log.lease import Lease, read_lease
+from tidelog.log.lease import Lease, decode_registered, read_lease_row
 from tidelog.log.read import find_offset
 from tidelog.log.topics import read_head
 from tidelog.model import layout
@@ -70,9 +70,9 @@ def plan_move(log: Log, topic: Topic, name: str, partition: int, to: str) -> Mov
             f"seek in `{topic.name}/{partition}`: offset {offset} is outside of "
             f"[{head.start}, {head.next}]: give one inside"
         )
-    found = read_lease(log, topic, name, partition)
-    if found is None:
-        return Move(partition, None, offset, "", "")
+    found = read_lease_row(log, topic, name, partition)
+    if found is None or found[0].deleted:
+        return Move(partition, None, offset, "", found[1] if found else "")
     return Move(partition, found[0].cursor, offset, found[0].owner, found[1])
 
 
@@ -82,7 +82,7 @@ def do_move(log: Log, topic: Topic, name: str, text: str) -> bool:
     again = plan_move(log, topic, name, partition, str(to))
     if again.version != version:
         return False
-    found = read_lease(log, topic, name, partition)
+    found = read_lease_row(log, topic, name, partition)
     epoch = found[0].epoch + 1 if found else 1
     where = layout.lease_partition(topic.incarnation, name, partition)
     wanted = Put("lease", encode_row(Lease("", epoch, to)), expect=version or ABSENT)
@@ -99,8 +99,8 @@ def do_move(log: Log, topic: Topic, name: str, text: str) -> bool:
 
 def check_consumer(log: Log, topic: Topic, name: str) -> None:
     """Refuse a consumer that the topic has not had. ``NotFoundError``."""
-    row = layout.consumer_row(topic.incarnation, name)
-    if not name or log.catalog.get(layout.REGISTRY, row) is None:
+    found = log.catalog.get(layout.REGISTRY, layout.consumer_row(topic.incarnation, name))
+    if not name or found is None or decode_registered(found).state != "ready":
         raise NotFoundError(f"consumer `{name[:80]}` of `{topic.name}`: not found: fix the name")
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from tidelog.errors import NotFoundError, TidelogError
 from tidelog.home import Home
 from tidelog.log.lag import Lag
-from tidelog.log.lease import Member, read_lease
+from tidelog.log.lease import Member, decode_registered, read_lease
 from tidelog.log.topics import list_topics, read_head
 from tidelog.model import layout
 from tidelog.model.run import Head, decode_row
@@ -242,7 +242,9 @@ class Sampler:
         """By the incarnation of their topic."""
         names: dict[str, list[str]] = {}
         for row in self._log.catalog.scan(layout.REGISTRY, "consumer/", "consumer0"):
-            names.setdefault(row.row.split("/")[1], []).append(row.value.decode())
+            found = decode_registered(row)
+            if found.state != "deleted":
+                names.setdefault(row.row.split("/")[1], []).append(found.name)
         return names
 
     def _read_consumers(

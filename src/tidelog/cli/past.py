@@ -1,0 +1,39 @@
+"""The options that say which readers a trim or a delete of a topic may pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from tidelog.cli.text import utf8
+from tidelog.errors import InvalidError
+
+__all__ = ["past_of", "past_options"]
+
+
+def past_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--past-reader`` and ``--past-readers`` to a command."""
+    one = click.option(
+        "--past-reader",
+        "past_names",
+        type=utf8,
+        multiple=True,
+        metavar="NAME",
+        help="Delete events that this reader has not read yet, such as billing or "
+        "consumer:billing; may be repeated.",
+    )
+    every = click.option(
+        "--past-readers",
+        is_flag=True,
+        help="Delete events that any consumer, archive, pump or playback has not read yet.",
+    )
+    return every(one(command))
+
+
+def past_of(past_readers: bool, past_names: tuple[str, ...]) -> bool | tuple[str, ...]:
+    """What ``Home.trim`` and ``Home.delete_topic`` take. ``InvalidError`` for both at once."""
+    if past_readers and past_names:
+        raise InvalidError("--past-reader and --past-readers contradict: give one or the other")
+    return past_readers or past_names

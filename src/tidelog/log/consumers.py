@@ -1,0 +1,180 @@
+"""Deleting a consumer: its cursors and members, so that trims need not wait for it any more.
+
+1. check that no member is alive, unless forced         → nothing
+2. registry row as ``deleting``, by its version         → takes no new member; delete it again
+3. check again, without waiting: a member that joined
+   since 1 puts the row back to ``ready``               → the same
+4. write every lease as ``deleted``, also one that is
+   not there yet or is so: no owner, a higher epoch     → a member that had one is fenced; the same
+5. delete the ``member`` rows                           → the same
+6. registry row as ``deleted``                          → the name is free, trims do not wait
+
+Rows of the registry and leases stay, some bytes each, until the topic is deleted. So a delayed
+repeat of an old write, which expects no row or an older version, brings nothing back, and epochs
+only grow: what a member read before the delete is never committed after it. A member reads the
+lease before it looks at the registry, so one that saw ``ready`` there fails at its take after 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from tidelog.catalog.base import Row
+from tidelog.errors import InvalidError, NotFoundError, UnavailableError
+from tidelog.log.base import Log
+from tidelog.log.heads import RACE
+from tidelog.log.hold import put_held
+from tidelog.log.lag import consumer_names
+from tidelog.log.lease import Lease, Member, Registered, decode_registered, read_lease_row
+from tidelog.log.topics import remove_partition
+from tidelog.model import layout
+from tidelog.model.address import nearest
+from tidelog.model.run import decode_row, encode_row
+from tidelog.model.topic import Topic
+
+__all__ = ["delete_consumer"]
+
+_LOOK_S = 0.2  # between two looks for a heartbeat
+_PATIENCE = 1.5  # times to live without a sign, as for a takeover from a one-shot reader
+
+
+def delete_consumer(log: Log, topic: Topic, name: str, *, force: bool = False) -> None:
+    """Delete a consumer with its cursors. ``NotFoundError``, also for one that was deleted.
+
+    ``InvalidError`` while a member is alive, unless ``force``. That is known at once of members
+    that were closed and of processes of this machine; else it takes 1.5 times ``lease_ttl_ms``.
+    """
+    _Deletion(log, topic, name).run(force)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sign:
+    """A row that a living reader changes again and again."""
+
+    version: str
+    who: str
+
+
+class _Deletion:
+    """The steps for one consumer."""
+
+    def __init__(self, log: Log, topic: Topic, name: str) -> None:
+        self._log = log
+        self._topic = topic
+        self._name = name
+        self._what = f"consumer `{name[:80]}` of `{topic.name}`"
+        self._row = layout.consumer_row(topic.incarnation, name)
+        self._members = layout.consumer_members(topic.incarnation, name)
+
+    def run(self, force: bool) -> None:
+        """Steps 1 to 6."""
+        self._found()  # before any waiting
+        silent = {} if force else self._wait_for_silence()
+        before, version = self._begin()
+        if not force:
+            try:
+                self._refuse_new(silent, self._signs())
+            except InvalidError:
+                if before == "ready":
+                    self._put("ready", version)
+                raise
+        for partition in range(self._topic.partitions):
+            self._end_lease(partition)
+        remove_partition(self._log, self._members)
+        if self._put("deleted", version) is None:
+            self._check_deleted()
+
+    def _found(self) -> tuple[Registered, Row]:
+        row = self._log.catalog.get(layout.REGISTRY, self._row)
+        found = None if row is None else decode_registered(row)
+        if row is None or found is None or found.state == "deleted":
+            like = nearest(self._name, consumer_names(self._log, self._topic))
+            raise NotFoundError(f"{self._what}: not found{like}: see `tidelog lag`")
+        return found, row
+
+    def _begin(self) -> tuple[str, str]:
+        """Step 2: the state before, and the version of the row that says ``deleting``."""
+        for delay_s in RACE.delays_s(self._log.random):
+            found, row = self._found()
+            if found.state == "deleting":  # one that died, or one beside us
+                return found.state, row.version
+            version = self._put("deleting", row.version)
+            if version is not None:
+                return found.state, version
+            self._log.clock.sleep(delay_s)
+        raise UnavailableError(f"{self._what}: too many writers at once: delete it again")
+
+    def _put(self, state: Literal["ready", "deleting", "deleted"], version: str) -> str | None:
+        """Change the registry row by its version; the new one, or None if another was first."""
+        wanted = encode_row(Registered(self._name, state))
+        return put_held(self._log, layout.REGISTRY, self._row, wanted, version, self._what)
+
+    def _check_deleted(self) -> None:
+        """Return if another call has finished the delete, or a delete of the topic has."""
+        row = self._log.catalog.get(layout.REGISTRY, self._row)
+        if row is not None and decode_registered(row).state != "deleted":
+            raise UnavailableError(f"{self._what}: changed meanwhile: delete it again")
+
+    def _wait_for_silence(self) -> Mapping[str, _Sign]:
+        """Step 1: the rows that have not changed for long enough."""
+        clock = self._log.clock
+        first = self._signs()
+        began_s = clock.monotonic_s()
+        patience_s = _PATIENCE * self._log.settings.lease_ttl_ms / 1000
+        while True:
+            looked_s = clock.monotonic_s()  # before the look: a slow one is no silence
+            signs = self._signs()
+            self._refuse_new(first, signs)
+            if not signs or looked_s - began_s > patience_s:
+                return first
+            clock.sleep(_LOOK_S)
+
+    def _refuse_new(self, silent: Mapping[str, _Sign], signs: Mapping[str, _Sign]) -> None:
+        for key, sign in signs.items():
+            if silent.get(key) != sign:
+                raise InvalidError(
+                    f"{self._what}: {sign.who} is alive: stop it first, or delete with --force",
+                    member=sign.who,
+                )
+
+    def _signs(self) -> dict[str, _Sign]:
+        """What a living reader would change: members' rows, and leases of one-shot readers."""
+        signs = {}
+        for row in self._log.catalog.scan(self._members, "member/", "member0"):
+            member = decode_row(row.value, Member, f"member row `{row.row}`")
+            if not self._log.processes.is_dead(member.mark):
+                signs[row.row] = _Sign(row.version, f"member {_shown(row.row[7:], member.mark)}")
+        for partition in range(self._topic.partitions):
+            found = read_lease_row(self._log, self._topic, self._name, partition)
+            if found is None or not found[0].once or not found[0].owner:
+                continue
+            lease, version = found
+            if not self._log.processes.is_dead(lease.mark):
+                who = f"a reader of partition {partition} {_shown(lease.owner, lease.mark)}"
+                signs[f"lease/{partition}"] = _Sign(version, who)
+        return signs
+
+    def _end_lease(self, partition: int) -> None:
+        """Step 4 for one partition.
+
+        Also one that an earlier delete has ended: a member may have seen it so, and the consumer
+        in the registry, before this delete began.
+        """
+        where = layout.lease_partition(self._topic.incarnation, self._name, partition)
+        what = f"lease on `{self._topic.name}/{partition}`"
+        for delay_s in RACE.delays_s(self._log.random):
+            found = read_lease_row(self._log, self._topic, self._name, partition)
+            epoch, version = (1, None) if found is None else (found[0].epoch + 1, found[1])
+            ended = encode_row(Lease("", epoch, 0, deleted=True))
+            if put_held(self._log, where, "lease", ended, version, what) is not None:
+                return
+            self._log.clock.sleep(delay_s)
+        raise UnavailableError(f"{self._what}: too many writers at once: delete it again")
+
+
+def _shown(member_id: str, mark: str) -> str:
+    """Who a member is, and where, if its process is known."""
+    host, process = mark.partition("/")[0], mark.partition("|")[2].partition("|")[0]
+    return f"`{member_id}` ({host}, process {process})" if process else f"`{member_id}`"

@@ -1,0 +1,328 @@
+"""A deleted consumer: no trim waits for it, no member of it is passed, nothing of it comes back."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import tidelog
+from tests.waiting import until
+from tidelog import Event, Home
+from tidelog.catalog.base import Change, Put
+from tidelog.catalog.memory import MemoryCatalog
+from tidelog.errors import FencedError, InvalidError, NotFoundError
+from tidelog.log.base import Log, LogSettings
+from tidelog.log.consumers import delete_consumer
+from tidelog.log.lag import consumer_names
+from tidelog.log.lease import Member, Membership, read_lease, read_lease_row
+from tidelog.log.topics import create_topic
+from tidelog.log.trim import ToOffsets
+from tidelog.model import layout
+from tidelog.model.run import decode_row
+from tidelog.model.topic import Topic
+from tidelog.server.console.cursors import check_consumer, do_move, plan_move
+from tidelog.store.memory import MemoryStore
+from tidelog.testing.clock import FakeClock, seeded_ids
+from tidelog.testing.faults import Faults, FaultyCatalog
+from tidelog.testing.scheduler import Crash
+
+
+@pytest.fixture
+def home() -> Iterator[Home]:
+    with tidelog.open("memory:") as opened:
+        opened.create_topic("t", 2)
+        opened.append("t", [Event(b"%d" % n) for n in range(10)], partition=0)
+        yield opened
+
+
+class SleepingClock(FakeClock):
+    """Calls ``asleep`` at each sleep: what others do meanwhile."""
+
+    asleep: Callable[[], object] = staticmethod(lambda: None)
+
+    def sleep(self, seconds: float) -> None:
+        super().sleep(seconds)
+        self.asleep()
+
+
+def a_log(catalog: MemoryCatalog | FaultyCatalog, clock: FakeClock, seed: int = 1) -> Log:
+    faults = Faults()
+    return Log(MemoryStore(clock), catalog, clock, seeded_ids(seed), faults.random)
+
+
+def a_member(log: Log, topic: Topic, *partitions: int) -> Membership:
+    member = Membership(log, topic, "c", "earliest")
+    member.join()
+    for partition in partitions:
+        assert member.take(partition, [member.id])
+    return member
+
+
+def rows(catalog: MemoryCatalog, topic: Topic) -> list[str]:
+    """The rows of members, and the partitions whose lease counts."""
+    members = catalog.scan(layout.consumer_members(topic.incarnation, "c"))
+    log = a_log(catalog, FakeClock())
+    held = [str(p) for p in range(topic.partitions) if read_lease(log, topic, "c", p)]
+    return [row.row for row in members] + held
+
+
+def test_trim_and_delete_pass_a_consumer_that_was_deleted(home: Home) -> None:
+    with home.consumer("t", "c") as consumer:
+        assert len(consumer.poll(4)) == 4
+        consumer.commit()
+    command = "tidelog consumer delete t c"
+    with pytest.raises(InvalidError, match=command):
+        home.trim("t", ToOffsets({0: 6}))
+    with pytest.raises(InvalidError, match=command):
+        home.delete_topic("t")
+    home.delete_consumer("t", "c")
+    assert home.lag("t") == []
+    home.trim("t", ToOffsets({0: 6}))
+    with pytest.raises(NotFoundError, match="not found"):
+        home.delete_consumer("t", "c")
+    home.delete_topic("t")
+
+
+def test_deleted_consumer_of_the_same_name_begins_as_a_new_one(home: Home) -> None:
+    for expected in (range(10), range(3, 10)):
+        with home.consumer("t", "c") as consumer:
+            assert [event.offset for event in consumer.poll(100)] == list(expected)
+            consumer.commit()
+        home.delete_consumer("t", "c")
+        home.trim("t", ToOffsets({0: 3}))
+    with home.consumer("t", "c", "latest") as consumer:
+        assert consumer.poll(1, timeout_s=0) == []
+    assert {each.cursor for each in home.lag("t")} == {10, 0}
+
+
+def test_topic_delete_removes_the_rows_of_deleted_consumers(home: Home) -> None:
+    topic = home.topic("t")
+    with home.consumer("t", "c") as consumer:
+        consumer.poll(1)
+    home.delete_consumer("t", "c")
+    home.delete_topic("t", past_readers=True)
+    for partition in range(2):
+        where = layout.lease_partition(topic.incarnation, "c", partition)
+        assert list(home.catalog.scan(where)) == []
+    assert list(home.catalog.scan(layout.REGISTRY, "consumer/", "consumer0")) == []
+
+
+def test_consumer_with_a_living_member_is_deleted_only_by_force(home: Home) -> None:
+    settings = LogSettings(lease_ttl_ms=600)
+    object.__setattr__(home.log, "settings", settings)
+    with home.consumer("t", "c") as consumer:
+        assert len(consumer.poll(4)) == 4
+        stalled: list[BaseException] = []
+
+        def refused() -> bool:
+            """A stall of this machine may make the member look dead: then look again."""
+            try:
+                home.delete_consumer("t", "c")
+            except InvalidError as exc:
+                stalled.append(exc)
+                return True
+            until(lambda: bool(consumer.poll(4)))
+            return False
+
+        until(refused)
+        assert "is alive: stop it first, or delete with --force" in str(stalled[0])
+        home.delete_consumer("t", "c", force=True)
+        with pytest.raises(FencedError):
+            consumer.commit()
+        seen: list[int | None] = []
+        until(lambda: bool(seen.extend(event.offset for event in consumer.poll(100)) or seen))
+        assert seen[0] == 0, "it begins again, as a new consumer"
+    assert [each.consumer for each in home.lag("t")] == ["c", "c"]
+
+
+def test_member_that_is_silent_is_waited_for_and_then_passed() -> None:
+    clock, catalog = FakeClock(), MemoryCatalog()
+    log = a_log(catalog, clock)
+    topic = create_topic(log, Topic("t", "first", 2, 0))
+    a_member(log, topic, 0)
+    once = Membership(log, topic, "c", "earliest")
+    assert once.take_once(1)
+    began_s = clock.monotonic_s()
+    delete_consumer(log, topic, "c")
+    assert clock.monotonic_s() - began_s > 1.5 * log.settings.lease_ttl_ms / 1000
+    assert rows(catalog, topic) == []
+
+
+@pytest.mark.parametrize("sign", ["beat", "join", "once"])
+def test_sign_of_life_while_it_waits_refuses_the_delete(sign: str) -> None:
+    clock, catalog = SleepingClock(), MemoryCatalog()
+    log = a_log(catalog, clock)
+    topic = create_topic(log, Topic("t", "first", 2, 0))
+    member = a_member(log, topic, 0)
+    once = Membership(log, topic, "c", "earliest")
+    signs = {
+        "beat": member.beat,
+        "join": lambda: a_member(log, topic),
+        "once": lambda: once.take_once(1),
+    }
+    clock.asleep = signs[sign]
+    with pytest.raises(InvalidError, match="is alive"):
+        delete_consumer(log, topic, "c")
+    clock.asleep = lambda: None
+    assert consumer_names(log, topic) == ["c"]
+    member.commit(0, 0)
+
+
+def test_member_that_joins_after_the_look_is_not_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = a_log(MemoryCatalog(), FakeClock())
+    topic = create_topic(log, Topic("t", "first", 2, 0))
+    a_member(log, topic, 0).leave()
+    joined: list[Membership] = []
+    real = log.catalog.write
+
+    def write(partition: str, *changes: Change, write_id: str) -> None:
+        if not joined and partition == layout.REGISTRY:
+            monkeypatch.undo()
+            joined.append(a_member(log, topic, 0))
+        real(partition, *changes, write_id=write_id)
+
+    monkeypatch.setattr(log.catalog, "write", write)
+    with pytest.raises(InvalidError, match="is alive"):
+        delete_consumer(log, topic, "c")
+    joined[0].commit(0, 0)
+    a_member(log, topic)  # the name is open again
+
+
+def test_take_that_stalls_over_a_delete_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has seen the consumer in the registry, and sleeps before it writes the lease."""
+    log = a_log(MemoryCatalog(), FakeClock())
+    topic = create_topic(log, Topic("t", "first", 2, 0))
+    a_member(log, topic, 0).leave()
+    member = Membership(log, topic, "c", "earliest")
+    real = member._put
+
+    def stalled(*given: Any) -> bool:
+        monkeypatch.undo()
+        delete_consumer(log, topic, "c", force=True)
+        return real(*given)
+
+    for partition in range(2):
+        monkeypatch.setattr(member, "_put", stalled)
+        assert not member.take(partition, [])
+        assert consumer_names(log, topic) == []
+        assert member.take(partition, []), "as a new consumer"
+        assert consumer_names(log, topic) == ["c"]
+
+
+def test_what_was_read_before_a_delete_is_not_committed_after_it() -> None:
+    log = a_log(MemoryCatalog(), FakeClock())
+    topic = create_topic(log, Topic("t", "first", 1, 0))
+    member = a_member(log, topic, 0)
+    epoch = member.held[0].lease.epoch
+    delete_consumer(log, topic, "c", force=True)
+    member.check_held()
+    assert member.take(0, [member.id])
+    with pytest.raises(FencedError):
+        member.commit(0, 0, epoch)
+
+
+def test_repeated_packet_of_a_join_brings_no_deleted_consumer_back() -> None:
+    catalog = MemoryCatalog()
+    log = a_log(catalog, FakeClock())
+    topic = create_topic(log, Topic("t", "first", 1, 0))
+    sent: list[tuple[str, tuple[Change, ...], str]] = []
+    real = catalog.write
+
+    def write(partition: str, *changes: Change, write_id: str) -> None:
+        sent.append((partition, changes, write_id))
+        real(partition, *changes, write_id=write_id)
+
+    catalog.write = write  # type: ignore[method-assign]
+    member = a_member(log, topic, 0)
+    member.leave()
+    beat = layout.member_row(member.id)
+    late = [each for each in sent if isinstance(each[1][0], Put) and each[1][0].row != beat]
+    assert len(late) == 3, "the registry, the lease as it was taken and as it was released"
+    delete_consumer(log, topic, "c")
+    for partition, changes, write_id in late:
+        with contextlib.suppress(tidelog.ConflictError):
+            real(partition, *changes, write_id=f"{write_id}-again")
+    assert consumer_names(log, topic) == []
+    assert read_lease(log, topic, "c", 0) is None
+
+
+@pytest.mark.parametrize("call", range(1, 40))
+def test_delete_that_dies_after_any_call_is_finished_by_the_next(call: int) -> None:
+    clock, catalog = FakeClock(), MemoryCatalog()
+    log = a_log(catalog, clock)
+    topic = create_topic(log, Topic("t", "first", 2, 0))
+    a_member(log, topic, 0, 1).commit(0, 0)
+    faults = Faults(crash_after_call=call)
+    died = False
+    try:
+        delete_consumer(a_log(FaultyCatalog(catalog, faults), clock, 2), topic, "c", force=True)
+    except Crash:
+        died = True
+    listed = consumer_names(log, topic)
+    if not listed:
+        assert rows(catalog, topic) == [], "what is not listed has no cursor"
+    elif not died:
+        pytest.fail("is not deleted")
+    with contextlib.suppress(NotFoundError):
+        delete_consumer(log, topic, "c", force=True)
+    assert consumer_names(log, topic) == []
+    assert rows(catalog, topic) == []
+    member = a_member(log, topic, 0)
+    assert consumer_names(log, topic) == ["c"]
+    assert read_lease(log, topic, "c", 0) == (member.held[0].lease, member.held[0].version)
+
+
+def test_member_does_not_join_a_consumer_whose_delete_did_not_finish() -> None:
+    catalog = MemoryCatalog()
+    log = a_log(catalog, FakeClock())
+    topic = create_topic(log, Topic("t", "first", 2, 0))
+    a_member(log, topic, 0).leave()
+    for call in range(1, 40):
+        faults = Faults(crash_after_call=call)
+        with contextlib.suppress(Crash):
+            delete_consumer(a_log(FaultyCatalog(catalog, faults), FakeClock(), call), topic, "c")
+        found = read_lease_row(log, topic, "c", 0)
+        if found is not None and found[0].deleted:
+            break
+    assert consumer_names(log, topic) == ["c"], "trims wait for it until it is deleted"
+    with pytest.raises(NotFoundError, match="is being deleted: delete it again to finish"):
+        a_member(log, topic)
+    delete_consumer(log, topic, "c")
+    a_member(log, topic, 0, 1)
+
+
+def test_console_knows_a_deleted_consumer_only_when_it_is_new_again(home: Home) -> None:
+    topic = home.topic("t")
+    with home.consumer("t", "c") as consumer:
+        consumer.poll(4)
+        consumer.commit()
+    check_consumer(home.log, topic, "c")
+    home.delete_consumer("t", "c")
+    with pytest.raises(NotFoundError):
+        check_consumer(home.log, topic, "c")
+    member = Membership(home.log, topic, "c", "earliest")
+    member.join()
+    move = plan_move(home.log, topic, "c", 0, "7")
+    assert move.cursor is None
+    assert do_move(home.log, topic, "c", move.text)
+    found = read_lease(home.log, topic, "c", 0)
+    assert found is not None
+    assert found[0].cursor == 7
+
+
+def test_error_says_where_the_member_runs(home: Home) -> None:
+    object.__setattr__(home.log, "settings", LogSettings(lease_ttl_ms=600_000))
+    topic = home.topic("t")
+    member = Membership(home.log, topic, "c", "earliest")
+    member.join()
+    row = next(iter(home.catalog.scan(layout.consumer_members(topic.incarnation, "c"))))
+    mark = decode_row(row.value, Member, "member").mark
+    assert mark
+    clock = SleepingClock()
+    clock.asleep = member.beat
+    object.__setattr__(home.log, "clock", clock)
+    with pytest.raises(InvalidError, match=rf"member `{member.id}` \(.+, process [0-9]+\) is"):
+        home.delete_consumer("t", "c")
