@@ -106,7 +106,7 @@ def _check_gone(store: Store, catalog: Catalog, found: Location, machine: str) -
 
 
 def _is_same(file: Path, identity: Identity, scheme: str) -> bool:
-    """Whether a half of the home is at its old place: one of another home is none of our business.
+    """Whether the file at the old place is a half of this home, not of another one.
 
     What cannot be read may be the original.
     """

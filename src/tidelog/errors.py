@@ -175,7 +175,7 @@ def unexpected(what: str, exc: Exception) -> TidelogError:
     reason = f"{type(exc).__name__}{place}: {lines[0][:200] if lines else 'no reason given'}"
     found: TidelogError
     if isinstance(exc, OSError):
-        found = UnavailableError(f"{what}: {reason}: see to it, and try again")
+        found = UnavailableError(f"{what}: {reason}: fix the cause and try again")
     else:
         found = InternalError(f"{what}: unexpected {reason}: report it")
     found.__cause__ = exc

@@ -1,4 +1,4 @@
-"""What a home needs now and then, as one: compile, erase from archives, sweep.
+"""Maintenance of a home as a whole: compile, erase from archives, sweep.
 
 ``Home.sweep`` and ``Home.scribe`` do all of it, and so do the commands, which call them. Pipelines
 work on a home and so are above it: ``Home`` finds this module by its name.
@@ -31,7 +31,7 @@ def sweep_everything(home: Home, grace_ms: int, accept_loss: frozenset[str]) -> 
 def carry_deletes(home: Home, topic: Topic) -> None:
     """Erase from archives what was deleted from a topic, before the topic itself is deleted.
 
-    Its audit goes with it, and nothing else says what archives still have to erase.
+    Its audit is deleted with it, and nothing else says what archives still have to erase.
     ``UnavailableError`` while a range is under way that may hold such an event.
     """
     _check_settled(topic, erase_from_archives(home, topic, settled_offsets(home, topic)))

@@ -231,7 +231,7 @@ def test_a_last_line_without_an_end_waits_under_a_name(tidelog: Run) -> None:
     tidelog("topic", "create", "t", "--partitions", "1")
     first = tidelog("produce", "t", "--name", "app.log", "--json", stdin=b"one\ntwo\nthr")
     assert (first.code, first.rows()[0]["events"]) == (0, 2)
-    assert "line 3: has no end yet" in first.err
+    assert "line 3: has no newline yet" in first.err
     again = tidelog("produce", "t", "--name", "app.log", "--json", stdin=b"one\ntwo\nthree\nfour\n")
     assert (again.code, again.rows()[0]["events"], again.rows()[0]["repeated"]) == (0, 2, 2)
     assert tidelog("replay", "t").out == b"one\ntwo\nthree\nfour\n"

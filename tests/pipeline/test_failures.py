@@ -278,7 +278,7 @@ def test_outage_is_shown_in_status_check_and_metrics(tmp_path: Path) -> None:
             until(lambda: read_status(home, archive).failure is not None)
             status = read_status(home, archive)
             told = "\n".join(troubles(status, Limits()))
-            assert "its driver cannot ask the source since" in told
+            assert "its driver cannot reach the source since" in told
             assert 'tidelog_archive_source_up{archive="raw"} 0' in status_text([status])
             assert _metric(status_text([status]), "outage_seconds") > 0
             away.rename(folder)

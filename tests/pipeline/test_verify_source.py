@@ -1,4 +1,4 @@
-"""Verifying against a source that cannot be asked, or not for everything, is never clean."""
+"""Verifying against a source that cannot be reached, or not for everything, is never clean."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_source_that_cannot_be_asked_is_a_problem(
     found = verified(home, archive)
     [problem] = found.problems
     assert problem.kind == "source"
-    assert "cannot be asked" in problem.what
+    assert "cannot be reached" in problem.what
     assert found.files == 2  # all else was verified
 
 

@@ -40,7 +40,7 @@ class AfterCycles:
             self._write_metrics(_METRICS_S)
 
     def outage(self, watch: Watch, error: TidelogError, wait_s: float) -> None:
-        """The source cannot be asked; the metrics say so."""
+        """Report that the source cannot be reached, and write that to the metrics."""
         watch.outage(error, wait_s)
         with self._told(watch):
             self._write_metrics(_METRICS_S)

@@ -35,7 +35,7 @@ __all__ = [
 
 _BACKFILL = "make the archive's files again with `tidelog archive backfill`"
 _SHOWN = 3  # ids of a record that a table names
-_MARK_CHARS = 19  # of a hash: enough to tell ids apart
+_MARK_CHARS = 19  # of a hash: enough to distinguish ids
 
 why_option = click.option(
     "--why", type=utf8, default="", metavar="TEXT", help="The reason, for the audit."
@@ -120,10 +120,10 @@ def delete(home_text: str | None, output: Output, /, topic: str, **given: Any) -
     object that could hold them is searched. Events that the topic has trimmed are erased from its
     archives too: the scribe, or --prove, writes their files again.
 
-    On a terminal it asks first; without one, --key and --ids-file need --yes, and ids that stand in
-    the command itself do not. A line of the file is an id as it is, blanks too; one that begins
-    with a double quote is a JSON string. Ids that are not there are told, with exit code 1; all
-    others are deleted. With --prove they may have been deleted before.
+    On a terminal it asks first. In scripts, pass --yes unless you list the ids as arguments. A line
+    of the file is an id as it is, with its blanks; a line that begins with a double quote is a JSON
+    string. Ids that are not there are listed, with exit code 1; all others are deleted. With
+    --prove they may have been deleted before.
 
     \b
     Examples:

@@ -64,7 +64,7 @@ class Storing(Protocol):
         ...
 
     def finish(self, count: int) -> None:
-        """Check an input that has ended, after as many lines. ``FailedError``."""
+        """Check an input that ended after ``count`` lines. ``FailedError``."""
         ...
 
 
@@ -106,7 +106,7 @@ class _Appended:
             raise failure
 
     def finish(self, count: int) -> None:
-        """Nothing is known of earlier inputs."""
+        """Check nothing: without a name, earlier inputs are unknown."""
 
     def _append(self, events: Any, numbers: Sequence[int], tally: Tally) -> None:
         try:

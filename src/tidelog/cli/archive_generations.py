@@ -114,7 +114,7 @@ def _switch_options(command: _Command) -> _Command:
         click.option(
             "--force",
             is_flag=True,
-            help="Switch although it lacks events that the live generation has; recorded.",
+            help="Switch although it lacks events that the live generation has; status shows them.",
         ),
         click.argument("name"),
     ):
@@ -129,7 +129,7 @@ def promote(home_text: str | None, output: Output, /, name: str, **given: Any) -
     """Make the generation that was built the live one, and keep the old one.
 
     The new generation is brought up to the live one first. Promote refuses, and changes nothing, if
-    it then lacks events that the live one has. `tidelog archive rollback` goes back.
+    it then lacks events that the live one has. `tidelog archive rollback` undoes a promote.
 
     \b
     Examples:
@@ -172,7 +172,9 @@ def rollback(home_text: str | None, output: Output, /, name: str, **given: Any) 
 @click.argument("name")
 @click.argument("generation", type=int)
 @click.option(
-    "--force", is_flag=True, help="Although neither the live generation nor the source has it all."
+    "--force",
+    is_flag=True,
+    help="Delete events that neither the live generation nor the source has.",
 )
 @json_option
 @click.pass_obj
@@ -189,7 +191,7 @@ def drop(home_text: str | None, output: Output, /, name: str, generation: int, f
 
 
 def _workers(name: str, given: dict[str, Any]) -> Workers:
-    """Spark only where it is asked for: there is little left to read."""
+    """Returns workers; with Spark only on request, since there is little left to read."""
     return open_workers(name, {**given, "no_spark": given["master"] is None})
 
 

@@ -150,7 +150,7 @@ def finalize(home_text: str | None, output: Output, /, name: str, **given: Any) 
 @click.option(
     "--forget",
     is_flag=True,
-    help="Take a dropped table off the record. Erasures and promotes do not reach it any more.",
+    help="Remove a dropped table from the record. Erasures and promotes no longer change it.",
 )
 @json_option
 @click.pass_obj
@@ -176,7 +176,7 @@ def register(home_text: str | None, output: Output, /, name: str, **given: Any) 
             forget_table(home, archive, tables[0])
             output.say(
                 f"`{tables[0]}` is forgotten: later erasures and promotes leave it with entries "
-                "of files that have changed or are gone. Drop the table."
+                "of files that have changed or were deleted. Drop the table."
             )
             return
         if given["keep"] is False:
@@ -293,16 +293,16 @@ def _show(output: Output, found: ArchiveStatus) -> None:
     _show_partitions(output, found)
     if found.failure is not None:
         output.say(
-            f"{found.archive.name}: its driver cannot ask the source since "
+            f"{found.archive.name}: its driver cannot reach the source since "
             f"{to_iso(found.failure.since_ms)}, {found.failure.attempts} attempts: "
             f"{found.failure.message}"
         )
     if found.source_error:
-        output.say(f"{found.archive.name}: its source cannot be asked: {found.source_error}")
+        output.say(f"{found.archive.name}: its source cannot be reached: {found.source_error}")
 
 
 def _show_partitions(output: Output, found: ArchiveStatus) -> None:
-    """What is wrong with source partitions."""
+    """Print what is wrong with source partitions."""
     for each in found.partitions:
         if each.remade:
             output.say(f"{found.archive.name}: {each.remade}")

@@ -126,7 +126,7 @@ class Watch:
         )
 
     def outage(self, error: TidelogError, wait_s: float) -> None:
-        """The source cannot be asked; it is tried again after a wait."""
+        """Report that the source cannot be reached, and when it is tried again."""
         self._is_away = True
         self.tell(f"{self._what}: {error}: retrying in {wait_s:.1f} s")
 

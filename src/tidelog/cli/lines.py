@@ -1,8 +1,8 @@
 """Lines from a file or a pipe, in batches: many at a time where there are many, soon where few.
 
-Binary safe; a line ends with a newline, which is not part of it, or with the input. Who counts
-lines over several inputs takes only those that have their newline: the rest may come later. What is
-held is bounded: by the size of a batch, and by that of the longest line.
+Binary safe; a line ends with a newline, which is not part of it, or with the input. A caller that
+counts lines over several inputs uses only those that have their newline: the rest may come later.
+Memory is bounded by the size of a batch, and by that of the longest line.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ _LINE_FACTOR = 8  # an event as JSON may be so many times as long as the event
     "--name",
     metavar="N",
     help="Produce under this name, and count lines: the same input again, or grown, adds only "
-    "the lines that are not stored yet. A last line without an end waits for it. One name for "
+    "the lines that are not stored yet. A last line without a newline waits for it. One name for "
     "each input: another input under the name is refused.",
 )
 @click.option(
@@ -101,8 +101,8 @@ def produce(home_text: str | None, output: Output, /, topic: str, file: str, **g
             _show(tally, output, name is not None)
         if reader.unended is not None:
             click.echo(
-                f"line {reader.unended}: has no end yet: it is stored once it has one, when the "
-                f"input comes again under the name `{name}`",
+                f"line {reader.unended}: has no newline yet: it is stored once it has one, "
+                f"when you produce the input again under the name `{name}`",
                 err=True,
             )
         if stop.is_set():
@@ -117,7 +117,7 @@ def _pump(
     tally: Tally,
     advance: Callable[[int], None],
 ) -> None:
-    """Store all lines of a reader; under a name, only those that have their end."""
+    """Store all lines of a reader; under a name, only those that have their newline."""
     reader, is_named = source
     linger_s = max(_LINGER_LEAST_S, home.log.settings.linger_ms / 1000)
     shown = count = 0

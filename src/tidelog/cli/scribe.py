@@ -60,10 +60,10 @@ __all__ = ["scribe"]
 def scribe(home_text: str | None, output: Output, /, once: bool, **given: Any) -> None:
     """Compile all topics in the background, apply updates and deletes, also to archives, and sweep.
 
-    One scribe works at a time, however many run: the others stand by. Every N minutes there is a
+    One scribe works at a time; others wait as standbys. Every N minutes there is a
     turn; those that waited longer than M are dropped, so at most M/N wait. A turn that runs out of
-    time goes on in the next one. Ctrl-C and SIGTERM let the swap under way finish. With --once the
-    exit code is 1 where its sweep refuses a topic, as that of `tidelog sweep`.
+    time resumes in the next one. Ctrl-C and SIGTERM let the swap under way finish. With --once the
+    exit code is 1 if its sweep refuses a topic, as with `tidelog sweep`.
 
     \b
     Examples:

@@ -171,8 +171,8 @@ def recover(home_text: str | None, output: Output, name: str, dry_run: bool) -> 
 
     For a catalog that was restored from an older copy: `tidelog verify` names these objects. Stop
     producers before. Events whose id the topic has are left out, also in a second call, and a
-    sweep deletes each object when all its events are in the topic. What a producer uploaded before
-    it died, and no caller was told to be stored, is appended too.
+    sweep deletes each object when all its events are in the topic. Events that a producer uploaded
+    before it died, without acknowledging them, are appended too.
 
     Ends with exit code 1 when an object does not decode.
 

@@ -1,8 +1,8 @@
 """A digest of events that does not depend on their order, nor on how they were cut into tables.
 
-DuckDB hashes each event, and the hashes are added up. It tells a batch that was computed again from
-one that holds other events; it does not withstand an attacker. Another version of DuckDB may hash
-differently: digests of different versions are not compared, only the counts are.
+DuckDB hashes each event, and the hashes are added up. It distinguishes a batch that was computed
+again from one that holds other events; it does not withstand an attacker. Another version of DuckDB
+may hash differently: digests of different versions are not compared, only the counts are.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Contents(Persisted, frozen=True):
     by: str = ""  # what computed it
 
     def plus(self, other: Contents) -> Contents:
-        """Of the events of both."""
+        """Returns the contents of both."""
         total = (int(self.digest or "0", 16) + int(other.digest or "0", 16)) % _MODULUS
         return Contents(self.events + other.events, f"{total:016x}", self.by or other.by)
 
@@ -43,7 +43,7 @@ class Contents(Persisted, frozen=True):
 
 
 def contents_of(table: pa.Table) -> Contents:
-    """The contents of some events, each column of the table being a part of them."""
+    """Returns the contents of the events in a table, over all of its columns."""
     import duckdb  # noqa: PLC0415 - Spark's workers that only read do without it
 
     columns = ", ".join(f'"{name}"' for name in sorted(table.schema.names))

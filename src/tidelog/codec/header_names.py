@@ -2,9 +2,9 @@
 
 Kafka stores any bytes as the name of a header. Here names are text. A name that is not UTF-8, and
 one that begins with ``tidelog.name:``, becomes ``tidelog.name:`` and its bytes, percent-encoded: so
-no two names become one, and each text tells its bytes.
+no two names become one, and the bytes can be restored from each text.
 
-Clients of Kafka write names as C strings, so neither a NUL nor bytes that are no text. A record
+Clients of Kafka write names as C strings, so neither a NUL nor bytes that are not text. A record
 with such a name is written with the names as they are here, those with a NUL as ``tidelog.text:``
 and percent-encoded, and with the header ``tidelog-names`` at its end, which says so to its readers.
 """

@@ -48,7 +48,7 @@ def text_of_line(line: str, what: str) -> str:
         found.encode()
     except ValueError as exc:
         raise InvalidError(
-            f'{what} begins with `"` and is no JSON string: write an id or key that begins so as '
+            f'{what} begins with `"` but is not a JSON string: write such an id or key as '
             'one, "\\"..."'
         ) from exc
     return str(found)

@@ -1,4 +1,4 @@
-"""Times of Kafka that are none here, or that no client of Kafka writes: kept in a header.
+"""Times of Kafka that no event can have, or that no client of Kafka writes: kept in a header.
 
 Kafka stores any 64-bit number as a record's time, -1 for none. Events have times from 1970 to the
 year 9999. Any other one becomes 0, and the header ``tidelog-kafka-time`` keeps it. What

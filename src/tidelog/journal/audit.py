@@ -1,7 +1,7 @@
 """Who amended what, when and why: records in the catalog, never with bytes of an event.
 
-A record has the hash of an id, as of a key: an erasure would else leave the id in the catalog for
-good. It can be compared with an id that is known (:func:`id_mark`), and not be read.
+A record has the hash of an id, as of a key; otherwise an erasure would leave the id in the catalog
+for good. A hash can be compared with a known id (:func:`id_mark`), but does not reveal it.
 
 A record is put before the first row of its amendment, as ``begun``, and again when all are there,
 as ``done``. One that stays ``begun`` is of a process that died on the way: some of its events may

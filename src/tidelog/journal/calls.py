@@ -39,7 +39,7 @@ class JournalCalls(ABC):
 
     @abstractmethod
     def _after_turns(self, how: Scribing) -> Callable[[Turn], Turn]:
-        """What a scribe does after each turn over topics."""
+        """Returns what a scribe does after each turn over topics."""
 
     def get(self, topic: str, id: str) -> Event:
         """The event that has this id, the newest of several. ``NotFoundError``."""
@@ -105,7 +105,7 @@ class JournalCalls(ABC):
     def audit(
         self, topic: str, since: Time = None, event_id: str | None = None
     ) -> Iterator[AuditRecord]:
-        """Who amended what, when and why; the oldest first. With an id, only its records.
+        """Returns who amended what, when and why, the oldest first. With an id, only its records.
 
         Records hold hashes of ids, so that they do not keep what was erased.
         """

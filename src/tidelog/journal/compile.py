@@ -6,9 +6,9 @@ For one partition, in six steps; anybody may die, run twice or sweep between any
 2. plan: read the head, then amendments, then rows; choose neighbours by policy, from the oldest on;
    list the journals that will be made as unused
 3. read them, encode journals, and upload each under the epoch
-4. swap: in one write the head (``journaled``, ``compiled`` + 1), the journal and its slot rows; the
-   journals that it replaces go, and are listed as unused, and the row of step 2 goes; it expects
-   the head and the ``compile`` row (``journal.swap``)
+4. swap: in one write the head (``journaled``, ``compiled`` + 1), the journal and its slot rows; it
+   deletes the rows of journals that it replaces, lists these as unused, and deletes the row of
+   step 2; it expects the head and the ``compile`` row (``journal.swap``)
 5. delete the rows of runs below ``journaled``, with their slot rows; list their objects as unused
 6. release the ``compile`` row
 

@@ -2,20 +2,20 @@
 
 A stray is an object that fewer partitions name or list as unused than it has events of (``losses``
 in ``log``): its commit was lost with a newer catalog, or a producer died before it. Segments and
-journals tell which events they hold. A large value of an update does not tell of which event it
-was, so it is counted and left.
+journals say which events they hold. A large value of an update does not name its event, so it is
+counted and left.
 
 1. raise the topic's generation above that of every object, and the floor of every head: a producer
-   that has uploaded a stray and is still at work can commit it no more
+   that has uploaded a stray and is still at work can no longer commit it
 2. list the objects, then read all rows: what is left over are the strays
 3. for each stray and each partition that does not know it: leave out events that the topic has by
    id, and those that were deleted after the object was stored; append the others to that partition,
    in commits of a producer that is named after the stray, with the events' places in it as
    sequences
-4. list the stray as unused, in the last of these commits: from then on it is no stray, and sweeps
-   delete it
+4. list the stray as unused, in the last of these commits: from then on it is not a stray, and
+   sweeps delete it
 
-| crash after | what is left                               | who goes on                           |
+| dies after  | what is there                              | who repairs                           |
 |-------------|--------------------------------------------|---------------------------------------|
 | 1           | a higher generation                        | producers upload again if they must   |
 | 3, partly   | some of the events, and the producer's row | the next call appends the others      |
@@ -39,7 +39,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tidelog.catalog.base import Check, Put
+from tidelog.catalog.base import Put
 from tidelog.codec.events import STORED_SCHEMA
 from tidelog.codec.segment import Piece, encode_segment, read_known
 from tidelog.errors import (
@@ -57,7 +57,7 @@ from tidelog.log.base import Log
 from tidelog.log.heads import RACE, raise_head
 from tidelog.log.references import read_references
 from tidelog.log.topics import read_head
-from tidelog.log.unused import Uses, list_unused, origin_of
+from tidelog.log.unused import Uses, list_now, list_unused, origin_of
 from tidelog.model import layout, limits
 from tidelog.model.producers import once_producer
 from tidelog.model.run import Head, HeldRow, decode_row, encode_row
@@ -80,7 +80,7 @@ class RecoverReport:
     appended: int = 0
     present: int = 0  # events whose id the topic has
     erased: int = 0  # events that were deleted after the object was stored
-    values: int = 0  # of updates, which do not tell of which event: left
+    values: int = 0  # of updates, which do not name their event: left
     unreadable: list[str] = field(default_factory=list)  # objects that do not decode: left
 
 
@@ -214,7 +214,7 @@ class _Strays:
         return [(layout.journal_base(key), partition)]
 
     def _tables(self, info: ObjectInfo, partition: int) -> Iterator[pa.Table]:
-        """The events that an object has for a partition; none where it is gone or damaged."""
+        """The events that an object has for a partition; none if it is missing or damaged."""
         try:
             data = self._log.store.get(info.key)
             if info.key.endswith(".parquet"):
@@ -302,25 +302,8 @@ class _Recovery:
                 appender.finished = stray.info.key
             appender.commit(stored, piece, taken.tolist())
         if not len(left):
-            self._list(stray)
+            list_now(self._log, self._topic, stray.partition, [stray.info.key])
         return len(left)
-
-    def _list(self, stray: _Stray) -> None:
-        """List a stray of which nothing was to be appended."""
-        where = layout.topic_partition(self._topic.incarnation, stray.partition)
-        for delay_s in RACE.delays_s(self._log.random):
-            head, version = read_head(self._log, self._topic, stray.partition)
-            if head.closed:
-                raise NotFoundError(f"topic `{self._topic.name}`: was deleted")
-            write_id = self._log.ids.new()
-            listed = list_unused(write_id, [stray.info.key])
-            try:
-                self._log.catalog.write(where, *listed, Check("head", version), write_id=write_id)
-            except (ConflictError, UnknownOutcomeError):
-                self._log.clock.sleep(delay_s)
-            else:
-                return
-        raise _busy(self._topic)
 
 
 def _read_segment(data: bytes, partition: int, key: str) -> pa.Table:

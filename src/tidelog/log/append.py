@@ -5,7 +5,7 @@ Append, in five steps; what a crash after each leaves behind:
 1. collect events                                  → nothing
 2. encode one segment for all partitions touched   → nothing
 3. upload it, under a fresh id, in the topic's
-   current generation, with what the heads say     → an orphan, kept for a week; never a hole
+   current generation, with what the heads say     → a stray, kept for a week; never a hole
 4. for each partition one conditional write: the
    ``head`` from n to n+k, which names the run,
    the ``run``, its ``slot`` rows, and the
@@ -17,7 +17,7 @@ and repeated at once. Only a second conflict in a row is followed by a wait, sin
 after one. The segment stays the same, unless a sweep has raised the floor above its generation:
 then the segment is uploaded again.
 
-A segment that this process will not commit to a partition any more is listed there as unused, by
+A segment that this process will no longer commit to a partition is listed there as unused, by
 the next commit or by a write of its own, so that a sweep need not keep it as a possible loss.
 
 A lost reply is settled by what only this write stores: its own id, which the producer's row keeps
@@ -153,7 +153,7 @@ class Appender:
     def adopt(self, staged: str, pieces: tuple[Piece, ...]) -> Stored:
         """Step 3 for a segment that is staged in the store: a copy. ``NotFoundError``.
 
-        All copies of one staged segment have one id, in whichever process.
+        All copies of one staged segment have one id, in every process.
         """
         origin = hashlib.sha256(staged.encode()).hexdigest()[:32]
         key, generation = self._key(origin, len(pieces), self._log.ids.new())

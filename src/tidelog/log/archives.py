@@ -142,7 +142,7 @@ def list_partitions(log: Log, pipeline: str, listed: Iterable[Listed]) -> None:
 
 
 def read_progress(log: Log, pipeline: str, partition: str) -> Progress | None:
-    """How far a pipeline has come in a source partition; None where it has not begun."""
+    """How far a pipeline has read a source partition; None where it has not begun."""
     row = log.catalog.get(layout.pipeline_partition(pipeline, partition), "head")
     head = decode_row(row.value, Progress, f"head of `{partition}`") if row else None
     return head if head is not None and head.position else None  # without one it only fences
@@ -161,7 +161,7 @@ def read_erased(log: Log, pipeline: str, partition: str) -> ErasedEvents:
 
 
 def read_erased_row(row: Row | None) -> ErasedEvents:
-    """Returns what the row of erased events says; none where there is no row."""
+    """Returns what the row of erased events says; zero events where there is no row."""
     if row is None:
         return ErasedEvents()
     return decode_row(row.value, ErasedEvents, f"row `{row.row}`")

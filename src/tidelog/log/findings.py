@@ -70,7 +70,7 @@ class Tally:
         self.uses.setdefault(partition, set()).add(key)
 
     def list_unused(self, partition: int, keys: Iterable[str]) -> None:
-        """A row of a partition says that it needs objects no more."""
+        """A row of a partition says that it no longer needs objects."""
         self.uses.setdefault(partition, set()).update(keys)
 
     def owns(self, key: str) -> bool:

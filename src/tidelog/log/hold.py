@@ -33,7 +33,8 @@ def write_held(log: Log, where: str, what: str, held: Put, *others: Change) -> s
     """Write a row by the version that we know; its new version, or None: somebody else was first.
 
     Only this write carries its id, so a row that has it is ours. ``UnavailableError`` when nothing
-    was written, ``UnknownOutcomeError`` when a reply was lost and nothing tells what became of it.
+    was written, ``UnknownOutcomeError`` when a reply was lost and no row shows what became of the
+    write.
     """
     write_id = log.ids.new()
     sent = Sent()

@@ -79,9 +79,8 @@ class Keepers:
         ended.
         """
         clock, log = self._log.clock, self._log
-        began_s = (
-            clock.monotonic_s()
-        )  # rows are seen after it: a slow scan does not count as silence
+        # Rows are seen after this: a slow scan does not count as silence.
+        began_s = clock.monotonic_s()
         found: list[Keeper] = []
         seen: dict[str, tuple[str, float]] = {}
         for row in log.catalog.scan(layout.KEEPERS, layout.keeper_row(""), "keeper0"):

@@ -45,7 +45,7 @@ _SLOTS_APART = 16  # slots further from each other than this are looked for one 
 
 @dataclass(frozen=True, slots=True)
 class _Gone:
-    """A row that goes, with its slot rows, and the object that it names."""
+    """A row to delete, with its slot rows, and the object that it names."""
 
     row: Row
     slots: Iterable[str] = ()
@@ -75,9 +75,9 @@ def remove_trimmed(
 ) -> Removed:
     """Delete the rows of runs and journals that lie wholly below the head's start.
 
-    The amendments of these go too. What is told is without runs that journals had replaced. Where
-    offsets from ``since``, the start before this trim, had no row, a row was lost: its slot rows,
-    which would stay for good, are looked for among all.
+    Their amendments are deleted too. Returns what was deleted, without runs that journals had
+    replaced. Where offsets from ``since``, the start before this trim, had no row, a row was lost:
+    a scan of all slot rows finds those of the lost row, which would otherwise stay for good.
     """
     remove_shadowed(log, topic, partition, head.journaled)
     removed = _remove_runs(log, topic, partition, head.start)
@@ -99,10 +99,10 @@ def remove_shadowed(log: Log, topic: Topic, partition: int, journaled: int) -> R
 def remove_amendments(
     log: Log, topic: Topic, partition: int, rows: Sequence[tuple[str, str, str | None]]
 ) -> set[str]:
-    """Delete rows of amendments, each by its version, with the object it names; those that went.
+    """Delete rows of amendments, given as row, version and object; returns those deleted.
 
-    One that somebody has replaced stays, and with it those of the same write: whoever comes next
-    looks again. ``narrow_amended`` is to follow.
+    A row that another process has replaced stays, and so do the others of the same write: the next
+    sweep looks again. ``narrow_amended`` is to follow.
     """
     where = layout.topic_partition(topic.incarnation, partition)
     gone: set[str] = set()
@@ -218,7 +218,7 @@ def _has_gap(
     spans: Iterable[tuple[int, int]],
     bounds: tuple[int | None, int],
 ) -> bool:
-    """Whether rows that went, and the one that holds the start, leave out offsets before it."""
+    """Whether the deleted rows, and the one that holds the start, leave out offsets before it."""
     since, start = bounds
     found = sorted(spans)
     where = layout.topic_partition(topic.incarnation, partition)
@@ -281,7 +281,7 @@ def _spans(slots: Sequence[int], apart_ms: int) -> list[tuple[int, int]]:
 
 
 def _chunks(groups: Iterable[_Gone]) -> Iterator[list[_Gone]]:
-    """As many as one write takes, beside the row that lists their objects."""
+    """Yields as many as fit into one write, beside the row that lists their objects."""
     chunk: list[_Gone] = []
     size = 1
     for group in groups:
@@ -298,8 +298,8 @@ def _chunks(groups: Iterable[_Gone]) -> Iterator[list[_Gone]]:
 def _delete_rows(log: Log, where: str, groups: Iterable[_Gone]) -> None:
     """Delete rows by their versions, so no write of it can land twice.
 
-    One whose version is no longer there went, or was replaced, by another process: the others of
-    its write go without it.
+    Another process has deleted or replaced a row whose version is no longer there: the others of
+    its write are deleted without it.
     """
     for chunk in _chunks(groups):
         left = chunk

@@ -1,16 +1,16 @@
 """What objects that no row names or lists say about the catalog: a possible loss, or a proven one.
 
-A row lists every object that a partition needs no more (``unused``). So a **stray**, an object that
-fewer partitions name or list than it is for, was never committed by the others, or the catalog has
-lost that commit: it was damaged, or restored from an older copy. Then the object is the only copy
-of acknowledged events. One lost commit cannot be told from a producer that died before its commit.
-What strays carry tells more, without any clock:
+A row lists every object that a partition no longer needs (``unused``). So a **stray**, an object
+that fewer partitions name or list than it is for, was never committed by the others, or the catalog
+has lost that commit: it was damaged, or restored from an older copy. Then the object is the only
+copy of acknowledged events. One lost commit looks like a producer that died before its commit. What
+strays carry proves more, without any clock:
 
 - a segment carries the next offset of each of its partitions as its appender knew it, and the run
-  before that offset, whoever committed it. A higher number than the head's, another object at the
-  offset of that run, or an object of that run which is still there and which the partition neither
-  names nor lists **prove** that the catalog went back: it had this commit once. No compile, trim or
-  later commit hides that
+  before that offset, no matter which producer committed it. A higher number than the head's,
+  another object at the offset of that run, or an object of that run which is still there and which
+  the partition neither names nor lists **prove** that the catalog went back: it had this commit
+  once. No compile, trim or later commit hides that
 - an update's value has the newest amendment before it in its key, a journal the epoch of its
   compiler and its first offset: a number above that of the head or of the ``compile`` row is a
   proof. So is a generation above the registry's. None of these ever shrinks
@@ -27,9 +27,9 @@ that is delayed for longer than the grace, and a producer that died. The sweep t
 person accepts.
 
 What was found is compared with rows that are read after the listing, so nothing that is under way
-counts as proof. An object that is gone when its rows were read is none: a sweep deletes objects
-before the rows that list them. A person may accept a loss; the row ``accepted`` remembers up to
-which date.
+counts as proof. An object that was deleted before its rows were read proves nothing: a sweep
+deletes objects before the rows that list them. A person may accept a loss; the row ``accepted``
+remembers up to which date.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Losses:
 
     proofs: list[Proof] = field(default_factory=list)
     doubts: list[ObjectInfo] = field(default_factory=list)  # possible losses
-    committed: list[Known] = field(default_factory=list)  # runs that strays tell of
+    committed: list[Known] = field(default_factory=list)  # runs that strays name
     compiling: list[ObjectInfo] = field(default_factory=list)  # perhaps, by the present compiler
 
     @property
@@ -109,7 +109,7 @@ def find_losses(
 ) -> Losses:
     """Look at every stray: what it proves, or that it is a possible loss.
 
-    What a person has accepted, as the store dates it, is no part of a proof.
+    What a person has accepted, as the store dates it, does not count as proof.
     """
     check = _Check(log, topic, accepted_ms)
     for info in strays:
@@ -123,7 +123,7 @@ def find_losses(
 
 
 def raise_doubts(losses: Losses, accepted_ms: int) -> Losses:
-    """What a proof says about the other strays of a topic: none is a mere doubt any more.
+    """Returns losses where, if there is a proof, every doubt of the topic is one too.
 
     An object that another stray names as committed is lost itself, and where the catalog went back
     each other stray may be a commit that it has forgotten.
@@ -155,7 +155,7 @@ def accepted_until_ms(log: Log, topic: Topic) -> int:
 def accept_losses(log: Log, topic: Topic, until_ms: int) -> None:
     """Remember that a person accepts the loss of objects up to a date.
 
-    Never give one that is to come: objects of that time would go without being looked at.
+    Never pass a date in the future: objects of that time would be deleted unseen.
     """
     where, what = layout.topic_partition(topic.incarnation, 0), f"topic `{topic.name}`"
     for delay_s in RACE.delays_s(log.random):
@@ -284,7 +284,7 @@ class _Check:
         )
 
     def _may_prove(self, known: Known) -> bool:
-        """Whether it names a run that has no row: the object must be listed, or be gone."""
+        """Whether it names a run that has no row: the object must be listed, or deleted."""
         is_here = 0 <= known.partition < self._topic.partitions
         return is_here and known.base >= 0 and self._run(known) is None
 
@@ -335,7 +335,7 @@ def _known(log: Log, info: ObjectInfo) -> list[Known]:
     """What a segment carries. ``CorruptError``, ``NotFoundError``."""
     what = f"segment `{info.key}`"
     start = max(0, info.size - _TAIL_BYTES)
-    log.store.head(info.key)  # what a cache has may be gone
+    log.store.head(info.key)  # what a cache has may be deleted
     try:
         return read_known(log.store.get(info.key, start, info.size), what)
     except CorruptError:

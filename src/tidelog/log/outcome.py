@@ -2,7 +2,7 @@
 
 ``UnavailableError`` says that nothing of a call was stored. So a call of several writes, or of one
 that may be sent again, notes what it sends (``Sent``): once a write of it has landed, or has an
-outcome that is not known, the call never ends by that error, whatever fails after it.
+outcome that is not known, the call never ends by that error, no matter what fails after it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Sent:
         self.something = False
 
     def noting(self, log: Log) -> Log:
-        """The same log; what is written by it is noted here."""
+        """Returns the same log; writes through it are noted here."""
         return dataclasses.replace(log, catalog=_Noting(log.catalog, self))
 
     @contextlib.contextmanager

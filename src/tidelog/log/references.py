@@ -61,7 +61,7 @@ KNOWN = frozenset(
 
 
 class UnknownRowError(InvalidError):
-    """A row whose references nobody here can tell."""
+    """A row of an unknown kind, whose references are unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ def read_whole(log: Log, topic: Topic, partition: int, head: Head) -> tuple[Head
 
 
 def check_objects(log: Log, topic: Topic, missing: Collection[str]) -> None:
-    """``CorruptError`` where rows still name one of these objects, and the store has it not."""
+    """Raise ``CorruptError`` where rows still name one of these objects, and the store lacks it."""
     named: set[str] = set()
     for partition in range(topic.partitions):
         head, _ = read_head(log, topic, partition)

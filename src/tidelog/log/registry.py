@@ -26,7 +26,7 @@ def add_name(log: Log, wanted: Put) -> None:
 
 
 def remove_name(log: Log, name: str, is_same: Callable[[Row], bool], *also: Put) -> None:
-    """Remove a registry row, unless it is gone or another thing has the name by now.
+    """Remove a registry row, unless it was removed or another thing has the name by now.
 
     ``is_same`` decides by the incarnation whether a row is the one to remove: a name may be made
     again at any time, also between a removal that landed and its lost reply. Rows that ``also``

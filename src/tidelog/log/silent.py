@@ -1,4 +1,4 @@
-"""Unnamed producers that are gone: a sweep deletes their rows. No threads and no locks here.
+"""Unnamed producers that have ended: a sweep deletes their rows. No threads and no locks here.
 
 A producer's row is dated by the producer's clock, which may be wrong. So a sweep marks a row that
 looks old, with its own time, and deletes it when it is unchanged a week after that mark.
@@ -20,7 +20,7 @@ from tidelog.model.topic import Topic
 
 __all__ = ["PRODUCER_EXPIRES_MS", "forget_producer"]
 
-PRODUCER_EXPIRES_MS = 7 * 24 * 3600 * 1000  # an unnamed producer that was silent this long is gone
+PRODUCER_EXPIRES_MS = 7 * 24 * 3600 * 1000  # of silence: then an unnamed producer has ended
 
 
 def forget_producer(
@@ -46,7 +46,7 @@ def _note_silence(log: Log, place: tuple[Topic, int], row: Silent, now_ms: int) 
 
 
 def _remove_producer(log: Log, topic: Topic, partition: int, row: Silent) -> bool:
-    """Step 9, for one row: whether it went. One that has changed belongs to a living producer."""
+    """Step 9, for one row: whether it was deleted. A changed row belongs to a live producer."""
     where = layout.topic_partition(topic.incarnation, partition)
     try:
         log.catalog.write(where, Delete(row.row, expect=row.version), write_id=log.ids.new())

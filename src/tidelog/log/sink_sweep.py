@@ -1,7 +1,8 @@
 """Sweeping what Spark writers have staged, and no driver will commit any more.
 
-A write that was killed leaves staged segments, which nothing names. A batch goes when all of it is
-older than a day, and than the grace: a Spark job may run for hours before it commits. The steps:
+A write that was killed leaves staged segments, which nothing names. A batch is deleted when all of
+it is older than a day, and than the grace: a Spark job may run for hours before it commits. The
+steps:
 
 1. list what is staged; choose batches that are old as a whole
 2. raise ``swept`` in the topic's ``staged`` row to the topic's generation, which the sweep has just
@@ -10,16 +11,16 @@ older than a day, and than the grace: a Spark job may run for hours before it co
 3. read the rows of sinks: a batch that is decided, and not yet in the topic, is kept
 4. delete the chosen segments of older generations, and the manifests beside them
 
-| dies after | what is there                             | who repairs               |
-|------------|-------------------------------------------|---------------------------|
-| 1          | as it was                                 | nothing to repair         |
-| 2          | batches that are refused when they commit | Spark runs the batch again |
-| 4, partly  | fewer objects                             | the next sweep goes on    |
+| dies after | what is there                             | who repairs                |
+|------------|-------------------------------------------|----------------------------|
+| 1          | as it was                                 | nothing to repair          |
+| 2          | batches that can no longer commit         | Spark runs the batch again |
+| 4, partly  | fewer objects                             | the next sweep             |
 
 A driver decides a batch by a write that expects the ``staged`` row as it has read it. So either its
-batch was decided before step 2, and step 3 sees it, or it reads that its segments may be gone. A
+batch was decided before step 2, and step 3 sees it, or it reads that its segments may be deleted. A
 write without a name has no row to decide by: it looks at ``staged`` first, and fails loudly where a
-segment is gone.
+segment is missing.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class SinkState(Persisted, frozen=True):
 class SweptStaging(Persisted, frozen=True):
     """The topic's ``staged`` row."""
 
-    swept: int = 0  # segments that were staged in a generation below this may be gone
+    swept: int = 0  # segments that were staged in a generation below this may be deleted
 
 
 def read_swept(log: Log, topic: Topic) -> tuple[SweptStaging, str | None]:
@@ -142,7 +143,7 @@ def _undone(log: Log, topic: Topic) -> Iterator[tuple[str, str]]:
 
 
 def _is_below(key: str, generation: int) -> bool:
-    """Whether a segment was staged in an older generation; manifests have none, and go with them.
+    """Whether a segment was staged in an older generation; manifests have none, and count as older.
 
     False for a name that is not ours.
     """

@@ -1,13 +1,13 @@
 """Rows that note when a sweep first found an object to be a stray.
 
-A stray is kept for a week, and that week begins with the note: the date of an object tells when it
+A stray is kept for a week, and that week begins with the note: the date of an object says when it
 was uploaded, which may be long before the catalog lost the commit. A sweep notes only objects that
-can be committed no more. So whatever a row has ever said about such an object was said before the
-note, and a copy of the catalog that has the note has that row too: no restored copy makes a note
-older than the loss. The write of a note expects the head of partition 0, so that it comes once.
+can no longer be committed. So every row that ever named such an object is older than the note, and
+a copy of the catalog that has the note has that row too: no restored copy makes a note older than
+the loss. The write of a note expects the head of partition 0, so that it comes once.
 
-Objects go before their notes. A note whose objects are strays no more is deleted, by its version,
-or replaced by one of those that still are.
+Objects are deleted before their notes. A note whose objects are no longer strays is deleted, by its
+version, or replaced by one of those that still are.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def note_strays(
     fresh: Sequence[str],
     now_ms: int,
 ) -> None:
-    """Note ``fresh`` strays, and forget what is no stray any more.
+    """Note ``fresh`` strays, and forget what is no longer a stray.
 
     What fails is left to the next sweep, which then begins the week.
     """

@@ -22,8 +22,8 @@ For each topic that is ready:
    make the sweep refuse this topic; then the topic's objects are listed. A row whose object is not
    there makes it refuse too. So does a stray that proves that the catalog went back (``losses``):
    an object that fewer partitions name or list as unused than it is for. Nothing was deleted so
-   far. Other strays that can be committed no more are noted, with the time of the store, unless
-   they are noted already; notes of objects that are no strays any more go (``strays``)
+   far. Other strays that can no longer be committed are noted, with the time of the store, unless
+   they are noted already; notes of objects that are no longer strays are deleted (``strays``)
 5. rows that trims and compiles left behind are deleted, their objects listed as unused
    (``leftovers``)
 6. amendments that the journal of their offset has, and that are older than the grace, are deleted,
@@ -31,10 +31,10 @@ For each topic that is ready:
 7. the rows of unused objects are read again. Objects that they list for as many partitions as they
    are for, and that no row names, are deleted, if they are older than the grace: segments and
    values of updates below the floor, journals below the epoch of their partition. Strays are kept
-   for a week after their note, or until a person accepts that they go. What Spark writers have
+   for a week after their note, or until a person accepts their loss. What Spark writers have
    staged, and no driver will commit, is deleted too (``sink_sweep``)
 8. of the rows of unused objects that step 4 has read, those are deleted, by their versions, that
-   list nothing which is there any more
+   list no object that still exists
 9. rows of unnamed producers that were not seen for a week are marked as silent, with the time of
    the sweep; one that is marked and unchanged a week later is deleted. Both weeks end at the newest
    time that the topic's own rows note, or earlier
@@ -57,11 +57,11 @@ Then, for the store as a whole:
 | 3, partly  | some compilers lost their row            | they take it anew, and go on            |
 | 4          | the same in every head                   | the same                                |
 | 4, partly  | some notes of strays, or fewer           | the next sweep: a week begins later     |
-| 5 to 9     | fewer rows, fewer objects                | the next sweep goes on                  |
+| 5 to 9     | fewer rows, fewer objects                | the next sweep resumes                  |
 | 6, partly  | a head that names too many amendments    | the next sweep; readers find none there |
-| 7          | rows that list objects which are gone    | the next sweep deletes them             |
-| 10, 11, 12 | fewer objects                            | the next sweep goes on                  |
-| 13         | fewer broken uploads                     | the next sweep goes on                  |
+| 7          | rows that list deleted objects           | the next sweep deletes them             |
+| 10, 11, 12 | fewer objects                            | the next sweep resumes                  |
+| 13         | fewer broken uploads                     | the next sweep resumes                  |
 
 Why nothing is lost: a run of an old generation was committed before its head's floor was raised,
 and then step 4 sees its row, or its commit expects a version of the head that never comes again.
@@ -73,12 +73,12 @@ a reader may still look for. Ages are counted to the earlier of this machine's t
 registry, since step 1 goes before step 2. An amendment goes only when a journal that has it is
 there, and readers read amendments before rows, so they never see an older state.
 
-A catalog that has lost commits names the only copy of acknowledged events no more. But no row lists
-it as unused either, and only what is listed is garbage. Steps 0 and 4 prove the loss where they
-can. Then a person decides: restores the catalog, or accepts the loss. An object is deleted before
-the row that lists it, so no object is taken for a stray because its row went first. What cannot be
-proven is kept for a week that begins when a sweep first meets it: dates of objects are older than
-the loss, and may come from a store that was restored.
+A catalog that has lost commits no longer names the only copy of acknowledged events. But no row
+lists it as unused either, and only what is listed is garbage. Steps 0 and 4 prove the loss where
+they can. Then a person decides: restores the catalog, or accepts the loss. An object is deleted
+before the row that lists it, so no object is taken for a stray because its row went first. What
+cannot be proven is kept for a week that begins when a sweep first meets it: dates of objects are
+older than the loss, and may come from a store that was restored.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ class _Age:
 
 @dataclass(frozen=True, slots=True)
 class _Listed:
-    """A topic's objects that no row needs, or will soon need no more."""
+    """A topic's objects that no row needs, or will need soon."""
 
     unneeded: list[ObjectInfo]
     strays: list[ObjectInfo]  # that fewer partitions name or list than they are for
@@ -329,8 +329,8 @@ def _settle(
 ) -> frozenset[str]:
     """The possible losses to keep. ``CorruptError`` where objects prove that commits are lost.
 
-    With ``accept`` a person has accepted that all of these go, which is remembered: for objects of
-    a date that has come, since one that is ahead would accept what nobody has seen.
+    With ``accept`` a person has accepted the loss of all of these, which is remembered up to the
+    store's time at most: a date in the future would accept objects that are not there yet.
     """
     if not losses.proofs and not losses.doubts:
         return frozenset()
@@ -389,7 +389,7 @@ def _list_objects(
 
 
 def _look_at(log: Log, topic: Topic, epochs: Sequence[int], strays: list[ObjectInfo]) -> Losses:
-    """What strays say: those that can be committed no more, and journals, of any epoch."""
+    """What strays say: those that can no longer be committed, and journals, of any epoch."""
     journals = layout.journals(topic.incarnation)
     over = {info.key for info in strays if _is_over(info.key, topic, epochs)}
     asked = [info for info in strays if info.key in over or info.key.startswith(journals)]
@@ -405,7 +405,7 @@ def _garbage(
     listed: _Listed,
     lost: Collection[str],
 ) -> Iterator[ObjectInfo]:
-    """Step 7: what rows list as unused by now, or what was ``lost`` and shall go."""
+    """Step 7: what rows list as unused by now, or was ``lost`` and is no longer kept."""
     needed = set().union(*(found.objects for found in references))
     uses = Uses(info.key for info in listed.unneeded)
     for partition, found in enumerate(references):
@@ -541,7 +541,7 @@ def _seen(log: Log, prefix: str, tally: _Tally) -> Iterator[ObjectInfo]:
 def _delete_old(
     log: Log, garbage: Iterable[ObjectInfo], age: _Age, tally: _Tally
 ) -> frozenset[str]:
-    """Steps 7 and 12: delete what is older than the grace, in batches; what went."""
+    """Steps 7 and 12: delete what is older than the grace, in batches; returns their keys."""
     batch: list[ObjectInfo] = []
     gone: set[str] = set()
 

@@ -135,7 +135,7 @@ class SnsTarget:
             ) from exc
         except (sdk.BotoCoreError, ValueError) as exc:
             raise InvalidError(
-                f"sns `{self._arn}`: cannot be asked: {_line(exc)}: "
+                f"sns `{self._arn}`: cannot be reached: {_line(exc)}: "
                 "fix the topic's target, or the AWS credentials"
             ) from exc
 

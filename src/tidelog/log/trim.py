@@ -94,7 +94,7 @@ def trim_topic(
     anything is written. ``NotFoundError`` when the topic was deleted. ``check`` gets the planned
     starts and refuses them by an error, such as ``readers.check_readers``. ``UnavailableError``
     when nothing was trimmed, ``UnknownOutcomeError`` when something was or may have been: the same
-    trim again goes on.
+    trim again completes it.
     """
     starts = _plan(log, topic, to)
     if check is not None:

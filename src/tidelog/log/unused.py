@@ -1,20 +1,20 @@
-"""Rows that say which objects a partition needs no more, and what they prove together.
+"""Rows that say which objects a partition no longer needs, and what they prove together.
 
-Every write that takes away the last mention of an object in a partition also puts a row
+Every write that removes the last mention of an object in a partition also puts a row
 ``unused/<id>`` that lists it. So an object is garbage because a row says so, never because no row
 names it: an object that no row names or lists was never committed, or the catalog has lost that
 commit. A process that will not commit what it has uploaded lists that too: in the write that
-replaces it, or apart. Only what processes have uploaded that died stays unlisted. A sweep deletes
-the objects first and the row after them, so a row that is gone means that its objects are.
+replaces it, or apart. Only uploads of processes that died stay unlisted. A sweep deletes
+the objects first and the row after them, so where the row is deleted its objects are too.
 
 A segment may have events of several partitions, and its key says of how many. Each of them commits
 one of its copies, so the segment is settled when that many partitions name or list a copy. Journals
 and values of updates belong to one partition. A compile lists the journals that it will make before
 it makes them, under one name for all, and its swap deletes that row: so the journals of a compile
-that died are garbage too, and what they hold of erased events goes with the next sweep. Such a row
+that died are garbage too, and the next sweep deletes what they hold of erased events. Such a row
 is a **plan**: a copy of the catalog that was made while the compile ran has it too, and then the
 journal may be the only copy of events. So a plan counts only for journals from the partition's
-start on: what these hold, rows that are there hold as well.
+start on: existing rows hold the same events.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ __all__ = [
     "Uses",
     "is_shared",
     "list_apart",
+    "list_now",
     "list_unused",
     "origin_of",
     "read_unused",
@@ -56,33 +57,45 @@ class ListedRow:
 
 
 def list_unused(row_id: str, objects: Iterable[str]) -> list[Put]:
-    """The change that lists objects, for the write that takes their last mention away; none for
-    no objects. ``row_id`` is fresh: the row of another write is never replaced.
+    """Returns the change that lists objects, for the write that removes their last mention.
+
+    Empty for no objects. ``row_id`` is fresh: the row of another write is never replaced.
     """
     listed = tuple(dict.fromkeys(objects))
     return [Put(layout.unused_row(row_id), encode_row(Unused(listed)))] if listed else []
 
 
 def list_apart(log: Log, topic: Topic, partition: int, objects: Sequence[str]) -> bool:
-    """List objects that a process has stored and will commit no more; whether that was done.
+    """List objects that a process has stored and will never commit; returns whether it did.
+
+    Best effort: what is not listed, a sweep keeps for a week.
+    """
+    with contextlib.suppress(NotFoundError, UnavailableError):
+        list_now(log, topic, partition, objects)
+        return True
+    return False
+
+
+def list_now(log: Log, topic: Topic, partition: int, objects: Sequence[str]) -> None:
+    """List objects by a write of its own.
 
     The write expects the head, so that it comes once, and never after the topic was deleted.
+    ``NotFoundError`` if it was, ``UnavailableError`` while others write all the time.
     """
     where = layout.topic_partition(topic.incarnation, partition)
-    with contextlib.suppress(NotFoundError, UnavailableError):
-        for delay_s in RACE.delays_s(log.random):
-            head, version = read_head(log, topic, partition)
-            if head.closed:
-                break
-            write_id = log.ids.new()
-            listed = list_unused(write_id, objects)
-            try:
-                log.catalog.write(where, Check("head", version), *listed, write_id=write_id)
-            except (ConflictError, UnknownOutcomeError):
-                log.clock.sleep(delay_s)
-            else:
-                return True
-    return False
+    for delay_s in RACE.delays_s(log.random):
+        head, version = read_head(log, topic, partition)
+        if head.closed:
+            raise NotFoundError(f"topic `{topic.name}`: was deleted")
+        write_id = log.ids.new()
+        listed = list_unused(write_id, objects)
+        try:
+            log.catalog.write(where, Check("head", version), *listed, write_id=write_id)
+        except (ConflictError, UnknownOutcomeError):
+            log.clock.sleep(delay_s)
+        else:
+            return
+    raise UnavailableError(f"topic `{topic.name}`: too many writers at once: try again")
 
 
 def read_unused(log: Log, topic: Topic, partition: int) -> list[ListedRow]:
@@ -105,7 +118,7 @@ def remove_unused(
     keys: Collection[str],
     deleted: Collection[str],
 ) -> None:
-    """Delete the rows that list nothing that is there any more, also no copy of it.
+    """Delete the rows that list no object that still exists, nor a copy of one.
 
     ``keys`` are the objects that are left, of a listing that was made after the rows were read,
     without those that were ``deleted`` since. The row of a compile that may be at work is to be
@@ -196,7 +209,7 @@ def origin_of(key: str) -> tuple[str, int]:
 
 
 def _planned(key: str) -> str:
-    """The work whose journals a listed key stands for; empty for a key of one object."""
+    """The work whose journals a listed key means; empty for a key of one object."""
     if not key.endswith(".parquet") or "-" in key.rpartition("/")[2]:
         return ""
     return "/".join(layout.journal_work(key))

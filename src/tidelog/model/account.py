@@ -70,7 +70,7 @@ class Account:
 def account_of(partition: str, head: Progress, archived: int, dead: int) -> Account:
     """Returns what a head says, with what its files hold now: ``archived`` and ``dead``.
 
-    What commits wrote, or gave up as dead letters, and the files no longer hold, was erased.
+    What commits wrote, as events or dead letters, and the files no longer hold, was erased.
     """
     totals = head.totals
     stored = head.ordinal - totals.dropped - totals.left_out
@@ -91,7 +91,7 @@ def account_of(partition: str, head: Progress, archived: int, dead: int) -> Acco
 
 
 def span_of(head: Progress) -> tuple[int, bool]:
-    """Returns how many offsets a head has come over since its begin, and if they are numbered."""
+    """Returns how many offsets a head has passed since its begin, and whether they are numbered."""
     begin = head.begin.position if head.begin is not None else head.position
     offsets = offsets_between(begin, head.position)
     if offsets is None or head.begin is None:

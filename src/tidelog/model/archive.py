@@ -42,7 +42,7 @@ class Promotion(Persisted, frozen=True):
 
 
 class Forced(Persisted, frozen=True):
-    """What a person let go, by promoting a generation that lacks it."""
+    """Events that a person lost by promoting a generation that lacks them."""
 
     old: int  # generation that has it
     new: int
@@ -71,7 +71,7 @@ class Archive(Persisted, frozen=True):
     kept: tuple[str, ...] = ()  # those of them that drivers bring up to date
     state: Literal["creating", "ready"] = "creating"
     home: str = ""  # id of the home that an outside folder belongs to; empty: it is in the home
-    states: dict[int, GenerationState] = msgspec.field(default_factory=dict)  # but the live one's
+    states: dict[int, GenerationState] = msgspec.field(default_factory=dict)  # of those not live
     promotion: Promotion | None = None  # under way
     forced: tuple[Forced, ...] = ()  # ranges that live generations lack, by a person's decision
 

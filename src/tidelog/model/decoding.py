@@ -52,7 +52,7 @@ def decode_msgpack(data: bytes, kind: type[T]) -> T:
 def remedy(error: msgspec.MsgspecError, otherwise: str) -> str:
     """What to do about stored data that does not decode.
 
-    A field that this version does not know is no damage: a newer version wrote it, and a copy that
+    A field that this version does not know is not damage: a newer version wrote it, and a copy that
     is restored over it would lose what that version has committed.
     """
     if "unknown field" in str(error):

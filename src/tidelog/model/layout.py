@@ -179,7 +179,7 @@ def journal(
 ) -> str:
     """A journal's key. One work may make several, also twice: each has its own ``journal_id``.
 
-    Without that it stands for all journals of the work, in a row of unused objects.
+    Without one it means all journals of the work, in a row of unused objects.
     """
     folder = f"{journals(incarnation)}{partition:06}/{epoch:010}"
     name = f"{base:020}_{work_id}" + (f"-{journal_id}" if journal_id else "")
@@ -292,10 +292,10 @@ def amend_offset(row: str) -> int:
 
 
 def unused_row(row_id: str) -> str:
-    """Which objects a partition needs no more.
+    """Which objects a partition no longer needs.
 
     Its kind comes after those of rows that name objects: a scan in order of keys meets an object
-    that goes from such a row into this one at least once.
+    that moves from such a row into this one at least once.
     """
     return f"unused/{row_id}"
 

@@ -71,7 +71,7 @@ def create_archive(home: Home, wanted: Archive) -> Archive:
     wanted = msgspec.structs.replace(wanted, source=source.url)  # where `newest` is a time
     wanted = _placed(home, wanted)
     _refuse_own_files(home, wanted)
-    # Is it there, and how far does it go. One that cannot be asked is seen when it is driven.
+    # Is it there, and how far does it go. One that cannot be reached is seen when it is driven.
     bounds = bounds_apart(source, source.partitions(), {})
     log, name = home.log, layout.archive_row(wanted.name)
     row = log.catalog.get(layout.REGISTRY, name)

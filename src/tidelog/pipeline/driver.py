@@ -6,10 +6,10 @@ next driver finishes what is there. A driver that is told to take over raises th
 once: the other one fails at its next write, and what it had under way is finished here.
 
 What goes wrong in one source partition, whatever it is, stops that partition alone. A driver that
-follows tries it again after waits that double, and so it does when the source cannot be asked at
+follows tries it again after waits that double, and so it does when the source cannot be reached at
 all (``failures``). A range that is decided needs no source: it is committed also when its source
-partition is gone, or the source cannot be asked (``_resume``). Before the source has answered once,
-a refusal that will last (a topic that does not exist, wrong credentials) ends the run: only a
+partition was deleted, or the source cannot be reached (``_resume``). Before the source has answered
+once, a refusal that will last (a topic that does not exist, wrong credentials) ends the run: only a
 source that cannot be reached is waited for.
 """
 
@@ -135,11 +135,11 @@ class Driver:
                 return events
 
     def _flushes_at_end(self) -> bool:
-        """Whether to write what waits before ending; not while the source cannot be asked."""
+        """Whether to write what waits before ending; not while the source cannot be reached."""
         return self._how.follow and self._how.flush_on_stop and not self._is_away
 
     def _attempt(self, cycle: Cycle) -> CycleReport | None:
-        """Run a cycle; None after a wait, when the source or the catalog cannot be asked."""
+        """Run a cycle; None after a wait, when the source or the catalog cannot be reached."""
         try:
             report = self._cycle(cycle)
         except Exception as exc:
@@ -251,7 +251,7 @@ class Driver:
     def _look(
         self, cycle: Cycle, errors: dict[SourcePartition, TidelogError]
     ) -> dict[SourcePartition, Bounds]:
-        """Return what each source partition holds; one that cannot be asked is an error of it.
+        """Return what each source partition holds; one that cannot be reached is an error of it.
 
         Raises the error where none can be asked, since that is the source's.
         """

@@ -1,9 +1,9 @@
 """What fails while a pipeline is driven: how long to wait, and rows by which others see it.
 
 One source partition that fails does not stop the others: it is tried again after waits that double
-from half a second to fifteen seconds. The same holds for a source that cannot be asked at all. Each
-failure is kept as a row until the source partition commits again, or has nothing to commit. Rows
-are for display only: a row that cannot be written is left out, and no driver decides by one.
+from half a second to fifteen seconds. The same holds for a source that cannot be reached at all.
+Each failure is kept as a row until the source partition commits again, or has nothing to commit.
+Rows are for display only: a row that cannot be written is left out, and no driver decides by one.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Failures:
         self._note({partition.text: error for partition, error in errors})
 
     def add_whole(self, error: TidelogError) -> float:
-        """Note that the source cannot be asked at all; how long to wait, in seconds."""
+        """Note that the source cannot be reached at all; how long to wait, in seconds."""
         self._note({_WHOLE: error})
         return max(0.0, self._failing[_WHOLE].due_s - self.log.clock.monotonic_s())
 

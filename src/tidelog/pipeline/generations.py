@@ -406,7 +406,7 @@ def _only_there(home: Home, archive: Archive, generation: int) -> list[MissingRa
         source = source_at(home, archive.source)
         held = source.bounds(source.partitions())
     except TidelogError:
-        return lacking  # who cannot be asked has nothing, as far as is known
+        return lacking  # who cannot be reached has nothing, as far as is known
     left: list[MissingRange] = []
     for each in lacking:
         bounds = held.get(SourcePartition.named(each.partition))

@@ -38,11 +38,11 @@ def troubles(status: ArchiveStatus, limits: Limits) -> list[str]:
 def _of_archive(status: ArchiveStatus, limits: Limits) -> Iterator[str]:
     name = f"archive `{status.archive.name}`"
     if status.source_error:
-        yield f"{name}: its source cannot be asked: {status.source_error}"
+        yield f"{name}: its source cannot be reached: {status.source_error}"
     failure = status.failure
     if failure is not None and status.drivers:
         since_s = (status.read_ms - failure.since_ms) / 1000
-        yield f"{name}: its driver cannot ask the source since {since_s:.0f} s: {failure.message}"
+        yield f"{name}: its driver cannot reach the source since {since_s:.0f} s: {failure.message}"
     if status.silent:
         yield (
             f"{name}: {status.silent} of its drivers died or cannot reach the catalog: "

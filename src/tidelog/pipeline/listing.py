@@ -27,7 +27,7 @@ __all__ = ["list_seen", "look_at_source", "track"]
 def look_at_source(log: Log, pipeline: str, source: Source) -> None:
     """List all partitions of a source, also those of other shards.
 
-    One that cannot be asked now is left out, so it begins at its first event.
+    One that cannot be reached now is left out, so it begins at its first event.
     """
     list_seen(log, pipeline, bounds_apart(source, source.partitions(), {}))
 

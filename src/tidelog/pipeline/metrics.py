@@ -56,7 +56,7 @@ _ARCHIVES = (
         lambda status: int(not status.source_error),
     ),
     _OfArchive(
-        _Metric("outage_seconds", "gauge", "How long its driver cannot ask the source; 0: it can"),
+        _Metric("outage_seconds", "gauge", "Time since its driver lost the source; 0: it has it"),
         lambda status: _since_s(status.failure, status.read_ms),
     ),
     _OfArchive(

@@ -6,7 +6,7 @@ all commits come to, so that a million of them cost no more than one.
 Lag in seconds is the age of the oldest event that waits. Nobody keeps that, so it is told from the
 last event that is committed, which is hardly younger than the next. Where that was more than a
 minute ago, the partition may as well have been quiet since: then the next event is read from the
-source, and its time counts. A source that cannot be asked leaves the first answer, which is too
+source, and its time counts. A source that cannot be reached leaves the first answer, which is too
 much rather than too little.
 """
 
@@ -101,7 +101,7 @@ class ArchiveStatus:
     source_error: str  # why the source told nothing
     partitions: tuple[PartitionStatus, ...]
     aside: tuple[Aside, ...] = ()  # ranges that a restored catalog had forgotten
-    failure: Failure | None = None  # why its driver cannot ask the source
+    failure: Failure | None = None  # why its driver cannot reach the source
     left_out: Mapping[str, str] = field(default_factory=dict)  # what of the source is not read: why
 
     @property

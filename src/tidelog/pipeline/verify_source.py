@@ -1,7 +1,7 @@
 """An archive against its source: whether all is there that it had, as far as it can tell.
 
-A source, or a partition of it, that cannot be asked is a problem: nothing is proven then. One that
-the source no longer lists is a note: its retention has deleted it, or a person.
+A source, or a partition of it, that cannot be reached is a problem: nothing is proven then. One
+that the source no longer lists is a note: its retention has deleted it, or a person.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class SourceCheck:
         """What could not be asked, so that nothing is known of it."""
         do = "make the source answer, then verify again"
         if self._failure is not None:
-            yield Problem("source", self._source.url, f"cannot be asked: {self._failure}", do)
+            yield Problem("source", self._source.url, f"cannot be reached: {self._failure}", do)
         for partition, error in sorted(self._errors.items()):
-            yield Problem("source", partition.text, f"cannot be asked: {error}", do)
+            yield Problem("source", partition.text, f"cannot be reached: {error}", do)
 
     def notes(self, partitions: Iterable[str]) -> Iterator[Problem]:
         """What was not compared: partitions that are gone, and what the source leaves out."""

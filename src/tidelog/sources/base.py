@@ -336,7 +336,7 @@ def bounds_apart(
     partitions: Sequence[SourcePartition],
     errors: dict[SourcePartition, TidelogError],
 ) -> dict[SourcePartition, Bounds]:
-    """Return what source partitions hold, and put those that cannot be asked into ``errors``.
+    """Return what source partitions hold, and put those that cannot be reached into ``errors``.
 
     All are asked at once. Where that fails they are asked in halves, so that one that is gone or
     damaged costs few questions more. ``UnavailableError`` when the source cannot be reached.

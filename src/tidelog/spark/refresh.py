@@ -5,7 +5,7 @@ lives. An event that is deleted after that is still in the plan, and a compile a
 planned objects away. So a task of a batch read looks at the heads of its partitions first, and
 plans its own offsets again where something was amended, compiled or trimmed since.
 
-A catalog that is a SQLite file on another machine cannot be asked from here: then the plan counts
+A catalog that is a SQLite file on another machine cannot be reached from here: then the plan counts
 as it is, and the table must be loaded again to see later deletes.
 """
 

@@ -132,7 +132,7 @@ class FormatSettings:
     key: str | None = None  # of sequence: the record's key is the `offset`, or `msgpack`
     compression: str | None = None  # of sequence: compress by `block`, or each `record` by itself
     schema: str | None = None  # of parquet, orc, avro: typed columns, as DDL or JSON Schema
-    keep_value: bool | None = None  # with a schema: False drops the raw value, and none restores
+    keep_value: bool | None = None  # with a schema: False drops the raw value; no restore then
     strict: bool | None = None  # with a schema: a field that it does not name is a misfit
 
 

@@ -94,7 +94,7 @@ class RowGroups:
 
 
 def last_value(data: Data, what: str, column: str) -> int | None:
-    """The greatest value of a column of whole numbers, from the footer; None if it tells none."""
+    """The greatest value of a column of whole numbers, from the footer; None if it has none."""
     with decoding(what):
         meta = pq.ParquetFile(open_data(data)).metadata
         names = [meta.schema.column(number).path for number in range(meta.num_columns)]
@@ -102,10 +102,10 @@ def last_value(data: Data, what: str, column: str) -> int | None:
             return None
         place, found = names.index(column), []
         for group in range(meta.num_row_groups):
-            told = meta.row_group(group).column(place).statistics
-            if told is None or not told.has_min_max or not isinstance(told.max, int):
+            stats = meta.row_group(group).column(place).statistics
+            if stats is None or not stats.has_min_max or not isinstance(stats.max, int):
                 return None
-            found.append(told.max)
+            found.append(stats.max)
     return max(found, default=None)
 
 

@@ -191,7 +191,7 @@ def see_archive(home: Home, archive: Archive, waiting: Waiting | None = None) ->
 
 
 def see_pump(home: Home, named: NamedPipeline) -> PumpSeen:
-    """How a pump does now; a source that cannot be asked leaves what the rows tell."""
+    """How a pump does now; a source that cannot be reached leaves what the rows tell."""
     log, error = home.log, ""
     bounds: dict[SourcePartition, Bounds] = {}
     source = None
@@ -200,7 +200,7 @@ def see_pump(home: Home, named: NamedPipeline) -> PumpSeen:
         track(log, named.incarnation, source)
         bounds = source.bounds(source.partitions())
     except TidelogError as exc:
-        error = f"its source cannot be asked: {exc}"
+        error = f"its source cannot be reached: {exc}"
     failures = read_failures(log, named.incarnation)
     if not error and failures:
         name, failure = next(iter(failures.items()))
