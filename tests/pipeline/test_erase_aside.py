@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from tests.pipeline.forgetting import forget
 from tests.pipeline.looking import AT, a_home, an_archive
-from tests.pipeline.test_forgotten import cycle, forget
+from tests.pipeline.test_forgotten import cycle
 from tidelog import Event, Home
 from tidelog.journal.audit import id_mark, key_digest, read_audit
 from tidelog.log.ledger import ErasedIds, read_ledger

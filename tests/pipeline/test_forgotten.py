@@ -11,11 +11,11 @@ from typing import TypeVar
 
 import pytest
 
+from tests.pipeline.forgetting import forget
 from tests.pipeline.looking import AT_OR_WHEN, a_home, an_archive, fill
 from tidelog import Event, Home
-from tidelog.catalog.base import Change, Delete, Put
+from tidelog.catalog.base import Change, Put
 from tidelog.errors import FencedError
-from tidelog.log.archives import read_partitions
 from tidelog.model import layout
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import Begin, Progress
@@ -81,15 +81,6 @@ def cycle(home: Home, archive: Archive, epoch: int, faults: Faults | None = None
         total.aside += done.aside
         total.errors |= done.errors
     return total
-
-
-def forget(home: Home, archive: Archive) -> None:
-    """The catalog is one from before the archive had any range."""
-    own = archive.pipeline()
-    places = [layout.pipeline_partition(own, each) for each in read_partitions(home.log, own)]
-    for where in (*places, layout.pipeline_shards(own)):
-        for row in list(home.catalog.scan(where)):
-            home.catalog.write(where, Delete(row.row), write_id=home.log.ids.new())
 
 
 def a_forgotten_range(home: Home, name: str) -> Archive:

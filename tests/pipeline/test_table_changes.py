@@ -15,6 +15,7 @@ from deltalake import DeltaTable
 from pyiceberg.catalog import load_catalog
 from pyiceberg.table import Table as IcebergRead
 
+from tests.pipeline.forgetting import forget
 from tests.pipeline.iceberg_rest import serving
 from tests.pipeline.looking import FIRST_S, a_home, an_archive, drive
 from tidelog import Event, Home
@@ -36,6 +37,7 @@ from tidelog.pipeline.tables import (
 )
 from tidelog.pipeline.tables.delta import DeltaLog
 from tidelog.pipeline.tables.iceberg import IcebergTable
+from tidelog.pipeline.tables.registration import stale_entries
 from tidelog.pipeline.workers import LocalWorkers
 from tidelog.testing.scheduler import Crash
 
@@ -359,6 +361,57 @@ def test_table_is_recorded_before_it_lists_a_file(
     assert find_archive(home, "daily").tables == (table,)
     erase_gone(home)
     assert numbers(archive, table) == left()
+
+
+def test_sweep_corrects_what_a_register_left_that_died_beside_an_erasure(
+    home: Home, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files were collected before the erasure, and added after it."""
+    archive = an_archive(home, parser="json:at")
+    drive(home, archive)
+    register_table(home, archive, table)
+    add(home, range(EVENTS, EVENTS + 10))
+    drive(home, archive)
+    kind: Any = DeltaLog if table == "delta" else IcebergTable
+    real = kind.add
+
+    def dying(self: Any, lot: Any) -> None:
+        before = self._data_files(self._table, lot.files) if table != "delta" else []
+        erase_gone(home, [65])
+        if table != "delta":
+            self._data_files = lambda *_: before
+        real(self, lot)
+        raise Crash
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kind, "add", dying)
+        with pytest.raises(Crash):
+            register_table(home, archive, table)
+    sweep_archives(home, grace_ms=0)
+    assert list(stale_entries(home, archive, 1)) == []
+    assert numbers(archive, table) == left([65], EVENTS + 10)
+
+
+def test_sweep_asks_no_table_of_an_archive_without_erasures(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = an_archive(home, parser="json:at")
+    drive(home, archive)
+    register_table(home, archive, "delta")
+    monkeypatch.setattr(DeltaLog, "through", lambda *_: pytest.fail("the table was asked"))
+    sweep_archives(home, grace_ms=0)
+
+
+def test_table_that_lists_files_which_were_set_aside_is_refused(home: Home, table: str) -> None:
+    """Also when the archive has done their range again, and has come further than the table."""
+    archive = an_archive(home, parser="json:at")
+    drive(home, archive)
+    register_table(home, archive, table)
+    forget(home, archive)
+    add(home, range(EVENTS, EVENTS + 30))
+    drive(home, archive)
+    with pytest.raises(InvalidError, match=r"lists 3 files that were set aside.*drop the"):
+        register_table(home, archive, table)
 
 
 def test_table_that_cannot_be_reached_or_is_not_ours_is_not_recorded(home: Home) -> None:

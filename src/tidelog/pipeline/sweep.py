@@ -13,6 +13,7 @@ a later sweep. Dying anywhere leaves less to do for the next one.
 An erasure (``erase``) is the exception: it needs no head. Its commit's row says so before anything
 is staged, and as long as one does, what is staged under the erasure's epoch stays, named or not.
 A sweep of an archive finishes such an erasure: it may have died, and its topic be deleted since.
+It also corrects entries of tables that a register left which died beside an erasure.
 
 Before that, old commits of archives are merged (``compact``), a bounded number in each sweep.
 
@@ -43,6 +44,7 @@ from tidelog.pipeline.generations import finish_removals, remove_strays
 from tidelog.pipeline.history import forget_history
 from tidelog.pipeline.places import files_at
 from tidelog.pipeline.registry import list_pipelines
+from tidelog.pipeline.tables import settle_tables
 from tidelog.store.base import ObjectInfo, Store
 
 __all__ = ["PipelineSweep", "sweep_archives", "sweep_pipeline"]
@@ -142,6 +144,8 @@ def _sweep_archive(home: Home, archive: Archive, grace_ms: int, tally: PipelineS
         if rewrites:
             finish_rewrites(home, archive, generation)
     remove_strays(home, finish_removals(home, archive))
+    for error in settle_tables(home, archive) if home.log.standing.owns(archive.home) else ():
+        raise error
 
 
 def _compact(home: Home, pipeline: str, tally: PipelineSweep) -> None:

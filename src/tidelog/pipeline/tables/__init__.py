@@ -21,6 +21,7 @@ from tidelog.pipeline.tables.registration import (
     register_table,
     repair_tables,
     replace_files,
+    settle_tables,
 )
 
 __all__ = [
@@ -33,4 +34,5 @@ __all__ = [
     "register_table",
     "repair_tables",
     "replace_files",
+    "settle_tables",
 ]

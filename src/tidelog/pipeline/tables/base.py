@@ -98,6 +98,10 @@ class Table(Protocol):
         """
         ...
 
+    def lists(self, paths: list[str]) -> list[str]:
+        """Return those of some paths that it lists; without any, nothing is asked."""
+        ...
+
     def stale(self, files: list[TableFile]) -> list[str]:
         """Return the paths of files that it lists with another size or count than they have."""
         ...

@@ -78,6 +78,12 @@ class DeltaLog:
                 table.create_write_transaction([*actions], "append", table.schema(), columns)
             return bool(stale)
 
+    def lists(self, paths: list[str]) -> list[str]:
+        with self._translated():
+            table = self._read() if paths else None
+            listed = set() if table is None else set(_paths(table))
+            return sorted(listed.intersection(paths))
+
     def stale(self, files: list[TableFile]) -> list[str]:
         with self._translated():
             table = self._read() if files else None
@@ -144,11 +150,16 @@ class DeltaLog:
             ) from exc
 
 
+def _paths(table: DeltaTable) -> list[str]:
+    """The paths that a table lists, in the order of its entries."""
+    return [unquote(path) for path in table.get_add_actions().column("path").to_pylist()]
+
+
 def _stale(table: DeltaTable, files: list[TableFile]) -> list[TableFile]:
     """The files that a table lists with another size or count than they have."""
     added = table.get_add_actions()
     told = zip(
-        map(unquote, added.column("path").to_pylist()),
+        _paths(table),
         added.column("size_bytes").to_pylist(),
         added.column("num_records").to_pylist(),
         strict=True,

@@ -133,6 +133,14 @@ class IcebergTable:
                     swap.append_data_file(new)
             return True
 
+    def lists(self, paths: list[str]) -> list[str]:
+        with self._translated():
+            table = self._read() if paths else None
+            if table is None or table.current_snapshot() is None:
+                return []
+            listed = {task.file.file_path for task in table.scan().plan_files()}
+            return [path for path in paths if _url(f"{self._root}/{path}") in listed]
+
     def stale(self, files: list[TableFile]) -> list[str]:
         with self._translated():
             table = self._read() if files else None

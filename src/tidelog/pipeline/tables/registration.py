@@ -27,9 +27,12 @@ date:
 - A promote replaces all files, and brings every table over (``replace_files``) before the old ones
   are deleted, also to a generation without files. Step 1 reads the table, then the archive's row,
   so a register that slept through a promote cannot bring the old files back.
-- A register that dies after step 4, beside an erasure, may leave an entry that is out of date.
-  ``repair_tables`` compares all of them; ``archive register`` and ``delete --prove`` do that, and
-  a proof is not clean before (``stale_entries``).
+- A register that dies after step 4, beside an erasure, may leave entries of its lot that are out of
+  date. A sweep does step 2 for every table (``settle_tables``), and corrects them; so do the next
+  register and ``delete --prove``, and a proof is not clean before (``stale_entries``).
+- After a restore of the catalog, a driver moves files of forgotten ranges away (``forgotten``). A
+  table that lists them is refused in step 1 for good: their range is done again, perhaps with other
+  events, and the table's ends say nothing of that.
 """
 
 from __future__ import annotations
@@ -52,14 +55,17 @@ from tidelog.home import Home
 from tidelog.log.archives import (
     change_archive,
     read_archive,
+    read_erased,
     read_manifests,
     read_partitions,
     read_progress,
 )
 from tidelog.log.base import Log
 from tidelog.log.replays import replay_pipeline
+from tidelog.model import layout
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import FileEntry
+from tidelog.pipeline.forgotten import read_aside
 from tidelog.pipeline.places import files_at
 from tidelog.pipeline.tables.base import Lot, Plan, Registered, Table, TableFile
 
@@ -74,6 +80,7 @@ __all__ = [
     "register_table",
     "repair_tables",
     "replace_files",
+    "settle_tables",
     "stale_entries",
 ]
 
@@ -216,6 +223,27 @@ def repair_tables(home: Home, archive: Archive) -> list[TidelogError]:
     return list(failed.values())
 
 
+def settle_tables(home: Home, archive: Archive) -> list[TidelogError]:
+    """Do step 2 for every recorded table: a register may have died after its step 4.
+
+    Only entries of the last lot can be out of date then. Returns the errors of tables that could
+    not be asked. Costs a read of each table of an archive that events were erased from.
+    """
+    failed: dict[str, TidelogError] = {}
+    for generation in archive.in_state("live", "kept") if archive.tables else ():
+        view = _as_of(archive, generation)
+        lanes = dict(_lanes(home.log, view))
+        if not any(read_erased(home.log, *where).data for where in lanes.values()):
+            continue
+        for name in archive.tables:
+            try:
+                table = open_table(home, view, name)
+                _settle_last_lot(home, view, table, lanes)
+            except TidelogError as exc:
+                failed.setdefault(name, exc)
+    return list(failed.values())
+
+
 def stale_entries(home: Home, archive: Archive, generation: int) -> Iterator[tuple[str, str]]:
     """Yield each table with what is wrong in it: an entry that is out of date, or an error."""
     names = read_archive(home.log, archive.name).tables
@@ -293,12 +321,8 @@ def _next_lot(home: Home, archive: Archive, table: Table) -> Lot:
     """Steps 1 to 3."""
     log = home.log
     lanes = dict(_lanes(log, archive))
-    names = [*lanes, *map(_began, lanes)]
-    through = table.through(names)
-    if through:
-        last = through
-        if _tell(home, table, lambda: _changed(log, archive, lanes, last)):
-            through = table.through(names)
+    through = _settle_last_lot(home, archive, table, lanes)
+    _check_not_aside(log, archive, table)
     lot = Lot()
     for lane, (pipeline, partition) in lanes.items():
         first = 0 if through is None else through.get(lane, 0)
@@ -312,6 +336,37 @@ def _next_lot(home: Home, archive: Archive, table: Table) -> Lot:
             if through is not None and len(lot.files) >= _FILES_AT_ONCE:
                 return lot
     return lot
+
+
+def _settle_last_lot(
+    home: Home, archive: Archive, table: Table, lanes: Mapping[str, tuple[str, str]]
+) -> Mapping[str, int] | None:
+    """Steps 1 and 2; how far the table is in each lane."""
+    names = [*lanes, *map(_began, lanes)]
+    through = table.through(names)
+    if through:
+        last = through
+        if _tell(home, table, lambda: _changed(home.log, archive, lanes, last)):
+            through = table.through(names)
+    return through
+
+
+def _check_not_aside(log: Log, archive: Archive, table: Table) -> None:
+    """Refuse a table that lists files which were set aside after a restore."""
+    own, root = archive.pipeline(), layout.aside_folder(archive.root)
+    moved = [
+        f"{archive.root}/{file.removeprefix(root).partition('/')[2]}"
+        for pipeline in (own, replay_pipeline(own))
+        for record in read_aside(log, pipeline)
+        for file in record.files
+    ]
+    listed = table.lists([file.removeprefix(f"{archive.folder()}/") for file in moved])
+    if listed:
+        raise InvalidError(
+            f"archive `{archive.name}`: table `{table.where}` lists {len(listed)} files that were "
+            f"set aside after a restore of the catalog, `{listed[0]}` first: drop the table, and "
+            "register it again"
+        )
 
 
 def _check_not_ahead(log: Log, archive: Archive, table: Table, reached: tuple[str, int]) -> None:
