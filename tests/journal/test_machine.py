@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -298,15 +299,16 @@ def _with_value(event: Event, value: bytes | None) -> Event:
     return Event(value, event.key, event.id, event.timestamp, event.type)
 
 
-def test_a_journal_is_equal_to_a_dictionary_after_each_of_5000_steps() -> None:
+@pytest.mark.parametrize("block", range(4))  # 5,000 steps, in parts that end within the time limit
+def test_journal_is_equal_to_a_dictionary_after_each_step(block: int) -> None:
     JournalMachine.steps = 0
     run_state_machine_as_test(
         JournalMachine,
         settings=settings(
-            max_examples=140,
+            max_examples=40,
             stateful_step_count=50,
             deadline=None,
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
         ),
     )
-    assert JournalMachine.steps >= 5_000
+    assert JournalMachine.steps >= 1_250, block
