@@ -11,7 +11,7 @@ import pytest
 from deltalake import DeltaTable
 from pyiceberg.catalog import load_catalog
 
-from tests.pipeline.looking import AT_OR_WHEN, a_home, an_archive, drive, fill
+from tests.pipeline.looking import AT, AT_OR_WHEN, a_home, an_archive, drive, fill, value
 from tidelog import Event, Home
 from tidelog.errors import CorruptError
 from tidelog.model.archive import Archive
@@ -23,11 +23,13 @@ from tidelog.pipeline.erase import erase_from_archives
 from tidelog.pipeline.erasure import ArchiveEraser, carry_out
 from tidelog.pipeline.places import source_at
 from tidelog.pipeline.proof import prove_erased
+from tidelog.pipeline.replay import Replaying, replay
 from tidelog.pipeline.sweep import sweep_archives
 from tidelog.pipeline.tables import change_tables, register
 from tidelog.pipeline.tables.delta import DeltaLog
 from tidelog.pipeline.tables.iceberg import IcebergTable
 from tidelog.pipeline.verify import Verifying, verify_archive
+from tidelog.pipeline.workers import LocalWorkers
 from tidelog.sinks.uploads import Uploads
 from tidelog.sources.base import Range
 from tidelog.testing.scheduler import Crash
@@ -339,6 +341,35 @@ def test_an_erasure_that_another_one_overtakes_is_done_too(
         erase_from_archives(home, home.topic("t"), {0: {1}})
     assert len(others) == 2
     assert values(home, archive) == ["a", "c"]
+
+
+@pytest.mark.parametrize("staged", [True, False], ids=["staged", "staged copy is gone"])
+def test_dead_letters_that_a_replay_removed_do_not_stop_an_erasure_that_died(
+    home: Home, monkeypatch: pytest.MonkeyPatch, staged: bool
+) -> None:
+    """It had decided on a file that a replay has replaced since; sweeps and erasures go on."""
+    archive = an_archive(home, parser=AT)
+    home.append("t", [Event(value(3), id="three"), Event(value(6), id="six")], partition=0)
+    drive(home, archive)
+    home.delete("t", ["three"])
+    with monkeypatch.context() as patch:
+        patch.setattr(erase._Lane, "_replace", _dies)
+        with pytest.raises(Crash):
+            erase_from_archives(home, home.topic("t"), {0: {0}})
+    staging = [info.key for info in home.store.list("") if "staging/" in info.key]
+    assert staging
+    replay(home, archive, Replaying(parser=AT_OR_WHEN), LocalWorkers(1))
+    if not staged:
+        home.store.delete(staging)
+    sweep_archives(home, 0)
+    carry_out(home, home.topic("t"), grace_ms=0)
+    assert prove_erased(home, home.topic("t"), ["three"]).is_erased
+    assert problems(home, archive) == []
+    assert values(home, archive) == [value(6).decode()]
+
+
+def _dies(*_: object) -> None:
+    raise Crash
 
 
 def test_erasures_and_sweeps_at_once_end_well(home: Home) -> None:

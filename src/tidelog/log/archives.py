@@ -8,14 +8,15 @@ Old commits are merged (``pipeline.compact``): one row and one manifest stand fo
 ``read_commits`` and ``Manifests`` return range after range all the same. A scan is consistent page
 by page only, so rows may be merged while it runs, and ranges be missing from what it returns. Each
 range begins where the one before it ends, and the newest rows are never merged, so a reader sees
-that, and goes on in the merged row.
+that, and goes on in the merged row. A head that was read before may be older than the rows:
+``read_commits_to`` leaves out what was committed since.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import dropwhile, groupby
+from itertools import chain, dropwhile, groupby
 from typing import NamedTuple
 
 import msgspec
@@ -57,6 +58,7 @@ __all__ = [
     "read_archive",
     "read_commit_rows",
     "read_commits",
+    "read_commits_to",
     "read_erased",
     "read_erased_row",
     "read_intent",
@@ -204,6 +206,16 @@ def read_commits(log: Log, pipeline: str, partition: str, ordinal: int = 0) -> I
         after = row.committed.end
 
 
+def read_commits_to(log: Log, pipeline: str, partition: str, position: str) -> Iterator[Committed]:
+    """The ranges up to a position that a head had: what was committed since is left out."""
+    end = ""
+    for committed in read_commits(log, pipeline, partition):
+        if position in (committed.start, end):
+            return
+        yield committed
+        end = committed.end
+
+
 def read_commit_rows(
     log: Log, pipeline: str, partition: str, ordinal: int = 0
 ) -> Iterator[CommitRow]:
@@ -299,9 +311,19 @@ def _read(log: Log, name: str) -> tuple[Archive, str]:
 
 
 def _rows_after(log: Log, where: str, last: CommitRow) -> list[CommitRow]:
-    """The rows from where one has ended, as they are now; none where no range begins there."""
+    """The rows from where one has ended, as they are now; none where no range begins there.
+
+    Rows may be merged beside this, too: only the same rows twice show that none holds it.
+    """
     after, ordinal = last.committed.end, last.ordinal + last.committed.events
-    return list(dropwhile(lambda row: not row.holds(after), _rows_from(log, where, ordinal)))
+    seen: list[tuple[str, str]] | None = None
+    while True:
+        rows = list(_rows_from(log, where, ordinal))
+        found = list(dropwhile(lambda row: not row.holds(after), rows))
+        names = [(row.name, row.version) for row in rows if row.ordinal <= ordinal]
+        if found or names == seen:
+            return found
+        seen = names
 
 
 def _rows_from(log: Log, where: str, ordinal: int) -> Iterator[CommitRow]:
@@ -310,17 +332,37 @@ def _rows_from(log: Log, where: str, ordinal: int) -> Iterator[CommitRow]:
     One of these may hold ranges from that ordinal on, if it is a merged one. And a reader that has
     seen where they end notices what was merged before it came to the others.
     """
-    border = layout.commit_row(ordinal, "")
-    before: list[CommitRow] = []
-    for row in log.catalog.scan(where, "commit/", border, reverse=True) if ordinal else ():
-        found = CommitRow.of(row)
-        if before and found.ordinal != before[0].ordinal:
+    while True:
+        before = _ordinal_before(log, where, ordinal)
+        found = map(CommitRow.of, log.catalog.scan(where, _border(before), "commit0"))
+        first = next(found, None)
+        if first is None:
+            return
+        if before in (ordinal, first.ordinal):
+            break  # else it was merged since it was found, into one before it
+    for number, same in groupby(chain([first], found), key=lambda row: row.ordinal):
+        yield from _chained(_untorn(log, where, number, list(same)))
+
+
+def _ordinal_before(log: Log, where: str, ordinal: int) -> int:
+    """The last ordinal with a row before an ordinal; the ordinal itself where there is none."""
+    rows = log.catalog.scan(where, "commit/", _border(ordinal), reverse=True) if ordinal else ()
+    row = next(iter(rows), None)
+    return ordinal if row is None else CommitRow.of(row).ordinal
+
+
+def _untorn(log: Log, where: str, ordinal: int, rows: list[CommitRow]) -> list[CommitRow]:
+    """The rows of one ordinal, read again while some were merged between two pages of a scan.
+
+    Two rows that others do not lead to show that; or damage, where they stay the same.
+    """
+    while len(_starts(rows)) > 1:
+        scan = log.catalog.scan(where, _border(ordinal), _border(ordinal + 1))
+        again = list(map(CommitRow.of, scan))
+        if again == rows or not again:
             break
-        before.append(found)
-    yield from _chained(before)
-    rows = map(CommitRow.of, log.catalog.scan(where, border, "commit0"))
-    for _, same in groupby(rows, key=lambda row: row.ordinal):
-        yield from _chained(list(same))
+        rows = again
+    return rows
 
 
 def _chained(rows: list[CommitRow]) -> Iterator[CommitRow]:
@@ -329,8 +371,18 @@ def _chained(rows: list[CommitRow]) -> Iterator[CommitRow]:
     Their rows are sorted by the text of a position, where 10 stands before 9.
     """
     left = {row.committed.start: row for row in rows}
-    for start in sorted(left.keys() - {row.committed.end for row in rows}):
+    for start in sorted(_starts(rows)):
         at = start
         while at in left:
             yield left[at]
             at = left.pop(at).committed.end
+
+
+def _starts(rows: Sequence[CommitRow]) -> set[str]:
+    """Where rows begin that do not go on from another one of them."""
+    return {row.committed.start for row in rows} - {row.committed.end for row in rows}
+
+
+def _border(ordinal: int) -> str:
+    """The name before all rows of an ordinal."""
+    return layout.commit_row(ordinal, "")

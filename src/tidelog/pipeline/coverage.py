@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from tidelog.log.archives import read_commits, read_partitions, read_progress
+from tidelog.log.archives import read_commits_to, read_partitions, read_progress
 from tidelog.log.base import Log
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import BeginReason, Gap
@@ -90,7 +90,7 @@ def read_covered(log: Log, pipeline: str, partition: str) -> Covered | None:
     begin = head.position if head.begin is None else head.begin.position
     borders: tuple[str, ...] = ()
     if not are_offsets(begin, head.position):
-        commits = list(read_commits(log, pipeline, partition))
+        commits = read_commits_to(log, pipeline, partition, head.position)
         borders = (*(commit.start for commit in commits), head.position)
     begins: BeginReason = "earliest" if head.begin is None else head.begin.reason
     return Covered(begin, head.position, head.incarnation, head.gaps, borders, begins)

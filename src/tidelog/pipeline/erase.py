@@ -21,7 +21,8 @@ loses all its events stays, empty, so that no late copy of a driver can bring it
 is told so, and reads again. A table that cannot be reached does not stop the erasure: the row
 stays at step 6, a later erasure from the same range begins at step 1 all the same, and the error is
 raised at the end. If a staged copy was deleted before a file was replaced,
-the range begins anew at step 1, with another key.
+the range begins anew at step 1, with another key. A file of dead letters that a replay has replaced
+is removed at any step, and counts as done.
 """
 
 from __future__ import annotations
@@ -306,11 +307,15 @@ class _Lane:
             for before, after in zip(_files(old), _files(new), strict=True)
             if before.crc != after.crc or before.size != after.size
         ]
-        if self._is_lost(changed):
+        if self._is_lost([each for each in changed if self._is_there(each[1])]):
             self._intend(row, committed)
             return
         for before, after in changed:
-            self._replace(before, after)
+            try:
+                self._replace(before, after)
+            except NotFoundError:
+                if self._is_there(after):
+                    raise
         done = msgspec.structs.replace(committed, manifest=committed.rewrite)
         self._write(row, done, *self._counted(changed))
         report.ranges += sum(one != other for one, other in zip(old.parts, new.parts, strict=True))
@@ -446,7 +451,10 @@ class _Lane:
         ]
 
     def _is_there(self, file: FileEntry) -> bool:
-        """Files of dead letters go when a replay has replaced them; data files never do."""
+        """Files of dead letters go when a replay has replaced them; data files never do.
+
+        That may be at any step of an erasure, and nothing is left to replace then.
+        """
         return file.kind != "dead" or self._exists(file.target)
 
     def _exists(self, key: str) -> bool:

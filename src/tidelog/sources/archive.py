@@ -20,6 +20,7 @@ from tidelog.log.archives import (
     manifest_of_range,
     read_archive,
     read_commits,
+    read_commits_to,
     read_partitions,
     read_progress,
 )
@@ -260,9 +261,7 @@ class ArchiveSource:
         if known is not None and (known.pipeline, known.end) == (pipeline, head.position):
             return known
         commits: list[Committed] = []
-        for commit in read_commits(log, pipeline, partition.text):
-            if commits and commits[-1].end == head.position:
-                break  # what follows was committed since the head was read
+        for commit in read_commits_to(log, pipeline, partition.text, head.position):
             if commits and commits[-1].end != commit.start:
                 raise _torn(partition, commits[-1].end, commit.start)
             commits.append(commit)
