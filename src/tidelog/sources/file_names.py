@@ -9,6 +9,7 @@ no data.
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,14 +19,28 @@ from tidelog.codec.formats import FORMATS, Format, FormatSettings, open_format
 from tidelog.codec.parsers.names import unescaped
 from tidelog.errors import InvalidError
 from tidelog.model.address import Address, format_address, nearest, parse_address
-from tidelog.model.limits import FILE_PARTITION_BYTES_MAX
+from tidelog.model.limits import (
+    FILE_PARTITION_BYTES_MAX,
+    KEY_BYTES_MAX,
+    KEY_SEGMENT_BYTES_MAX,
+)
 
-__all__ = ["LINES", "ArchivedName", "FilePlace", "archived_name", "is_hidden", "place_of"]
+__all__ = [
+    "LINES",
+    "ArchivedName",
+    "FilePlace",
+    "archived_name",
+    "escaped_name",
+    "is_hidden",
+    "name_error",
+    "place_of",
+]
 
 LINES = "lines"  # a line is an event's value
 _OPTIONS = ("delimiter", "format", "generation", "key", "mode", "schema")
 _ARCHIVED = re.compile(r"(\d+)_(.+)_(\d{20})(?:_[0-9A-Za-z-]+)?(\.[A-Za-z0-9.]+)?")
 _GENERATION = re.compile(r"g(\d+)")
+_SHOWN_MAX = 300  # characters of a path in a message
 _CODECS = {".gz": "gzip", ".zst": "zstd"}
 _ENDINGS = {".parquet": "parquet", ".orc": "orc", ".avro": "avro", ".seq": "sequence"}
 
@@ -153,6 +168,42 @@ def archived_name(path: str, root_name: str) -> ArchivedName | None:
 def is_hidden(path: str) -> bool:
     """Whether a path is none of data: sidecars, marks and whatever other tools keep beside."""
     return any(part[0] in "_." for part in path.split("/") if part)
+
+
+def escaped_name(name: str) -> str:
+    """A name with `%` and two hex digits for each byte that is not UTF-8 or a control character."""
+    return "".join(
+        "".join(f"%{byte:02X}" for byte in os.fsencode(char)) if _is_escaped(char) else char
+        for char in name
+    )
+
+
+def name_error(key: str) -> InvalidError | None:
+    """Why no file can be read under a key; None where it can."""
+    shown = key if len(key) <= _SHOWN_MAX else f"{key[:_SHOWN_MAX]}..."
+    what = f"file `{escaped_name(shown)}`"
+    if any(0xD800 <= ord(char) <= 0xDFFF for char in key):
+        return InvalidError(f"{what}: its name is not UTF-8 (here with `%` escapes): rename it")
+    if any(map(_is_escaped, key)):
+        return InvalidError(
+            f"{what}: its name has a control character (here with `%` escapes): rename it"
+        )
+    longest = max(len(part.encode()) for part in key.split("/"))
+    if longest > KEY_SEGMENT_BYTES_MAX:
+        return InvalidError(
+            f"{what}: its name, or that of a folder, has {longest} bytes (limit "
+            f"{KEY_SEGMENT_BYTES_MAX}): rename it"
+        )
+    if len(key.encode()) > KEY_BYTES_MAX:
+        return InvalidError(
+            f"{what}: its path has {len(key.encode())} bytes (limit {KEY_BYTES_MAX}): give a "
+            "folder that is nearer to it as the source, or rename folders"
+        )
+    return None
+
+
+def _is_escaped(char: str) -> bool:
+    return ord(char) < 32 or ord(char) == 127 or 0xD800 <= ord(char) <= 0xDFFF
 
 
 def _codec(name: str) -> tuple[str, str]:

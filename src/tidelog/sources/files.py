@@ -7,6 +7,9 @@ there. A last line without one counts when the file is finished: it is compresse
 object store, or nothing was written to it for a minute. Other files are expected to be finished:
 put under their names when they are whole.
 
+A file that cannot be read, by its name, its rights or a link that leads back to itself, is an error
+of its own source partition alone, or of the one whose events it holds.
+
 Files of one source partition may overlap, as those of replayed dead letters do with others, and are
 merged. One that appears after its offsets were passed is an error: what it holds would never be
 read. That happens where dead letters are replayed, or where a folder is read while an archive is
@@ -46,12 +49,19 @@ from tidelog.sources.base import (
     SourcePartition,
     Tracking,
 )
-from tidelog.sources.file_names import FilePlace, archived_name, is_hidden, place_of
+from tidelog.sources.file_names import (
+    FilePlace,
+    archived_name,
+    escaped_name,
+    is_hidden,
+    name_error,
+    place_of,
+)
 from tidelog.sources.merge import Stream, gathered, merged, noted, within
 from tidelog.sources.objects import naming, opened
 from tidelog.sources.row_marks import Passed, inode_of, mark_from, matches
 from tidelog.sources.row_reader import PlannedRows, not_held, range_rows, row_number
-from tidelog.sources.row_tracking import RowTracking
+from tidelog.sources.row_tracking import Bound, RowTracking
 from tidelog.sources.rows import RowFile
 from tidelog.store.base import ObjectInfo, Store
 from tidelog.store.here import open_store_here
@@ -165,7 +175,7 @@ class FilesSource:
 
     def partitions(self) -> list[SourcePartition]:
         listing = self._look(open_store_here(self._place.store))
-        return sorted([*listing.chains, *listing.rows, *listing.errors])
+        return sorted({*listing.chains, *listing.rows, *listing.errors})
 
     def track(self, known: Mapping[SourcePartition, Known]) -> None:
         """Find files of rows again by what was read of them."""
@@ -208,6 +218,8 @@ class FilesSource:
         store, listing = open_store_here(self._place.store), self._seen
         if range.partition not in listing.rows and range.partition not in listing.chains:
             listing = self._look(store)
+        if range.partition in listing.errors:
+            raise listing.errors[range.partition]
         if range.partition in listing.rows:
             info = listing.rows[range.partition]
             file, known = _row_file(info, self._place), self._tracking.known(range.partition)
@@ -233,9 +245,25 @@ class FilesSource:
 
     def _look(self, store: Store) -> _Listing:
         found = _listed(store, self._place)
-        bound = self._tracking.bind(store, found.root, found.rows, found.only)
-        self._seen = _Listing(found.chains, bound.files, bound.errors, bound.left_out)
+        bound = self._bind(store, found)
+        errors = {**bound.errors, **found.errors}
+        self._seen = _Listing(found.chains, bound.files, errors, bound.left_out)
         return self._seen
+
+    def _bind(self, store: Store, found: _Found) -> Bound:
+        """Bind files of rows; one that the store refuses to read becomes an error of its own."""
+        while True:
+            try:
+                return self._tracking.bind(store, found.root, found.rows, found.only)
+            except InvalidError as exc:
+                names = [
+                    name for name, info in found.rows.items() if exc.context.get("key") == info.key
+                ]
+                if not names:
+                    raise
+                for name in names:
+                    del found.rows[name]
+                    found.errors[SourcePartition(found.root, name)] = exc
 
     def _files(self, listing: _Listing, partition: SourcePartition) -> _Chain:
         if partition not in listing.chains:
@@ -365,6 +393,7 @@ class _Found(NamedTuple):
     rows: dict[str, ObjectInfo]  # other files, by names
     root: str  # their topic
     only: str  # the name of the file that was given; the others are what it may be rotated to
+    errors: dict[SourcePartition, TidelogError]  # of files that cannot be read
 
 
 def _listed(store: Store, place: FilePlace) -> _Found:
@@ -374,9 +403,15 @@ def _listed(store: Store, place: FilePlace) -> _Found:
     chains: dict[SourcePartition, list[_Archived]] = defaultdict(list)
     rows: dict[str, ObjectInfo] = {}
     generations: set[int] = set()
+    errors: dict[SourcePartition, TidelogError] = {}
     for key, info in infos.items():
         path = key.removeprefix(folder)
         if is_hidden(path):
+            continue
+        wrong = name_error(key)
+        if wrong is not None:
+            if only in ("", path):
+                errors[_partition_of(path, root)] = wrong
             continue
         named = archived_name(path, root) if only in ("", path) else None
         if named is None:
@@ -396,12 +431,21 @@ def _listed(store: Store, place: FilePlace) -> _Found:
         partition: tuple(sorted(files, key=lambda file: (file.first, file.data.key)))
         for partition, files in chains.items()
     }
-    return _Found(ordered, rows, root, _row_name(only))
+    return _Found(ordered, rows, root, _row_name(only), errors)
 
 
 def _row_name(path: str) -> str:
     """The name of a path: a slash would end the topic's name, and a `~` begin a number."""
     return path.replace("%", "%25").replace("/", "%2F").replace("~", "%7E")
+
+
+def _partition_of(path: str, root: str) -> SourcePartition:
+    """The source partition that misses a file which cannot be read."""
+    with suppress(UnicodeError):  # the name of the source partition itself is not UTF-8
+        named = archived_name(path, root)
+        if named is not None and name_error(f"{named.topic}/{named.partition}") is None:
+            return SourcePartition(named.topic, named.partition)
+    return SourcePartition(root, escaped_name(_row_name(path)))
 
 
 def _found(store: Store, place: FilePlace) -> tuple[dict[str, ObjectInfo], str, str]:

@@ -21,7 +21,8 @@ yet, though we knew it to be. So the lock's file counts removals, and a put that
 than it remembers forgets which folders are durable. Dying between unlinking and removing leaves an
 empty folder, which harms no reader, and which the next delete in it removes.
 
- Listings leave out ``.tidelog``, which keys cannot reach.
+Listings leave out ``.tidelog``, which keys cannot reach. They follow links to folders. A link to a
+folder that it is in, or back to itself, is listed as an object that cannot be read.
 
 An etag is the file's inode, size and modification time, to which the put adds random nanoseconds:
 so a file that reuses an inode within the file system's clock tick still differs.
@@ -305,7 +306,7 @@ class LocalStore:
         """Objects below a folder in key order; a folder sorts as its name and a slash."""
         try:
             with os.scandir(self._root / folder) as entries:
-                found = [(e.name + "/" if e.is_dir() else e.name, e) for e in entries]
+                found = [(e.name + "/" if _is_folder(e) else e.name, e) for e in entries]
         except (FileNotFoundError, NotADirectoryError):
             return
         base = f"{folder}/" if folder else ""
@@ -319,7 +320,7 @@ class LocalStore:
                     yield from self._walk(key[:-1], prefix, start_after)
             elif key.startswith(prefix) and key > start_after:
                 with contextlib.suppress(FileNotFoundError):  # deleted since the folder was read
-                    yield _info(key, entry.stat())
+                    yield _info(key, _stat_of(entry))
 
 
 @contextlib.contextmanager
@@ -327,7 +328,9 @@ def _translated(key: str) -> Iterator[None]:
     """Turn the operating system's errors into ours."""
     try:
         yield
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as exc:
+    except IsADirectoryError as exc:
+        raise (_in_circle(key) if _is_circle(exc.filename) else not_found(key)) from exc
+    except (FileNotFoundError, NotADirectoryError) as exc:
         raise not_found(key) from exc
     except PermissionError as exc:
         raise InvalidError(
@@ -336,6 +339,8 @@ def _translated(key: str) -> Iterator[None]:
             key=key,
         ) from exc
     except OSError as exc:
+        if exc.errno == errno.ELOOP:
+            raise _in_circle(key) from exc
         if exc.errno == errno.EROFS:
             raise InvalidError(
                 f"object `{key}`: `{exc.filename}` is on a read-only file system: "
@@ -344,9 +349,43 @@ def _translated(key: str) -> Iterator[None]:
             ) from exc
         error = NoRoomError if exc.errno in _NO_ROOM else UnavailableError
         raise error(
-            f"object `{key}`: the file system says `{exc.strerror}`: mend it and try again",
+            f"object `{key}`: the file system says `{exc.strerror}`: fix it and try again",
             key=key,
         ) from exc
+
+
+def _in_circle(key: str) -> InvalidError:
+    return InvalidError(
+        f"object `{key}`: is a symbolic link that leads back to itself, or to a folder that it is "
+        "in: remove it, or let it point elsewhere",
+        key=key,
+    )
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """Whether an entry is a folder to list: not a link to one that it is in."""
+    try:
+        return entry.is_dir() and not (entry.is_symlink() and _is_circle(entry.path))
+    except OSError:  # a link that cannot be followed
+        return False
+
+
+def _is_circle(path: str) -> bool:
+    """Whether a path leads to a folder that it is in."""
+    with contextlib.suppress(OSError):
+        found = os.stat(path)
+        return any(os.path.samestat(found, os.stat(above)) for above in Path(path).parents)
+    return False
+
+
+def _stat_of(entry: os.DirEntry[str]) -> os.stat_result:
+    """What an entry is; of a link that cannot be followed, the link itself."""
+    try:
+        return entry.stat()
+    except FileNotFoundError:
+        raise
+    except OSError:
+        return entry.stat(follow_symlinks=False)
 
 
 def _make_folders(folder: Path) -> None:

@@ -17,7 +17,7 @@ import msgspec
 import pyarrow as pa
 
 from tidelog.codec.formats.base import Data, Sink
-from tidelog.errors import CorruptError, NotFoundError, UnavailableError
+from tidelog.errors import CorruptError, InvalidError, NotFoundError, UnavailableError
 
 __all__ = [
     "READ_BYTES",
@@ -53,12 +53,17 @@ _BAD_BYTES = (
 
 @contextmanager
 def decoding(what: str) -> Iterator[None]:
-    """Whatever a decoder raises over bad bytes becomes ``CorruptError``, also ``InvalidError``."""
+    """Whatever a decoder raises over bad bytes becomes ``CorruptError``, also ``InvalidError``.
+
+    What a store says of an object, such as missing rights, is no error of a decoder.
+    """
     try:
         yield
     except NotFoundError:
         raise
     except _BAD_BYTES as exc:
+        if isinstance(exc, InvalidError) and "key" in exc.context:
+            raise
         if isinstance(exc, OSError) and (exc.errno is not None or _DEVICE.search(str(exc))):
             raise UnavailableError(f"{what}: cannot be read ({exc}): try again") from exc
         reason = " ".join(str(exc).split())[:200]
