@@ -482,12 +482,12 @@ def test_a_line_that_is_nested_too_deeply_is_told_by_its_number(tidelog: Run) ->
 def test_words_that_are_no_utf8_are_refused(tidelog: Run) -> None:
     tidelog("topic", "create", "t")
     for args, code, message in (
-        (["consume", "t", "--name", "\udcff"], 2, "'--name': is no UTF-8"),
-        (["delete", "t", "--key", "\udcff", "--yes"], 2, "'--key': is no UTF-8"),
-        (["delete", "t", "\udcff"], 2, "is no UTF-8"),
-        (["update", "t", "\udcff", "/dev/null"], 2, "is no UTF-8"),
-        (["verify", "t", "--erased", "\udcff"], 2, "'--erased': is no UTF-8"),
-        (["verify", "t", "--erased-key", "\udcff"], 2, "'--erased-key': is no UTF-8"),
+        (["consume", "t", "--name", "\udcff"], 2, "'--name': is not UTF-8"),
+        (["delete", "t", "--key", "\udcff", "--yes"], 2, "'--key': is not UTF-8"),
+        (["delete", "t", "\udcff"], 2, "is not UTF-8"),
+        (["update", "t", "\udcff", "/dev/null"], 2, "is not UTF-8"),
+        (["verify", "t", "--erased", "\udcff"], 2, "'--erased': is not UTF-8"),
+        (["verify", "t", "--erased-key", "\udcff"], 2, "'--erased-key': is not UTF-8"),
         (["topic", "show", "\udcff"], 2, "topic name"),
     ):
         done = tidelog(*args)

@@ -343,7 +343,7 @@ def test_last_line_without_an_end_counts_in_a_file_that_is_finished(world: World
     assert world.run() == 0
     with world.log.open("a") as file:
         file.write(" and more\n")
-    with pytest.raises(InvalidError, match="its line 2 was read without its end"):
+    with pytest.raises(InvalidError, match="its line 2 was read without a newline"):
         world.run()
 
 

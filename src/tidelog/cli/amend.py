@@ -270,7 +270,7 @@ def _lines(file: str) -> list[str]:
     try:
         text = _read(file).decode()
     except UnicodeDecodeError as exc:
-        raise InvalidError(f"file `{file}`: is no UTF-8: give one id in each line") from exc
+        raise InvalidError(f"file `{file}`: is not UTF-8: give one id in each line") from exc
     ids = ids_of_lines(text, f"file `{file}`")
     if not ids:
         raise InvalidError(f"file `{file}`: holds no id: give one in each line")

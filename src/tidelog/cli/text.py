@@ -12,5 +12,5 @@ def utf8(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as exc:
-        raise click.BadParameter("is no UTF-8: give text") from exc
+        raise click.BadParameter("is not UTF-8: give text") from exc
     return text

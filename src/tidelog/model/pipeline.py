@@ -69,7 +69,7 @@ GapReason = Literal["retention", "remade", "parent", "upstream", "transform"]
 
 ``retention``: the source had deleted them before they were read, and a person accepted that.
 ``remade``: their topic was deleted and created again, and a person accepted that.
-``parent``: a shard that was split or merged was gone before it was read to its end.
+``parent``: a shard that was split or merged vanished before it was read to its end.
 ``upstream``: the archive that is the source has a gap there. ``transform``: they were taken from
 files of a generation or archive whose transform had dropped them.
 """
@@ -125,7 +125,7 @@ class Before(Persisted, frozen=True):
     absent: int
     gaps: tuple[Gap, ...]
     at_ms: int  # when the other one was promoted
-    reason: str = ""  # of a forced promote: why what it lacks was let go
+    reason: str = ""  # of a forced promote: why it may lack something
 
 
 class Totals(Persisted, frozen=True):

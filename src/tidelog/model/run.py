@@ -74,7 +74,7 @@ class Known(Persisted, frozen=True, array_like=True):
 
 
 class Unused(Persisted, frozen=True):
-    """Objects that a partition needs no more, since one write took their last mention away."""
+    """Objects that a partition no longer needs, since one write removed their last mention."""
 
     objects: tuple[str, ...]
 

@@ -9,7 +9,7 @@ Of a topic that is there, in four steps; the scribe finishes what died:
 4. the record as ``done``                                              → dead: nothing is missing
 
 A restore may bring the events back into the topic between a delete's look at the topic and step 3:
-so whatever found them here looks at the topic once more after step 3, and deletes what came.
+so a delete that found them here looks at the topic once more after step 3, and deletes what came.
 
 From step 2 on these places count as deleted (``pipeline.deletions``), so ``delete --prove`` and the
 scribe write the archives' files again without them, as they do after any delete. A call that relies
@@ -120,9 +120,7 @@ def delete_events(home: Home, topic: str, ids: Collection[str], why: Why) -> Del
     with _after(topic, amended) as sent:
         trimmed = erase_trimmed(home, home.topic(topic), why, ids)
         sent.something |= bool(trimmed.events)
-        if (
-            trimmed.found
-        ):  # a restore may have copied them into the topic before the ledger had them
+        if trimmed.found:  # a restore may have copied them before the ledger had them
             events += home.delete(topic, wanted, why=why.why, who=why.who).events
     missing = tuple(each for each in amended.missing if each not in trimmed.ids)
     return Deleted(events, trimmed.events, missing, trimmed.unseen)
@@ -149,7 +147,7 @@ def delete_key(
 
 @contextmanager
 def _after(topic: str, amended: Amended) -> Iterator[Sent]:
-    """What follows a delete in the topic: its errors do not say that nothing was stored."""
+    """Runs what follows a delete in the topic: its errors never say that nothing was stored."""
     sent = Sent()
     sent.something = bool(amended.events)
     with sent.told(f"delete in `{topic}`", _AGAIN):
@@ -169,7 +167,7 @@ def erase_trimmed(
     numbers: dict[str, int] = {}
     for archive, generation in archives_of(home, topic):
         if archive.state_of(generation) == "removing":
-            continue  # all of it goes
+            continue  # all of it is deleted
         own = partitions_of(home.log, archive.pipeline(generation), topic)
         starts = {name: read_head(home.log, topic, p)[0].start for name, p in own.items()}
         found |= _search(home, archive, generation, starts, (sought, unseen))

@@ -71,7 +71,7 @@ class ArchiveFiles:
     def count(self, manifest: Manifest, file: FileEntry) -> int:
         """Returns how many events a file holds, by its own footer or its sidecar's, if it has one.
 
-        ``CorruptError`` where that cannot be read, ``NotFoundError`` where the file is gone.
+        ``CorruptError`` where that cannot be read, ``NotFoundError`` where the file is missing.
         """
         beside = None if file.kind == "dead" else self._format.sidecar_name(file.target)
         sidecars = [each for each in manifest.files if each.target == beside]

@@ -7,7 +7,7 @@ crash, a lost reply or a second counter at work leaves nothing half done: whoeve
 from ``counted``.
 
 A folder that was marked as final, or was about to be, is made to be reopened by the same write. One
-that never was gets a ``waiting`` row, which goes when it is marked, however late that is.
+that never was gets a ``waiting`` row, which is deleted when it is marked, however late that is.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class Counting:
 
 
 def reopen(log: Log, pipeline: str, span: Span) -> None:
-    """Let the next finalize take a folder's marker away, and put it again after another delay."""
+    """Let the next finalize delete a folder's marker, and put it again after another delay."""
     where = layout.pipeline_shards(pipeline)
     row = layout.folder_row(span.end_ms, span.folder)
     for _ in range(_ATTEMPTS):
@@ -182,7 +182,7 @@ def reopen(log: Log, pipeline: str, span: Span) -> None:
         try:
             log.catalog.write(where, *changes, write_id=log.ids.new())
         except (ConflictError, UnknownOutcomeError):
-            continue  # the row tells what became of it
+            continue  # the row shows what became of it
         return
     raise UnavailableError(f"row `{row}`: others keep changing it: try again")
 

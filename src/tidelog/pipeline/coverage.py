@@ -127,7 +127,7 @@ def _lacks(
 ) -> list[MissingRange]:
     """Returns the ranges of one source partition that the new generation lacks."""
     if new is not None and new.incarnation and old.incarnation not in ("", new.incarnation):
-        new = None  # it was made of another topic of this name
+        new = None  # it is of another topic of this name
     if not old.by_offset:
         return _lacks_borders(partition, old.borders, () if new is None else new.borders)
     have: list[Interval] = []

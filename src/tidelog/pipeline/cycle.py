@@ -24,7 +24,7 @@ Each source partition goes through these steps; every write expects its ``head``
 
 A source partition that was deleted and made again is another sequence of events. Its range is
 withdrawn, and the partition is an error until a person accepts that it ends there: one write puts
-``ended`` and a gap into the ``head``, and the ``intent`` goes. Other partitions go on.
+``ended`` and a gap into the ``head``, and deletes the ``intent``. Other partitions continue.
 
 A driver that lost its partitions to another one fails at its next write, since the head has
 another version. Its late copies are those that the manifest decided, so they do no harm. Staged
@@ -102,14 +102,14 @@ _NAMES_CHARS = 16  # of an id: as many as no two of them ever share
 
 
 class FrozenError(UnavailableError):
-    """The partition's head is frozen while another generation is promoted; it may go on after."""
+    """The partition's head is frozen while another generation is promoted; it may resume after."""
 
 
 def frozen(pipeline: str, partition: str) -> FrozenError:
     """The error for a partition whose generation another one is about to replace."""
     return FrozenError(
         f"source partition `{partition}` of pipeline `{pipeline}`: is frozen while another "
-        "generation is promoted: wait, it goes on when that is done",
+        "generation is promoted: wait, it resumes after that",
         partition=partition,
     )
 
@@ -304,7 +304,7 @@ class Cycle:
         return is_remade(track.partition, track.head, bounds, source, accept)
 
     def _end(self, track: Track, bounds: Bounds) -> None:
-        """End a source partition that was made again: the head, and an undecided intent goes."""
+        """End a source partition that was made again; an undecided intent is deleted."""
         head = ended_head(track.head, bounds, self._log.clock.now_ms())
         check_gaps(track.partition, head, ())
         changes: list[Change] = [Put("head", encode_row(head), expect=track.head_version)]
@@ -380,7 +380,7 @@ class Cycle:
         """Raise ``UnavailableError`` when files of a range were changed since it was planned.
 
         An erasure replaces files of an archive that is the source, and a replay of its dead
-        letters removes some. That is no damage: the range is planned and read again.
+        letters removes some. That is not damage: the range is planned and read again.
         """
         now = self._pipeline.source.reader(task.range)
         if now != task.reader or (isinstance(now, Changing) and now.is_changing):
@@ -432,7 +432,7 @@ class Cycle:
             raise self._fenced(track.partition, -1)
         missing = self._missing(track, intent, produced)
         carried, counted = track.carried, track.carried.counted if track.carried else None
-        if counted is not None:  # events keep their numbers, also after some that are gone
+        if counted is not None:  # events keep their numbers, also after deleted ones
             gone = counted.read - counted.dropped - produced.read
             staged = replace(produced.staged, left_out=produced.staged.left_out + gone)
             produced = replace(produced, read=counted.read, staged=staged, note=counted.note)
@@ -526,8 +526,8 @@ class Cycle:
     def _publish(self, track: Track, manifest: Manifest) -> int:
         """Step 6; how many events were left out, as they were erased from the target.
 
-        Where another driver has the partition, it has published the range, or left it out, gone on
-        and removed what was staged: a sink that misses files or is ahead then shows no damage.
+        Where another driver has the partition, it has published the range or left it out, and
+        removed what was staged: a sink that misses files or is ahead is not damaged then.
         """
         try:
             return self._pipeline.sink.publish(manifest) or 0
@@ -575,7 +575,7 @@ class Cycle:
     def _explained(self, track: Track, error: TidelogError) -> TidelogError:
         """The error; that a promote or another driver has the partition, if that is why.
 
-        Where another driver has it, what it published, moved on from and removed is not damage.
+        Where another driver has it, files that it published or removed are not damage.
         """
         if isinstance(error, (LostError, UnavailableError)):
             return error

@@ -5,7 +5,7 @@ A stop signal lets the cycle under way finish; a second one may abandon it at an
 next driver finishes what is there. A driver that is told to take over raises the shard's epoch at
 once: the other one fails at its next write, and what it had under way is finished here.
 
-What goes wrong in one source partition, whatever it is, stops that partition alone. A driver that
+Any failure in one source partition stops that partition alone. A driver that
 follows tries it again after waits that double, and so it does when the source cannot be reached at
 all (``failures``). A range that is decided needs no source: it is committed also when its source
 partition was deleted, or the source cannot be reached (``_resume``). Before the source has answered
@@ -155,7 +155,7 @@ class Driver:
         return report
 
     def _is_retried(self, error: TidelogError) -> bool:
-        """Whether a driver goes on after an error of the source as a whole."""
+        """Whether a driver continues after an error of the source as a whole."""
         passes = isinstance(error, UnavailableError | UnknownOutcomeError)
         fenced = isinstance(error, FencedError)
         return self._how.follow and not fenced and (passes or self._answered)
@@ -221,8 +221,8 @@ class Driver:
         """Adopt partitions that the source does not show now, where a range is under way.
 
         The next run of the cycle commits a range that is decided. It withdraws another one whose
-        events are gone; where the source cannot be asked (``error``), that waits. Returns whether
-        there is any. A partition is asked for once, until the source shows it again.
+        events are missing; while the source cannot be reached (``error``), that waits. Returns
+        whether there is any. A partition is asked for once, until the source shows it again.
         """
         away = set(self._own([*self._known(), *cycle.partitions()])) - set(bounds)
         self._away &= away
@@ -263,7 +263,7 @@ class Driver:
         return found
 
     def _track(self, cycle: Cycle) -> None:
-        """Let the source know again what was read; heads of other drivers change beside us."""
+        """Pass to the source what was read; heads of other drivers change beside us."""
         others = self._heads if self._how.shards == 1 else {}
         known = {each: head for each, head in others.items() if not cycle.has(each)}
         heads = {**known, **cycle.heads()}

@@ -13,7 +13,7 @@ some of them goes through these steps; the row is the range's ``commit``:
 5. delete what was staged                                   → the same
 6. correct the entries of every table that lists the files,
    be it kept up to date or not                             → dead: the next one corrects them
-7. done: nothing goes on in the row
+7. done: clear the erasure in the row
 
 A file keeps its name, so whoever lists the folder sees each event once at every moment; one that
 loses all its events stays, empty, so that no late copy of a driver can bring it back. Between steps
@@ -158,7 +158,7 @@ def erase_from_archive(
     """
     report = ArchiveErasure(archive.name, generation)
     if archive.state_of(generation) == "removing":
-        finish_removals(home, archive)  # all of it goes
+        finish_removals(home, archive)  # all of it is deleted
         return report
     store = files_at(home, archive)
     own = archive.pipeline(generation)
@@ -175,9 +175,9 @@ def erase_from_archive(
 
 
 def finish_rewrites(home: Home, archive: Archive, generation: int) -> ArchiveErasure:
-    """Finish erasures of a generation that died half-way, whatever events they were of.
+    """Finish erasures of a generation that died half-way, of all events.
 
-    Their topic may be deleted since, and no later erasure comes to these ranges then.
+    Their topic may be deleted since; then no later erasure would finish these ranges.
     """
     report = ArchiveErasure(archive.name, generation)
     store = files_at(home, archive)

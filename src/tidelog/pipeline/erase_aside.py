@@ -6,9 +6,9 @@ known by their ids and keys, and by the times up to which these were erased, as 
 A file keeps its name, since a driver that died may copy it there again, create-only. A file by
 itself is replaced by its etag, in one step. One with a sidecar takes four:
 
-1. put ``<file>.erasing-<checksum>`` with both contents        → dead: the next erasure goes on at 2
-2. replace the file by its etag                                → dead: the next one goes on at 3
-3. replace the sidecar by its etag                             → dead: the next one goes on at 4
+1. put ``<file>.erasing-<checksum>`` with both contents        → dead: the next erasure resumes at 2
+2. replace the file by its etag                                → dead: the next one resumes at 3
+3. replace the sidecar by its etag                             → dead: the next one resumes at 4
 4. delete the object of step 1
 
 Of two erasures at once one wins step 2, and the other one's object of step 1, whose checksums no
@@ -65,7 +65,7 @@ class AsideFiles:
         self._archive = archive
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """What is in all of them; not in those of a generation that the archive no longer has."""
+        """Yields the events of all files, except of generations that the archive dropped."""
         for key in self._keys():
             yield from self._settled(key, self._batches) or ()
 
@@ -87,7 +87,7 @@ class AsideFiles:
         raise _busy(key)
 
     def erase(self, erased: ErasedIds) -> tuple[int, int]:
-        """Take out what was erased; how many files changed, and how many events are gone."""
+        """Take out what was erased; returns how many files changed, and how many events."""
         self._finish()
         files = events = 0
         for key in self._keys():
@@ -98,8 +98,7 @@ class AsideFiles:
     def _keys(self) -> list[str]:
         """The files of events and dead letters: no sidecars."""
         keys = [info.key for info in self._store.list(layout.aside_folder(self._archive.root))]
-        making = self._archive.making(None)
-        beside = {Lessener(self._store, making).sidecar_name(key) for key in keys}
+        beside: set[str | None] = set()
         for generation in self._archive.makings:
             lessener = Lessener(self._store, self._archive.making(generation))
             beside |= {lessener.sidecar_name(key) for key in keys}
@@ -116,7 +115,7 @@ class AsideFiles:
         return found if found in self._archive.makings else None
 
     def _read(self, key: str) -> _File | None:
-        """A file as it is now; None for one that is gone, or that nothing can read."""
+        """A file as it is now; None for one that is missing, or that nothing can read."""
         generation = self._generation(key)
         if generation is None:
             return None

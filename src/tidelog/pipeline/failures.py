@@ -26,7 +26,7 @@ _WAIT_S = 0.5  # after the first failure
 _WAIT_MAX_S = 15.0
 _MESSAGE_CHARS_MAX = 500
 _ROWS_AT_ONCE = 25
-_WHOLE = ""  # stands for the source as a whole
+_WHOLE = ""  # means the source as a whole
 
 
 @dataclass
@@ -68,19 +68,17 @@ class Failures:
         self._note({partition.text: error for partition, error in errors})
 
     def add_whole(self, error: TidelogError) -> float:
-        """Note that the source cannot be reached at all; how long to wait, in seconds."""
+        """Note that the source cannot be reached at all; returns how long to wait, in seconds."""
         self._note({_WHOLE: error})
         return max(0.0, self._failing[_WHOLE].due_s - self.log.clock.monotonic_s())
 
     def remove(self, partitions: Iterable[SourcePartition]) -> None:
-        """These source partitions work; their rows go."""
+        """Forget failures of source partitions that work again, and delete their rows."""
         self._forget(partition.text for partition in partitions)
 
-    def remove_whole(self) -> bool:
-        """The source answers; whether it did not before."""
-        was_failing = _WHOLE in self._failing
+    def remove_whole(self) -> None:
+        """Forget the failure of a source that answers again."""
         self._forget([_WHOLE])
-        return was_failing
 
     def _note(self, errors: dict[str, TidelogError]) -> None:
         now_ms, now_s = self.log.clock.now_ms(), self.log.clock.monotonic_s()

@@ -1,18 +1,19 @@
 """The source of a generation that is being built: its own source, and the live generation's files.
 
 A backfill reads the archive's source, or a backup. What that no longer holds (it was trimmed, its
-retention has passed, or its topic is gone) comes from the live generation: from its data files and
-from its dead letters. So a new generation begins where the live one began, and has its events.
+retention has passed, or its topic was deleted) comes from the live generation: from its data files
+and from its dead letters. So a new generation begins where the live one began, and has its events.
 
 - Each range is read from one of the two. A range of the live generation ends where its source
   begins to hold events, and the intent of the range is put before any file is read: an erasure
   that takes an event out of the live generation meanwhile waits for that intent.
 - Files of a generation with a transform hold what it returned, so they are carried over without
-  another transform. What it had dropped is gone: a gap with the reason ``transform``.
+  another transform. What it had dropped is lost: a gap with the reason ``transform``.
 - Where the pipeline numbers events itself (Kinesis, Scylla), all comes from the live generation,
   one of its commits after another, with the numbers that the events have. Cursors of readers, which
   are borders of commits, and offsets in records of erasures so mean the same in both.
-- Source partitions of topics that are not the archive's own are left out, whatever a backup holds.
+- Source partitions of topics that are not the archive's own are left out, even if a backup has
+  them.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ class FillSource:
         return missing_in(self._source, range, read)
 
     def cut(self, start: str, end: str, events: int) -> str:
-        """A reader stops earlier by itself, where the range goes on in the other one."""
+        """Cuts by offset; a reader stops earlier by itself, where the other one is to be read."""
         if are_offsets(start, end):
             return str(min(int(end), int(start) + events))
         return end
@@ -145,7 +146,7 @@ class FillSource:
         except NotFoundError:
             if self._given:
                 raise
-            return {}  # the topic is gone, and the archive's files are all there is
+            return {}  # the topic was deleted: the archive's files are all there is
         own = [each for each in there if not self._given or each.topic in self._topics]
         bounds = self._source.bounds(own)
         return {each: b for each, b in bounds.items() if are_offsets(b.first, b.end)}
@@ -217,7 +218,7 @@ class FillSource:
         return _Held(old, joined, tuple(spans))
 
     def _position(self, partition: SourcePartition) -> int | None:
-        """How far the generation that is being built has come."""
+        """How far the generation that is being built has read."""
         now = read_covered(self._home.log, self._pipeline, partition.text)
         return None if now is None else int(now.end)
 

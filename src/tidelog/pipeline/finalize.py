@@ -2,7 +2,7 @@
 
 The *watermark* is a time before which all events are in. A source partition has reached the time of
 its last committed event: the parser's time where folders are made of times, else the event's own.
-One that is caught up with its source has reached the present, so a quiet one holds nobody up; none
+One that is caught up with its source has reached the present, so a quiet one delays no folder; none
 has reached more than that, so an event from the future does no harm. The present is the earlier of
 this machine's time and the store's, so a clock that is ahead does none either. The least of these,
 less the delay that events may be late by, is the watermark; it never goes back. An archive of an
@@ -10,10 +10,10 @@ archive is held against the source of the first one, whose positions it has too:
 with an archive that lags says nothing.
 
 A date folder with files is *final* when it ended before the watermark, however long ago: until it
-is marked, it has a ``waiting`` row. Files that come later reopen it: its marker goes, everybody
-is told, and after another delay without such files it is final again. So does setting files of a
-marked folder aside (``forgotten``). A folder without files gets
-no marker: the watermark speaks for it.
+is marked, it has a ``waiting`` row. Files that come later reopen it: its marker is deleted, targets
+are notified, and after another delay without such files it is final again. So does setting files of
+a marked folder aside (``forgotten``). A folder without files gets no marker: the watermark speaks
+for it.
 
 The row of a folder is the truth and the marker follows it. The steps:
 
@@ -21,7 +21,7 @@ The row of a folder is the truth and the marker follows it. The steps:
 2. count: new files into ``folder`` rows, with a ``waiting`` row for each new folder; one that has a
    marker becomes ``reopening`` (``counting``)
 3. reopen: delete ``_SUCCESS``, tell, row as ``reopened``
-4. mark: row as ``marking``, the ``waiting`` row goes; put ``_SUCCESS``, tell, row as ``final``
+4. mark: row as ``marking``, delete the ``waiting`` row; put ``_SUCCESS``, notify, row as ``final``
 5. the watermark into the registry row of the archive
 
 ========== ======================================== ========================================

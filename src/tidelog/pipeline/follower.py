@@ -4,8 +4,8 @@ One thread drives each of them, so that many archives need one process, and one 
 Spark is wanted. What is made while it runs is found within seconds; what was deleted, or went over
 to another generation, is left. One that fails is tried again, after waits that double up to a
 minute, and does not touch the others; while its source cannot be reached, its driver waits for it.
-A second follower of the same home stands by, pipeline by pipeline. Beside them a thread repairs
-notifications that a process left undone when it died.
+A second follower of the same home waits as a standby, pipeline by pipeline. Beside them a thread
+repairs notifications that a process left undone when it died.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ partition. Once that is adopted and has no decided range:
 2. decide, in one write that expects the head: a row
    ``aside/<manifest>`` for each range, which is never changed
    again, and fresh ``names`` into the head, which are part of
-   the name of every file from here on                         → dead: the next goes on with 3
+   the name of every file from here on                         → dead: the next resumes with 3
 3. make date folders of these files that have a ``_SUCCESS``
    ``reopening``, for the next finalize (``counting.reopen``)   → dead: the same
 4. copy each file below ``_aside`` of the archive's folder,
@@ -23,17 +23,17 @@ partition. Once that is adopted and has no decided range:
                                                                  once where no reader lists
 5. delete them                                                 → done
 
-No range begins before all files that ``aside`` rows name are gone from where readers list them: who
-adopts the partition next finds the rows, and goes on.
+No range begins before all files that ``aside`` rows name are deleted where readers list them: the
+next driver that adopts the partition finds the rows, and resumes.
 
-No marker is touched here, as the row of a folder is the truth about it (``finalize``): one that was
-put after the copy of the catalog goes, and a new one says what the files are.
+No marker is touched here, as the row of a folder is the truth about it (``finalize``): finalize
+deletes one that was put after the copy of the catalog, and a new one lists the files as they are.
 
-Step 5 deletes by name, and a driver may stall before it for as long as it likes, while others do
+Step 5 deletes by name, and a driver may stall before it for any time, while others do
 the range again and commit it. So names that step 2 has decided on must never be used again: those
 of later ranges have other ``names`` in them. A driver that lost the partition before step 2 fails
 there, and has deleted nothing. An attempt that was never decided has published nothing; what is at
-its names is another one's, either committed, which the ordinal tells as long as the head is ours,
+its names is another one's, either committed, which the ordinal shows as long as the head is ours,
 or forgotten too. A file that no manifest explains is left alone: publishing refuses to replace it.
 """
 

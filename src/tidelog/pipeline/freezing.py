@@ -47,7 +47,7 @@ def freeze_heads(log: Log, pipeline: Pipeline, promotion: Promotion) -> None:
 
 
 def release_heads(log: Log, pipeline: str, promotion: Promotion) -> None:
-    """Let drivers go on at once; those that meet a frozen head later thaw it themselves."""
+    """Let drivers resume at once; those that meet a frozen head later thaw it themselves."""
     for partition in read_partitions(log, pipeline):
         where = layout.pipeline_partition(pipeline, partition)
         row = log.catalog.get(where, "head")
@@ -65,7 +65,8 @@ def release_heads(log: Log, pipeline: str, promotion: Promotion) -> None:
 def carry_ends(log: Log, old: str, new: str) -> None:
     """Let partitions end in the new generation that ended in the old one, by a person's decision.
 
-    Else a driver would ask again whether a topic that was made again may be left at its old end.
+    Otherwise a driver would ask again whether a topic that was made again may be left at its old
+    end.
     """
     for partition in read_partitions(log, old):
         before = read_progress(log, old, partition)
@@ -89,7 +90,7 @@ def carry_ends(log: Log, old: str, new: str) -> None:
 
 
 class _Freeze(Cycle):
-    """Takes heads from whatever driver has them, and finishes what was decided."""
+    """Takes heads from the drivers that have them, and finishes what was decided."""
 
     def freeze(self, partition: SourcePartition, promotion: str) -> None:
         """Freeze one head, and settle its range."""

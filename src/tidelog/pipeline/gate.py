@@ -1,7 +1,7 @@
 """Whether a driver may create or thaw heads of a generation now: what the archive's row says.
 
 The row's ``promotion`` names the promote under way, which freezes the live generation's heads
-(``freezing``). Whatever withdraws it opens the gate, and that promote can no longer switch.
+(``freezing``). Withdrawing it opens the gate, and that promote can no longer switch.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Gate:
 
 
 def is_stale(log: Log, promotion: Promotion) -> bool:
-    """Returns whether a promote began so long ago that its process must be dead.
+    """Returns whether a promote is older than ``PROMOTION_MS``, so that its process must be dead.
 
     By the store's clock, as the promote itself: that of another machine may be a year ahead.
     """

@@ -10,7 +10,7 @@ files of the live generation (``fill``). Beginning one is one conditional write 
 
 Promote; rollback is the same with a kept generation, which step 0 makes one that is being built:
 
-0. rollback: the row says ``building``                        → dead: rollback or promote goes on
+0. rollback: the row says ``building``                        → dead: rollback or promote resumes
 1. catch up: a driver brings the new generation to where the
    live one is, and their coverage is compared                → dead: nothing has changed
 2. the row gets a ``promotion``, with an id                    → dead: a driver or the next promote
@@ -23,7 +23,7 @@ Promote; rollback is the same with a kept generation, which step 0 makes one tha
    heads are released, and the ranges are listed. Else what
    the live one accounts for is recorded beside the new heads  → dead: the same
 5. switch, in one write that expects the promotion's id: the
-   new one is live, the other one kept, the promotion is gone  → dead: tables are not told yet
+   new one is live, the other one kept, no promotion            → dead: tables list the old files
 6. every table of the archive lists the files of the new one   → dead: the next register, or drop
 
 The heads of a kept generation stay frozen: only a rollback opens the gate again (``freezing``).
@@ -33,8 +33,8 @@ A generation is kept until ``drop`` removes it:
    one nor the source has                                      → dead: nothing has changed
 2. the row says ``removing``                                    → dead: the next drop or sweep
 3. its heads are closed, so no driver commits there             → dead: the same
-4. files, dead letters, manifests, staged files and rows go     → dead: the same
-5. the generation goes from the row
+4. delete files, dead letters, manifests, staged files, rows    → dead: the same
+5. remove the generation from the row
 
 A driver may still copy files of a range that was decided before its head was closed; no reader uses
 that folder any more, and a sweep removes them. Closed heads stay for good: they are what keeps such
@@ -125,7 +125,8 @@ def promote(
     """Make the generation that was built the live one, and keep the other one.
 
     ``InvalidError`` when there is none, or when it lacks something that the live one has, and that
-    neither its source nor the live one's files can give it; ``force`` records that, and goes on.
+    neither its source nor the live one's files can give it; ``force`` records that, and promotes
+    it.
     """
     archive = find_archive(home, name)
     if archive.building is None:
@@ -176,7 +177,7 @@ def drop_generation(home: Home, name: str, generation: int, *, force: bool = Fal
     """Delete a generation that is being built or kept, with all its files.
 
     ``InvalidError`` for the live one, and when it covers what neither the live one nor the source
-    has, unless ``force`` says that this may go.
+    has, unless ``force`` accepts that loss.
     """
     archive = find_archive(home, name)
     files_at(home, archive)  # is the folder ours, before anything changes
@@ -206,7 +207,7 @@ def drop_generation(home: Home, name: str, generation: int, *, force: bool = Fal
 
 
 def finish_removals(home: Home, archive: Archive) -> Archive:
-    """Go on with the removal of generations that a process left behind."""
+    """Finish the removal of generations that a process left behind."""
     for generation in archive.in_state("removing"):
         archive = _remove(home, archive, generation)
     return archive
@@ -278,7 +279,7 @@ class _Promote:
         how = Driving(policy=Policy(archive.max_bytes, archive.max_age_ms))
 
         def look(_: CycleReport) -> None:
-            """A busy source never ends: enough is what the live one has."""
+            """Stops at what the live one has, since a busy source never ends."""
             if not is_behind(self._home.log, archive, archive.generation, new):
                 how.stop.set()
 
@@ -331,7 +332,7 @@ class _Promote:
             if found.promotion is None or found.promotion.id != self._promotion.id:
                 raise InvalidError(
                     f"archive `{found.name}`: this promote took longer than "
-                    f"{limits.PROMOTION_MS // 1000} s, and drivers have gone on: promote again"
+                    f"{limits.PROMOTION_MS // 1000} s, and drivers have resumed: promote again"
                 )
             states = {**found.states, old: "kept"}
             states.pop(new, None)
@@ -406,7 +407,7 @@ def _only_there(home: Home, archive: Archive, generation: int) -> list[MissingRa
         source = source_at(home, archive.source)
         held = source.bounds(source.partitions())
     except TidelogError:
-        return lacking  # who cannot be reached has nothing, as far as is known
+        return lacking  # a source that cannot be reached counts as empty
     left: list[MissingRange] = []
     for each in lacking:
         bounds = held.get(SourcePartition.named(each.partition))

@@ -65,9 +65,9 @@ class Lineage:
         )
 
     def _record(self, parent: Parent, position: str) -> None:
-        """Put the gap behind a parent that is gone into its head, once.
+        """Put the gap behind a parent that vanished into its head, once.
 
-        The source no longer has it, so no driver reads it: nobody else writes that head.
+        The source no longer has it, so no driver reads it: no other process writes that head.
         """
         where = layout.pipeline_partition(self._pipeline.id, parent.partition.text)
         row = self._log.catalog.get(where, "head")

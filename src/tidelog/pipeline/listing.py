@@ -1,7 +1,7 @@
 """Listing the source partitions that a pipeline's creation sees, with the ends that they have.
 
 An archive's creation does it, and the first driver of any other pipeline. One that appears after
-that begins at its own first event, whatever start a driver has: nothing that came since is skipped.
+that begins at its own first event, with any start of a driver: nothing that came since is skipped.
 Killed half-way, it leaves partitions unlisted, which then begin at their first event too.
 """
 
@@ -35,9 +35,9 @@ def look_at_source(log: Log, pipeline: str, source: Source) -> None:
 def track(
     log: Log, pipeline: str, source: Source, heads: Mapping[SourcePartition, Progress] | None = None
 ) -> dict[SourcePartition, Progress]:
-    """Tell a source that wants to know it what the pipeline has read of its partitions.
+    """Pass what the pipeline has read of its partitions to a source that tracks it.
 
-    Returns the heads that it was told; ``heads`` are those that need not be read.
+    Returns the heads that it passed; ``heads`` are those that need not be read.
     """
     if not isinstance(source, Tracking):
         return {}

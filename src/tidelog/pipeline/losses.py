@@ -1,7 +1,7 @@
 """What a source partition has lost, or has become: what a person must decide. Pure.
 
-A source partition that was deleted and made again is another sequence of events. Nothing of it
-goes into an archive that has events of the one before. It is an error of that partition until a
+A source partition that was deleted and made again is another sequence of events. None of it is
+written to an archive that has events of the one before. It is an error of that partition until a
 person accepts it (``--accept-loss``). Then the head says that the partition has ended; or it begins
 again, if nothing of the one before was ever committed.
 """

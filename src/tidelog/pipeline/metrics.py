@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from tidelog.home import Home
 from tidelog.log.archives import read_partitions, read_progress
+from tidelog.model.account import Account
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import Failure, Progress
 from tidelog.pipeline.failures import read_failures
@@ -42,6 +43,12 @@ class _OfPartition(NamedTuple):
     value: Callable[[PartitionStatus, int], Number]
 
 
+def _of_account(name: str, what: str, value: Callable[[Account], int]) -> _OfPartition:
+    """Returns a metric of the account of a source partition; it has no line without one."""
+    metric = _Metric(name, "gauge", what)
+    return _OfPartition(metric, lambda each, _: value(each.account) if each.account else None)
+
+
 _ARCHIVES = (
     _OfArchive(
         _Metric("driver_up", "gauge", "1 when a driver of the archive is alive"),
@@ -52,7 +59,7 @@ _ARCHIVES = (
         lambda status: status.silent,
     ),
     _OfArchive(
-        _Metric("source_up", "gauge", "1 when the source of the archive could be asked"),
+        _Metric("source_up", "gauge", "1 when the source of the archive could be reached"),
         lambda status: int(not status.source_error),
     ),
     _OfArchive(
@@ -114,44 +121,50 @@ _PARTITIONS = (
         _Metric("events_total", "counter", "Events read from the source so far"),
         lambda each, _: each.events,
     ),
-    _OfPartition(
-        _Metric("offsets", "gauge", "Offsets from where the archive begins to its position"),
-        lambda each, _: each.account.span if each.account else None,
+    _of_account(
+        "offsets",
+        "Offsets from where the archive begins to its position",
+        lambda account: account.span,
     ),
-    _OfPartition(
-        _Metric("offsets_archived", "gauge", "Offsets whose events are in data files"),
-        lambda each, _: each.account.archived if each.account else None,
+    _of_account(
+        "offsets_archived",
+        "Offsets whose events are in data files",
+        lambda account: account.archived,
     ),
-    _OfPartition(
-        _Metric("offsets_dead", "gauge", "Offsets whose events are dead letters"),
-        lambda each, _: each.account.dead if each.account else None,
+    _of_account(
+        "offsets_dead", "Offsets whose events are dead letters", lambda account: account.dead
     ),
-    _OfPartition(
-        _Metric("offsets_dropped", "gauge", "Offsets whose events the transform dropped"),
-        lambda each, _: each.account.dropped if each.account else None,
+    _of_account(
+        "offsets_dropped",
+        "Offsets whose events the transform dropped",
+        lambda account: account.dropped,
     ),
-    _OfPartition(
-        _Metric("offsets_erased", "gauge", "Offsets whose events were deleted or erased"),
-        lambda each, _: each.account.erased if each.account else None,
+    _of_account(
+        "offsets_erased",
+        "Offsets whose events were deleted or erased",
+        lambda account: account.erased,
     ),
-    _OfPartition(
-        _Metric("offsets_never_there", "gauge", "Offsets that never held an event for readers"),
-        lambda each, _: each.account.absent if each.account else None,
+    _of_account(
+        "offsets_never_there",
+        "Offsets that never held an event for readers",
+        lambda account: account.absent,
     ),
-    _OfPartition(
-        _Metric("offsets_in_gaps", "gauge", "Offsets that were skipped for a recorded reason"),
-        lambda each, _: each.account.skipped if each.account else None,
+    _of_account(
+        "offsets_in_gaps",
+        "Offsets that were skipped for a recorded reason",
+        lambda account: account.skipped,
     ),
-    _OfPartition(
-        _Metric("offsets_unaccounted", "gauge", "Offsets that do not add up; 0 when all do"),
-        lambda each, _: each.account.span - each.account.total if each.account else None,
+    _of_account(
+        "offsets_unaccounted",
+        "Offsets that do not add up; 0 when all do",
+        lambda account: account.span - account.total,
     ),
     _OfPartition(
         _Metric("left_out_total", "counter", "Events left out, as they were erased before"),
         lambda each, _: each.totals.left_out,
     ),
     _OfPartition(
-        _Metric("files_total", "counter", "Files laid down so far"),
+        _Metric("files_total", "counter", "Files written so far"),
         lambda each, _: each.files,
     ),
     _OfPartition(

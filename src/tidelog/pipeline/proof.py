@@ -4,8 +4,8 @@ Segments and journals of the topic, also those that no row names any more; large
 what Spark writers and pipelines have staged; and of every archive that was made of the topic the
 files, sidecars, dead letters and metadata. Then everything in the home is listed, and what nothing
 explains is searched too, with its name; manifests for the names of files. An event is known by its
-id or its key, and in archives by its offset too. An archive's range that is under way counts as
-well: who does it may have read the event before it was deleted. A file of an archive that has no
+id or its key, and in archives by its offset too. An archive's range that is under way counts
+too: its driver may have read the event before it was deleted. A file of an archive that has no
 ids or keys cannot be searched for them, and counts too; one that is not ours is searched in all its
 columns. Every table that the archive's row names must list rewritten files as they are now. What is
 found is reported with what to do about it.
@@ -253,9 +253,8 @@ class _Search:
         for partition in read_partitions(self._home.log, pipeline):
             for manifest, file in counting_files(self._home.log, pipeline, partition):
                 key = (store.url, file.target)
-                folder = file.target.removeprefix(f"{archive.folder(generation)}/").rpartition("/")[
-                    0
-                ]
+                below = file.target.removeprefix(f"{archive.folder(generation)}/")
+                folder = below.rpartition("/")[0]
                 if file.events:
                     self._living.add(folder)
                 elif partition in own:
@@ -288,7 +287,7 @@ class _Search:
                 self._add(target, what, _REBUILD)
 
     def whole_archive(self, archive: Archive) -> None:
-        """Search what is in an archive's folders beside its generations: nothing should be."""
+        """Search an archive's folders for objects of no generation: there should be none."""
         store = store_at(self._home, archive.store)
         for prefix in (f"{archive.root}/", f"{archive.dead}/"):
             for info in store.list(prefix):
@@ -320,7 +319,7 @@ class _Search:
     def _owner(self, store: Store, archive: Archive) -> None:
         """Count the mark of an archive that is as it was written: no event is in it.
 
-        Its empty or short texts would else be taken for an id or a key that is the same.
+        Otherwise its empty or short texts would match an id or a key that is the same.
         """
         key = (store.url, archive.owner)
         with contextlib.suppress(NotFoundError):

@@ -37,7 +37,7 @@ class ManifestNames:
         self._needed: set[str] = set()
 
     def note(self, archive: Archive, generation: int, living: Collection[str]) -> None:
-        """Take in a generation that was searched, and its folders that have events."""
+        """Note a generation that was searched, and its folders that have events."""
         pipeline = archive.pipeline(generation)
         for each in (pipeline, replay_pipeline(pipeline)):
             self._living[each] = (f"{archive.folder(generation)}/", frozenset(living))
@@ -78,7 +78,7 @@ def erases(manifest: Manifest, file: FileEntry, offsets: Sequence[int]) -> bool:
 
 
 def is_named_by_field(making: Making, folder: str, living: Collection[str]) -> bool:
-    """Whether a folder's first name is a field's value of events that are no more."""
+    """Whether a folder's first name is the value of a field of events that were all erased."""
     if not making.parser.startswith("split:"):
         return False
     own = "/".join([*folder.split("/")[:2], ""])

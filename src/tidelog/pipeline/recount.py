@@ -31,7 +31,7 @@ Offsets = npt.NDArray[np.int64]
 
 __all__ = ["Recount", "check_before", "check_head"]
 
-_KEEP = "keep all as it is, and tell the maintainers: no crash leaves this"
+_KEEP = "keep everything as it is, and report it: no crash leaves this"
 
 
 @dataclass
@@ -98,9 +98,9 @@ class Recount:
             self.runs.append(np.stack([firsts, lasts], axis=1))
 
     def check_offsets(self) -> Iterator[Problem]:
-        """No offset is in two files, whatever ranges, replays and dead letters they are of.
+        """Yields a problem for an offset that is in two files, and for a gap that holds offsets.
 
-        None lies in a gap, either.
+        Files of all ranges, replays and dead letters count.
         """
         if not self.runs:
             return
@@ -147,7 +147,7 @@ def _decided(head: Progress) -> tuple[Gap, ...]:
 
 
 def check_head(head: Progress | None, recount: Recount) -> Iterator[Problem]:
-    """The head says where its first range begins, and the same gaps and counts as its ranges.
+    """Yields a problem where a head has another begin, other gaps or counts than its ranges.
 
     Only where it is at the end of the last one: else more were committed since it was read.
     """
@@ -173,9 +173,9 @@ def check_head(head: Progress | None, recount: Recount) -> Iterator[Problem]:
 
 
 def check_before(before: Before, now: Account) -> Iterator[Problem]:
-    """A promoted generation accounts for all that the one before it did."""
+    """Yields a problem where a promoted generation lacks what the one before accounted for."""
     do = (
-        f"nothing: a forced promote let it go ({before.reason})"
+        f"nothing: a forced promote lost it ({before.reason})"
         if before.reason
         else "restore it from a copy of the home, or backfill from a source that has it"
     )

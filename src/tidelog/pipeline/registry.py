@@ -126,7 +126,7 @@ def check_loop(home: Home, source: str, sink: str) -> None:
         for each in list_pipelines(home)
         if each.state == "ready" and not each.name.startswith("restore.")
     ]
-    for place in reached:  # grows while it goes
+    for place in reached:  # grows in the loop
         if place == reads:
             raise InvalidError(
                 f"source `{source}`: gets what is written to `{sink}`{by}, so this never ends: "

@@ -64,7 +64,7 @@ def restore_limit(making: Making) -> str:
             "fields that the schema does not name are lost"
         )
     if making.transform:
-        return "its files hold what the transform returns: a restore brings back that"
+        return "its files hold what the transform returns: a restore brings back only that"
     return ""
 
 

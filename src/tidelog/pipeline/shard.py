@@ -1,11 +1,12 @@
 """Who drives a shard of a pipeline: one at a time, the others stand by (``log.holding``).
 
 The epoch is what fences: it goes into the heads of all source partitions, and every write there
-expects them. So it must be higher than that of whoever had a source partition before, be it under
-another number of shards: a driver takes an epoch above those of all shards that the pipeline ever
-had. A row names the number of shards too. While a driver of another number lives, a new one stands
-by, unless it is told to take over; the other one is then fenced at its next write. Should both
-begin at once and see each other, both let go, and try again after a while. No safety rests on that.
+expects them. So it must be higher than that of every driver that had a source partition before,
+also under another number of shards: a driver takes an epoch above those of all shards that the
+pipeline ever had. A row names the number of shards too. While a driver of another number lives, a
+new one waits as a standby, unless its caller asks it to take over; the other one is then fenced at
+its next write. If both begin at once and see each other, both release, and try again after a while.
+No safety rests on that.
 
 A source partition's share follows from its own name alone, so it does not move when others appear.
 Numbered partitions of a topic take turns.

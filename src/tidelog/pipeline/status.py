@@ -207,7 +207,7 @@ class _Look:
         replays = replay_effect(self.home.log, self.pipeline, partition.text)
         failure = self.failures.get(partition.text)
         if failure is not None and failure.at_ms < head.totals.committed_ms:
-            failure = None  # it has gone on since, and the row could not be removed
+            failure = None  # it has committed since, and the row could not be removed
         lost = held is not None and self.source.before(head.position, held.first)
         return PartitionStatus(
             partition=partition.text,
@@ -266,7 +266,7 @@ class _Look:
 
 
 def _ends(source: Source) -> tuple[dict[SourcePartition, Bounds], str]:
-    """What source partitions hold, and why some or all could not be asked."""
+    """What source partitions hold, and why some or all could not be reached."""
     errors: dict[SourcePartition, TidelogError] = {}
     try:
         found = bounds_apart(source, source.partitions(), errors)
@@ -304,7 +304,7 @@ def _first_time_ms(source: Source, range: Range) -> int | None:
         for chunk in source.read(one):
             if chunk.batch.num_rows:
                 return int(chunk.batch.column("timestamp")[0].value)
-    except Exception:  # noqa: BLE001 - the caller falls back on what the rows tell
+    except Exception:  # noqa: BLE001 - the caller falls back on what the rows say
         return None
     return None
 

@@ -57,7 +57,7 @@ __all__ = ["Verified", "Verifying", "verify_archive"]
 
 _AT_ONCE = 4  # files that are read side by side
 _PROBLEMS_MAX = 1_000  # kept of either list; all are counted
-_KEEP = "keep all as it is, and tell the maintainers"
+_KEEP = "keep everything as it is, and report it"
 _RESTORE = (
     "restore it from a copy, or make the archive's files anew with `tidelog archive backfill`"
 )
@@ -223,7 +223,7 @@ class _Look:
                 self.tally.notes.append(problem)
 
     def source(self, partitions: list[str]) -> None:
-        """What of the source could not be compared; after all that asks it."""
+        """Note what of the source could not be compared; call it last."""
         if self._source is not None:
             self.tally.add(*self._source.unasked())
             for each in self._source.notes(partitions):
@@ -373,7 +373,7 @@ class _Look:
         where = f"{manifest.partition}, {manifest.start} to {manifest.end}"
         known = np.unique(offsets)
         if len(known) != len(offsets):
-            what = f"{len(offsets) - len(known)} offsets stand in two of its files"
+            what = f"{len(offsets) - len(known)} offsets are in two of its files"
             self.tally.add(Problem("double", where, what, _KEEP))
         left = np.intersect1d(known, np.array(manifest.erased, np.int64))
         if len(left):

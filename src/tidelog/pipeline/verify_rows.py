@@ -14,7 +14,7 @@ from tidelog.model.pipeline import Committed, FileEntry, Manifest, Progress, off
 
 __all__ = ["Problem", "check_commits", "check_manifest", "check_replay"]
 
-_KEEP = "keep all as it is, and tell the maintainers: no crash leaves this"
+_KEEP = "keep everything as it is, and report it: no crash leaves this"
 _MANIFEST = "restore the manifest from a copy of the store; if there is none, backfill the archive"
 
 
@@ -149,7 +149,7 @@ def _check_entry(file: FileEntry) -> Iterator[Problem]:
 
 
 def _check_range(manifest: Manifest, where: str, stretch: Stretch | None) -> Iterator[Problem]:
-    """Offsets lie between the positions, or where these are no offsets, in the count of events.
+    """Offsets lie between the positions, or where these are not offsets, in the count of events.
 
     A chain keeps the numbers that the archive before it gave: these may be ahead of its own count
     by what that one no longer has.

@@ -1,4 +1,4 @@
-"""An archive against its source: whether all is there that it had, as far as it can tell.
+"""An archive against its source: whether all is there that it had, as far as it can be checked.
 
 A source, or a partition of it, that cannot be reached is a problem: nothing is proven then. One
 that the source no longer lists is a note: its retention has deleted it, or a person.
@@ -37,7 +37,7 @@ class SourceCheck:
         self._bounds: dict[str, Bounds] = {each.text: held for each, held in found.items()}
 
     def unasked(self) -> Iterator[Problem]:
-        """What could not be asked, so that nothing is known of it."""
+        """Yields what could not be reached, so that nothing is known of it."""
         do = "make the source answer, then verify again"
         if self._failure is not None:
             yield Problem("source", self._source.url, f"cannot be reached: {self._failure}", do)
@@ -45,7 +45,7 @@ class SourceCheck:
             yield Problem("source", partition.text, f"cannot be reached: {error}", do)
 
     def notes(self, partitions: Iterable[str]) -> Iterator[Problem]:
-        """What was not compared: partitions that are gone, and what the source leaves out."""
+        """Yields what was not compared: deleted partitions, and what the source leaves out."""
         known = self._bounds.keys() | {each.text for each in self._errors}
         for each in partitions if self._failure is None else ():
             if each not in known:
@@ -66,7 +66,7 @@ class SourceCheck:
             where = f"{manifest.partition}, {manifest.start} to {manifest.end}"
             most = "" if too_few else "at most "
             what = f"{manifest.read} events were read, the source has {most}{expected} there"
-            do = "keep all as it is, and tell the maintainers; then backfill the archive"
+            do = "keep everything as it is, and report it; then backfill the archive"
             yield Problem("source", where, what, do)
 
     def _is_dense(self, partition: str) -> bool:

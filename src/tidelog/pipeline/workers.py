@@ -32,7 +32,7 @@ class LocalWorkers:
 
 
 def run_task(task: Task) -> Outcome:
-    """Return a task's outcome; whatever goes wrong in it is an error of its source partition."""
+    """Return a task's outcome; any failure in it is an error of its source partition."""
     partition = task.range.partition
     try:
         return Outcome(partition, task.run())

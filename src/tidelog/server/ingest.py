@@ -293,7 +293,7 @@ def _text(headers: Headers, name: bytes) -> str | None:
     try:
         return value.decode()
     except UnicodeDecodeError as exc:
-        raise InvalidError(f"header {name.decode()}: is no UTF-8: give text") from exc
+        raise InvalidError(f"header {name.decode()}: is not UTF-8: give text") from exc
 
 
 def _if_absent(headers: Headers) -> bool:

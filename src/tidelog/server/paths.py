@@ -2,7 +2,7 @@
 
 What a path names is read, updated and erased, so a path names exactly one thing. Starlette's own
 routes end at ``$``, which also matches before a last newline, and ``.`` does not match newlines;
-and what is percent-encoded and no UTF-8 arrives here with U+FFFD for its bytes. Both would let a
+and percent-encoded bytes that are not UTF-8 arrive here as U+FFFD. Both would let a
 request for one id reach the event of another.
 """
 
@@ -37,15 +37,15 @@ class WholeRoute(Route):
 
 
 def check_path(scope: Scope) -> None:
-    """Refuse a path that is no UTF-8: it names nothing. ``InvalidError``."""
+    """Refuse a path that is not UTF-8: it names nothing. ``InvalidError``."""
     path: str = scope["path"]
-    if _REPLACED not in path:  # U+FFFD itself, or bytes that are no text
+    if _REPLACED not in path:  # U+FFFD itself, or bytes that are not text
         return
     try:
         unquote_to_bytes(scope.get("raw_path") or b"").decode()
     except UnicodeDecodeError as exc:
         raise InvalidError(
-            f"path `{path[:80]}`: is no UTF-8: percent-encode the UTF-8 bytes of names and ids"
+            f"path `{path[:80]}`: is not UTF-8: percent-encode the UTF-8 bytes of names and ids"
         ) from exc
 
 

@@ -6,13 +6,13 @@ publishing again, after a crash anywhere or by another driver, goes on after the
 
 Keys, values, times and headers go as they are, nulls too. An id and a type become the headers
 ``tidelog-id`` and ``tidelog-type``, since Kafka has no other place for them; ``codec.kafka_times``
-says how odd times go. Kafka forgets a group's offsets when nothing was committed for long (a week,
-unless its ``offsets.retention.minutes`` says otherwise). So before the first transaction of a range
-an object beside its staged files says that sending has begun, and which number the group had. Where
-that is gone, a range without the object was never sent, and begins with its own ordinal. So does
-one whose object says that there was no number then either, for a day: Kafka keeps what was
-committed since for longer. Any other range is not sent a second time on a guess: a person must say
-how far it came.
+says how odd times are written. Kafka forgets a group's offsets when nothing was committed for long
+(a week, unless its ``offsets.retention.minutes`` says otherwise). So before the first transaction
+of a range an object beside its staged files says that sending has begun, and which number the group
+had. Where the group has no number, a range without the object was never sent, and begins with its
+own ordinal. So does one whose object says that there was no number then either, for a day: Kafka
+keeps what was committed since for longer. Any other range is not sent a second time on a guess: a
+person must say how far it came.
 """
 
 from __future__ import annotations

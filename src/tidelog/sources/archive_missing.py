@@ -1,8 +1,8 @@
 """What a range of an archive lacks: offsets that its commits counted, and its files do not hold.
 
 A range may begin and end inside of a commit. Gaps are cut exactly. How many offsets of a piece of a
-commit were dropped or never there is not known, only how many of the whole: so these are taken as
-far as they go, what was dropped first, and the rest was erased. All of it adds up in any case.
+commit were dropped or never there is not known, only how many of the whole: so these are counted as
+far as they fit, what was dropped first, and the rest was erased. All of it adds up in any case.
 """
 
 from __future__ import annotations

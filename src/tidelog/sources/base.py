@@ -118,7 +118,7 @@ class RangeReader(Protocol):
 
 @runtime_checkable
 class Changing(Protocol):
-    """What a reader also is whose plan others may change: of files that are rewritten."""
+    """A reader whose plan others may change, as its files are rewritten."""
 
     @property
     def is_changing(self) -> bool:
@@ -233,10 +233,10 @@ class Counted:
 
 @runtime_checkable
 class Explaining(Protocol):
-    """What a source also is that knows why an offset has no event."""
+    """A source that knows why an offset has no event."""
 
     def missing(self, range: Range, read: int) -> Missing:
-        """Returns what a range lacks, up to the end that was reached, of which so much was read.
+        """Returns what a range lacks, up to the end that was reached, after ``read`` events.
 
         What it returns and what was read add up to the range.
         """
@@ -301,16 +301,16 @@ class Known:
 
 @runtime_checkable
 class Tracking(Protocol):
-    """What a source also is that knows partitions again by what was read of them."""
+    """A source that recognises partitions by what was read of them."""
 
     def track(self, known: Mapping[SourcePartition, Known]) -> None:
-        """Take this into account in all that is asked from now on."""
+        """Use this in all later calls."""
         ...
 
 
 @runtime_checkable
 class LeavingOut(Protocol):
-    """What a source also is that does not read everything that is there."""
+    """A source that does not read everything that is there."""
 
     def left_out(self) -> dict[str, str]:
         """What is not read, and why, as it was when the partitions were last asked for."""
@@ -338,8 +338,8 @@ def bounds_apart(
 ) -> dict[SourcePartition, Bounds]:
     """Return what source partitions hold, and put those that cannot be reached into ``errors``.
 
-    All are asked at once. Where that fails they are asked in halves, so that one that is gone or
-    damaged costs few questions more. ``UnavailableError`` when the source cannot be reached.
+    All are asked at once. Where that fails they are asked in halves, so that one that is missing or
+    damaged costs few more requests. ``UnavailableError`` when the source cannot be reached.
     """
     try:
         return source.bounds(partitions)

@@ -4,7 +4,7 @@ Archives name files ``<generation>_<partition>_<first offset>.<ext>`` and put th
 their topic, so a folder of them can be read without a catalog. After ranges were set aside, names
 have a further part before the ending. Names that had to be escaped are turned back; those of more
 than 200 bytes (100 of a partition) stay as they were shortened. What begins with ``_`` or ``.`` is
-no data.
+not data.
 """
 
 from __future__ import annotations

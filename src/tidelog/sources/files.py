@@ -3,7 +3,7 @@
 Files named as archives name them are the source partitions that they came from, and positions are
 offsets. Every other file is a source partition of its own, named by its path, and positions are
 rows. Files of lines may grow, and be rotated (``row_tracking``); a line counts when its end is
-there. A last line without one counts when the file is finished: it is compressed, or stands in an
+there. A last line without one counts when the file is finished: it is compressed, or is in an
 object store, or nothing was written to it for a minute. Other files are expected to be finished:
 put under their names when they are whole.
 
@@ -110,9 +110,9 @@ class _Archived:
                 last = batch.column("offset")[-1].as_py() if batch.num_rows else last
             return last + 1
         with opened(store, info.key, info.size) as file:
-            told = last_value(file, f"file `{info.key}`", name)
-        if told is not None:
-            return max(last, told) + 1
+            found = last_value(file, f"file `{info.key}`", name)
+        if found is not None:
+            return max(last, found) + 1
         with opened(store, info.key, info.size) as file:
             for table in TableReader(file, f"file `{info.key}`").tables([name]):
                 last = table.column(0)[-1].as_py() if table.num_rows else last
@@ -387,7 +387,7 @@ class PlannedFiles:
 
 
 class _Found(NamedTuple):
-    """What a folder holds, without files whose names say that they are no data."""
+    """What a folder holds, without files whose names say that they are not data."""
 
     chains: dict[SourcePartition, _Chain]  # of archives
     rows: dict[str, ObjectInfo]  # other files, by names
@@ -477,7 +477,7 @@ def _stream(store: Store, file: _Archived) -> Stream:
 class _FilesMark(NamedTuple):
     """Which files begin before an offset, by digests of their names.
 
-    Files may go, by retention of the folder; one that is not among these came later.
+    Files may be deleted, by retention of the folder; one that is not among these came later.
     """
 
     digests: frozenset[bytes]
@@ -488,7 +488,7 @@ class _FilesMark(NamedTuple):
         if len(names) > FILES_PASSED_MAX:
             raise InvalidError(
                 f"files before offset {limit}: there are {len(names)} of one source partition, and "
-                f"at most {FILES_PASSED_MAX} can be kept in mind: read archive:NAME"
+                f"at most {FILES_PASSED_MAX} can be remembered: read archive:NAME"
             )
         digests = (hashlib.sha256(name.encode()).digest() for name in names)
         return cls(frozenset(digest[:_NAME_BYTES] for digest in digests))
@@ -507,8 +507,8 @@ class _FilesMark(NamedTuple):
 
 def _went_on(partition: SourcePartition, info: ObjectInfo, rows: int) -> InvalidError:
     return InvalidError(
-        f"source partition `{partition.text}`: file `{info.key}` was taken for finished, and its "
-        f"line {rows} was read without its end; now more is there: put the rest into a new file",
+        f"source partition `{partition.text}`: file `{info.key}` counted as finished, and its "
+        f"line {rows} was read without a newline; now it has grown: put the rest into a new file",
         file=info.key,
     )
 

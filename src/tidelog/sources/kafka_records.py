@@ -134,7 +134,7 @@ class RecordConsumer:
         self._assign(partition.topic.encode(), int(partition.name), offset)
 
     def consume(self, count: int, timeout_s: float) -> list[Record]:
-        """Return up to so many records; waits for all of them, but not longer than told."""
+        """Return up to ``count`` records; waits ``timeout_s`` at most for all of them."""
         library, taken = self._library, self._taken
         got = library.rd_kafka_consume_batch_queue(
             self._queue, int(timeout_s * 1000), taken, min(count, _AT_ONCE)

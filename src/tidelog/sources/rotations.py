@@ -3,8 +3,8 @@
 A number or a date is added, or an ending of compressed files, or both: ``app.log`` becomes
 ``app.log.1``, ``app.log.gz``, ``app.log-20261116``, ``app.log.2026-11-16``, ``app.log.1.gz``. Some
 programs put the number or date before the ending: ``app.1.log``, ``app-2026-11-16.log.gz``. A name
-that only goes on otherwise (``orders`` and ``orders-eu``) or has another number (``log.1`` and
-``log.10``) is none.
+that only has another ending (``orders`` and ``orders-eu``) or another number (``log.1`` and
+``log.10``) is not a rotation.
 """
 
 from __future__ import annotations

@@ -158,13 +158,13 @@ def _paths(table: DeltaTable) -> list[str]:
 def _stale(table: DeltaTable, files: list[TableFile]) -> list[TableFile]:
     """The files that a table lists with another size or count than they have."""
     added = table.get_add_actions()
-    told = zip(
+    listed = zip(
         _paths(table),
         added.column("size_bytes").to_pylist(),
         added.column("num_records").to_pylist(),
         strict=True,
     )
-    known = {path: (size, events) for path, size, events in told}
+    known = {path: (size, events) for path, size, events in listed}
     return [
         file
         for file in files

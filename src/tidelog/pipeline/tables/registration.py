@@ -14,19 +14,20 @@ source partition of the archive, or of the replays of its dead letters):
    if another has moved an end since step 1, and go to 1   → dead: whole ranges are in the table
 
 So the next register goes on wherever one died, and of two at once one fails at step 4 and looks
-again. Dead letters and sidecars are no part of a table. Names of folders such as ``dt=2026-11-15``
+again. Dead letters and sidecars are not part of a table. Names of folders such as ``dt=2026-11-15``
 become columns that it is partitioned by.
 
 Every table that the row names follows every change of files, whether or not drivers keep it up to
 date:
 
-- An erasure corrects the entries of files that it has rewritten (``correct_entries``), in whatever
+- An erasure corrects the entries of files that it has rewritten (``correct_entries``), in any
   generation. It reads the row after its own commit, so it sees every table whose files were
   collected before that. A table skips files that it does not list; step 2 is for files that were
   collected before the erasure's commit and added after it.
-- A promote replaces all files, and brings every table over (``replace_files``) before the old ones
-  are deleted, also to a generation without files. Step 1 reads the table, then the archive's row,
-  so a register that slept through a promote cannot bring the old files back.
+- A promote moves every table to the files of the new generation (``replace_files``), also to one
+  without files. So does a drop, before it deletes files, for a promote that died. Step 1 reads the
+  table, then the archive's row, so a register that slept through a promote cannot bring the old
+  files back.
 - A register that dies after step 4, beside an erasure, may leave entries of its lot that are out of
   date. A sweep does step 2 for every table (``settle_tables``), and corrects them; so do the next
   register and ``delete --prove``, and a proof is not clean before (``stale_entries``).
@@ -126,7 +127,7 @@ def change_tables(home: Home, archive: Archive, name: str, *, keep: bool) -> Arc
 
 
 def forget_table(home: Home, archive: Archive, name: str) -> Archive:
-    """Take a table off the record: nothing reaches it any more. ``InvalidError`` if unknown."""
+    """Remove a table from the record: nothing changes it any more. ``InvalidError`` if unknown."""
 
     def edit(found: Archive) -> Archive:
         if name not in found.tables:
@@ -201,8 +202,8 @@ def correct_entries(
 ) -> None:
     """Correct the entries of rewritten files of a generation in every recorded table. Idempotent.
 
-    One that cannot be reached goes into ``failed`` and does not stop the others; those that are in
-    it already are not tried, as each may take as long as a time-out.
+    One that cannot be reached is put into ``failed`` and does not stop the others; those that are
+    in it already are not tried, as each may take as long as a time-out.
     """
     changed = _rewritten(archive, generation, files)
     for name in read_archive(home.log, archive.name).tables if changed else ():
