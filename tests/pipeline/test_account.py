@@ -23,7 +23,7 @@ from tidelog import Event, Home
 from tidelog.catalog.base import Put
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.clock import RandomIds, SystemClock
-from tidelog.errors import AlreadyExistsError, NotFoundError, UnavailableError, UnknownOutcomeError
+from tidelog.errors import AlreadyExistsError, UnavailableError, UnknownOutcomeError
 from tidelog.log.archives import read_commit_rows, read_listed, read_manifests, read_progress
 from tidelog.log.base import Log, LogSettings
 from tidelog.log.topics import read_head
