@@ -325,7 +325,7 @@ def test_folder_below_the_store_of_the_home_is_relative_to_it(place: Path) -> No
 HERE, THERE = Location("s3://a/x", "dynamodb://a"), Location("s3://b/x", "dynamodb://b")
 
 
-def _halves() -> tuple[MemoryStore, MemoryCatalog]:
+def make_halves() -> tuple[MemoryStore, MemoryCatalog]:
     store, catalog = MemoryStore(FakeClock()), MemoryCatalog()
     create_identity(store, catalog, seeded_ids(1), HERE)
     return store, catalog
@@ -334,7 +334,7 @@ def _halves() -> tuple[MemoryStore, MemoryCatalog]:
 @pytest.mark.parametrize("moved", [False, True])
 @pytest.mark.parametrize("call", range(1, 16))
 def test_adoption_that_dies_after_any_call_is_finished_by_the_next(call: int, moved: bool) -> None:
-    store, catalog = _halves()
+    store, catalog = make_halves()
     first = read_pair(store, catalog, THERE)
     faults = Faults(crash_after_call=call)
     died = False
@@ -358,7 +358,7 @@ def test_adoption_that_dies_after_any_call_is_finished_by_the_next(call: int, mo
 
 
 def test_home_whose_adoption_did_not_finish_is_refused() -> None:
-    store, catalog = _halves()
+    store, catalog = make_halves()
     row = catalog.get(layout.HOME_PARTITION, layout.HOME_ROW)
     assert row is not None
     half = msgspec.structs.replace(
@@ -384,7 +384,7 @@ def _crash(*_: object) -> str:
 
 
 def test_adoption_that_did_not_finish_leaves_the_store_of_another_home_alone() -> None:
-    store, catalog = _halves()
+    store, catalog = make_halves()
     dead: Any = FaultyStore(store, Faults())
     dead.replace = _crash  # after step 1
     with pytest.raises(Crash):

@@ -8,6 +8,7 @@ playbacks to the outside, its Iceberg tables and its topics' notifications are t
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -17,8 +18,15 @@ from pathlib import Path
 from urllib.parse import quote
 
 from tidelog.catalog.base import Catalog
-from tidelog.errors import InvalidError
-from tidelog.identity import Identity, adopt_identity, read_catalog
+from tidelog.errors import InvalidError, NotFoundError
+from tidelog.identity import (
+    Identity,
+    adopt_identity,
+    lost_catalog,
+    newest_half,
+    read_catalog,
+    read_store,
+)
 from tidelog.location import Location
 from tidelog.log.archives import decode_archive, is_outside
 from tidelog.log.base import Log
@@ -53,7 +61,7 @@ class Adoption:
     """What an adoption did."""
 
     id: str  # of the home from now on
-    was: str  # before; the same where the home had moved, or had nothing to adopt
+    was: str  # before, of a half that is older; the same where the home moved or needed nothing
     made_at: str  # where the halves were made that it was copied or moved from
     detached: tuple[str, ...]  # what belongs to the home that it was copied from, in words
 
@@ -63,14 +71,21 @@ def adopt_home(
 ) -> Adoption:
     """Give a copied home an identity of its own; or say that this is the original, which moved.
 
+    A half that was restored from before the home's last adoption gets the home's identity back.
     Idempotent, and safe to kill at any point. A home that is where it was made is left as it is.
     ``InvalidError`` when it shares a half with its original, or when it did not move: the original
-    is still there.
+    is still there. Also when the catalog is missing or empty.
     """
     world = world or real_world()
     settings = load_settings(None if home is None else os.fspath(home), world.environ, world.folder)
     store = open_store_of(settings, world, Meter())
-    catalog = open_catalog_of(settings, world, create=False)
+    try:
+        catalog = open_catalog_of(settings, world, create=False)
+    except NotFoundError as exc:
+        in_store = read_store(store)
+        if in_store is not None:
+            raise lost_catalog(store, settings.catalog, in_store) from exc
+        raise
     try:
         found = location_of(world, store, catalog)
         if moved:
@@ -85,10 +100,10 @@ def adopt_home(
 
 def _check_gone(store: Store, catalog: Catalog, found: Location, machine: str) -> None:
     """Refuse a home as moved whose original is still there, as far as that can be seen."""
-    claimed = read_catalog(catalog)
-    if claimed is None:
+    in_store, claimed = read_store(store), read_catalog(catalog)
+    if in_store is None or claimed is None:
         return
-    identity = claimed[0]
+    identity = newest_half(in_store, claimed[0], found) or claimed[0]
     here = f" on machine {machine}" if machine else ""
     for was, now, name in (
         (identity.store, found.store, layout.HOME_OBJECT),
@@ -112,7 +127,7 @@ def _is_same(file: Path, identity: Identity, scheme: str) -> bool:
     """
     if scheme == "file":
         try:
-            return identity.id.encode() in file.read_bytes()
+            return _is_of(file.read_bytes(), identity.id)
         except OSError:
             return True
     try:
@@ -122,7 +137,16 @@ def _is_same(file: Path, identity: Identity, scheme: str) -> bool:
             found = there.execute(_IDENTITY, (layout.HOME_PARTITION, layout.HOME_ROW)).fetchall()
     except sqlite3.Error:
         return True
-    return any(identity.id.encode() in bytes(value) for (value,) in found)
+    return any(_is_of(bytes(value), identity.id) for (value,) in found)
+
+
+def _is_of(stored: bytes, home_id: str) -> bool:
+    """Whether a stored identity is of a home. A checksum follows it; a former id is not its id."""
+    try:
+        found, _ = json.JSONDecoder().raw_decode(stored.decode(errors="replace"))
+        return bool(found["id"] == home_id)
+    except (ValueError, TypeError, KeyError):
+        return True
 
 
 def _detached(log: Log) -> Iterator[str]:

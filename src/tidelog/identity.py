@@ -15,13 +15,20 @@ A copy keeps the id of its original until it is adopted, in three steps:
 2. replace ``home.json`` by the new identity              → the same
 3. mark the identity row as ``ready``                     → a home of its own
 
+An identity keeps the ids that its home had before (``former``). So a half that was restored from a
+back-up older than the adoption is known: the other half lists its id. Open refuses such a home and
+names what happened. Adopt writes the newer identity into the older half, by one write, where both
+halves are at the places that the newer identity names. Elsewhere the home is a copy that is adopted
+in the three steps above. The original's own half, in its place, is never taken on.
+
 Both halves say where they and the other half were made (``location``). A home of which both halves
 are elsewhere was copied or moved. One of which a single half is elsewhere shares the other half
 with its original and is refused: two catalogs over one store would delete each other's objects.
 
-A store that has another id, or an id where the catalog has none, belongs to another home and is
-refused. A catalog that is ``ready`` while its store has no ``home.json`` is refused too: the store
-is the wrong one, or was emptied. Step 1 is ``home.create_home``'s; the others are here.
+A store that has another id belongs to another home and is refused. One that has an id where the
+catalog has none has lost its catalog. A catalog that is ``ready`` while its store has no
+``home.json`` is refused too: the store is the wrong one, or was emptied. Step 1 is
+``home.create_home``'s; the others are here.
 """
 
 from __future__ import annotations
@@ -51,6 +58,7 @@ __all__ = [
     "adopt_identity",
     "create_identity",
     "lost_catalog",
+    "newest_half",
     "other_catalog",
     "read_catalog",
     "read_pair",
@@ -76,6 +84,7 @@ class Identity(Persisted, frozen=True):
     store: str = ""  # where the store was made; empty: it has no place to tell apart
     catalog: str = ""  # the same of the catalog
     was: str = ""  # while it is being adopted: the id that the store may still have
+    former: tuple[str, ...] = ()  # ids that the home had before it was adopted, the oldest first
 
     @property
     def location(self) -> Location:
@@ -107,43 +116,94 @@ def adopt_identity(
 ) -> tuple[Identity, Identity]:
     """Give a copy an identity of its own, or a moved home its new place; the old and the new one.
 
-    Idempotent, and safe to kill: the next call finishes what is there. ``InvalidError`` for a home
-    that shares a half with its original, unless it was ``moved``.
+    A half that is older than the home's last adoption gets its identity back. Idempotent, and safe
+    to kill: the next call finishes what is there. ``InvalidError`` for a home that shares a half
+    with its original, unless it was ``moved``.
     """
     in_store, claimed = read_store(store), read_catalog(catalog)
     if in_store is None or claimed is None or claimed[0].state == "creating":
+        read_pair(store, catalog, location)  # raises what is wrong
         raise NotFoundError(
-            f"home of store `{store.url}` and catalog `{catalog.url}`: not found, or not finished: "
-            "run `tidelog init`, or fix the addresses"
+            f"home of store `{store.url}` and catalog `{catalog.url}`: not finished: run `tidelog "
+            "init` again"
         )
     before, version = claimed
-    if before.state == "adopting":
+    newest = newest_half(in_store, before, location)
+    if newest is not None:
+        if not moved:
+            _check_not_shared(newest, location)
+        old = newest
+    elif before.state == "adopting":
         if in_store.id not in (before.id, before.was) or before.location != location:
             raise InvalidError(
                 f"store `{store.url}` and catalog `{catalog.url}`: do not belong together: the "
                 f"adoption that did not finish was of {before.store or 'another store'} and "
                 f"{before.catalog or 'another catalog'}: fix the addresses"
             )
-        old, new = msgspec.structs.replace(before, id=before.was), before
+        old = msgspec.structs.replace(before, id=before.was)
+        return old, _finish(store, catalog, ids, before, version)
     else:
         old = read_pair(store, catalog, location, shared=moved)
-        if not old.is_copy(location):
-            return old, old
-        new = msgspec.structs.replace(
-            old,
-            id=old.id if moved else ids.new(),
-            state="adopting",
-            store=location.store,
-            catalog=location.catalog,
-            was=old.id,
-        )
-        version = _put_identity(catalog, new, version, ids)  # step 1
+    if not old.is_copy(location):
+        return _restore_older(store, catalog, ids, old, before, version), old
+    new = msgspec.structs.replace(
+        old,
+        id=old.id if moved else ids.new(),
+        state="adopting",
+        store=location.store,
+        catalog=location.catalog,
+        was=in_store.id,
+        former=old.former if moved else (*old.former, old.id),
+    )
+    version = _put_identity(catalog, new, version, ids)  # step 1
+    return old, _finish(store, catalog, ids, new, version)
+
+
+def _finish(store: Store, catalog: Catalog, ids: Ids, new: Identity, version: str) -> Identity:
+    """Steps 2 and 3 of an adoption."""
     ready = msgspec.structs.replace(new, state="ready", was="")
-    if in_store != ready:  # step 2
+    if read_store(store) != ready:
         etag = store.head(layout.HOME_OBJECT).etag
         store.replace(layout.HOME_OBJECT, seal_json(ready), etag)
-    _put_identity(catalog, ready, version, ids)  # step 3
-    return old, ready
+    _put_identity(catalog, ready, version, ids)
+    return ready
+
+
+def _restore_older(
+    store: Store, catalog: Catalog, ids: Ids, newest: Identity, in_catalog: Identity, version: str
+) -> Identity:
+    """Write the home's identity into a half that has an older one; the identity it had.
+
+    The older half may also have the same id, with the place that the home had before it moved.
+    """
+    in_store = read_store(store)
+    if in_store is not None and in_store != newest:
+        etag = store.head(layout.HOME_OBJECT).etag
+        store.replace(layout.HOME_OBJECT, seal_json(newest), etag)
+    if in_catalog != newest:
+        _put_identity(catalog, newest, version, ids)
+    return next((each for each in (in_store, in_catalog) if each and each.id != newest.id), newest)
+
+
+def newest_half(in_store: Identity, in_catalog: Identity, found: Location) -> Identity | None:
+    """The identity of the newer half, if the other one is from before an adoption of this home.
+
+    None for halves of one id, of an adoption that did not finish, and of different homes. A half
+    that is where it was made itself, while the newer one is elsewhere, is the original's.
+    """
+    if in_store.id == in_catalog.id or (
+        in_catalog.state == "adopting" and in_store.id == in_catalog.was
+    ):
+        return None
+    if in_catalog.id in in_store.former:
+        newer, is_own = in_store, bool(found.catalog) and in_catalog.catalog == found.catalog
+    elif in_store.id in in_catalog.former:
+        newer, is_own = in_catalog, bool(found.store) and in_store.store == found.store
+    else:
+        return None
+    if is_own and newer.location != found:
+        return None
+    return msgspec.structs.replace(newer, state="ready", was="")
 
 
 def _put_identity(catalog: Catalog, identity: Identity, version: str, ids: Ids) -> str:
@@ -160,7 +220,7 @@ def _claim(store: Store, catalog: Catalog, ids: Ids, location: Location) -> tupl
         return claimed
     in_store = read_store(store)
     if in_store is not None:
-        raise other_catalog(store, catalog.url, in_store)
+        raise lost_catalog(store, catalog.url, in_store)
     mine, write_id = (
         Identity(ids.new(), state="creating", store=location.store, catalog=location.catalog),
         ids.new(),
@@ -198,7 +258,7 @@ def read_pair(
     in_store, claimed = read_store(store), read_catalog(catalog)
     if claimed is None:
         if in_store is not None:
-            raise other_catalog(store, catalog.url, in_store)
+            raise lost_catalog(store, catalog.url, in_store)
         raise NotFoundError(
             f"home of store `{store.url}` and catalog `{catalog.url}`: not found: "
             "run `tidelog init`, or fix the addresses"
@@ -218,6 +278,9 @@ def read_pair(
             f"home `{in_catalog.id}`: its adoption did not finish: run `tidelog home adopt` again"
         )
     if in_store.id != in_catalog.id:
+        newest = newest_half(in_store, in_catalog, location)
+        if newest is not None:
+            raise _older_half(store, catalog, newest, in_catalog)
         raise InvalidError(
             f"store `{store.url}` is of home `{in_store.id}` and catalog `{catalog.url}` of home "
             f"`{in_catalog.id}`: give two that belong together"
@@ -226,6 +289,20 @@ def read_pair(
         for identity in (in_store, in_catalog):
             _check_not_shared(identity, location)
     return in_store
+
+
+def _older_half(
+    store: Store, catalog: Catalog, newest: Identity, in_catalog: Identity
+) -> InvalidError:
+    """The error for a home of which one half is from before its last adoption."""
+    is_catalog = newest.id != in_catalog.id
+    what = f"catalog `{catalog.url}`" if is_catalog else f"`home.json` of store `{store.url}`"
+    half = "catalog" if is_catalog else "store"
+    return InvalidError(
+        f"{what}: is from before the adoption of home `{newest.id}`, which had another id then: "
+        f"restore a newer {half}, or run `tidelog home adopt` to go on with this one, and then "
+        "`tidelog verify`"
+    )
 
 
 def _check_not_shared(identity: Identity, found: Location) -> None:

@@ -97,6 +97,9 @@ def adopt(home_text: str | None, output: Output, moved: bool) -> None:
     With --moved the home keeps its id and all that is outside. Use it after a move, or after a
     restore to another place when the original is gone.
 
+    A catalog that was restored from before the adoption gets the home's id back. Run `tidelog
+    verify` then: it names what the catalog does not know.
+
     \b
     Examples:
       tidelog home adopt

@@ -22,7 +22,8 @@ class Kind(NamedTuple):
 OBJECTS = (
     Kind(
         "home.json",
-        "the home's id, where its halves were made, the formats it needs; replaced by adoption",
+        "the home's id, those before it, where its halves were made, the formats it needs; "
+        "replaced by adoption",
     ),
     Kind(
         "probe/<id>",
