@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tidelog.codec.events import EVENT_SCHEMA, table_of, with_position
@@ -103,3 +105,39 @@ def test_lines_that_are_nearly_json_are_refused(paths: FieldPaths) -> None:
         assert isinstance(found, InvalidError), line
     right = [b'{"f":"x","g":",}"}', b'{"f":"a, info","g":": NaN"}']
     assert all(isinstance(each, Event) for each in JsonLines(paths).events(right))
+
+
+REPEATED = [
+    ("a", b'{"a":1,"a":2}', b"2"),
+    ("a", b'{"a":1,"\\u0061":2}', b"2"),
+    ("a", b'{"a":1,"b":{"a":3}}', b"1"),
+    ("a", b'{"a":"a","b":"\\"a\\":2"}', b"a"),
+    ("a", b'{"a":{"a":1},"a":12345678901234567890123}', b"12345678901234567890123"),
+    ("a.b", b'{"a":{"b":1},"a":{"b":2}}', b"2"),
+    ("a.b", b'{"a":{"b":1,"b":2},"b":3}', b"2"),
+    ("a.b", b'{"a":{"b":1},"a":{}}', None),
+    ("a", b'{"a":1,"a":null}', None),
+    ("/l/1/x", b'{"l":[0,{"x":1,"x":2}]}', b"2"),
+    ("/l/1/x", b'{"l":[0],"l":[1,{"x":3}]}', b"3"),
+    ("/a~1b", b'{"a/b":1,"a\\/b":2}', b"2"),
+    ('q"', b'{"q\\"":1,"q\\u0022":2}', b"2"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "key"), REPEATED)
+def test_the_last_of_a_repeated_name_counts(path: str, value: bytes, key: bytes | None) -> None:
+    """As in typed columns and in Python's JSON, whichever way a field is taken."""
+    neighbour = Event(b'{"a":{"b":"n"}}')
+    row, _ = taken(Event(value, b"old"), neighbour, paths=FieldPaths(path))
+    (event,) = JsonLines(FieldPaths(path)).events([value])
+    if key is None:
+        assert row["key"] == b"old"
+        assert isinstance(event, InvalidError)
+        return
+    assert row["key"] == key
+    assert isinstance(event, Event)
+    assert (event.key, event.value) == (key, value)
+    found = json.loads(value)
+    for name in path.split("/")[1:] if path.startswith("/") else path.split("."):
+        found = found[int(name) if isinstance(found, list) else name.replace("~1", "/")]
+    assert str(found).encode() == key

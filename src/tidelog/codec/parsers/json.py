@@ -4,7 +4,8 @@ The one to copy from: pick a text out of each event, then let a reader of ``time
 of it.
 
 A field is named with dots (``meta.at``), or by a JSON pointer where its name has dots itself
-(``/meta.at/time``). Of a key that stands twice in an object the first counts.
+(``/meta.at/time``). Of a name that an object has twice the last counts, as in typed columns and in
+most JSON libraries; DuckDB returns the first (``repeats``).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import pyarrow.compute as pc
 
 from tidelog.codec.parsers.base import FieldTimes, Found, Spec, TimeParser, shown
 from tidelog.codec.parsers.engine import Engine, literal
+from tidelog.codec.parsers.repeats import Repeats
 from tidelog.codec.parsers.texts import texts_of
 from tidelog.codec.parsers.times import epoch_reader, iso_reader, pattern_reader
 from tidelog.errors import InvalidError
@@ -51,13 +53,16 @@ class JsonField:
         if not name:
             raise spec.refused(f"names no field: give {spec.kind}:field or {spec.kind}:outer.inner")
         self.what = f"field `{shown(name)}`"
-        self._pointer = literal(name if name.startswith("/") else _pointer(spec.path(name)))
+        pointer = name if name.startswith("/") else _pointer(spec.path(name))
+        self._pointer = literal(pointer)
+        self._repeats = Repeats(pointer)
         self._engine = engine
 
     def pick(self, batch: pa.RecordBatch) -> Found:
         """The field of each event; strings without their quotes, all else as JSON writes it."""
         found = texts_of(batch, repair=False)
         found = found.reject(is_lenient_json(found.values), "value is not JSON")
+        found = Found(self._repeats.resolved(found.values), found.errors)
         picked = f"v ->> {self._pointer}"
         try:
             texts = self._engine.column(picked, found.values)
@@ -70,9 +75,8 @@ class JsonField:
 
     def nested(self, batch: pa.RecordBatch) -> pa.Array:
         """Whether the field is an object or an array; null where there is none."""
-        texts = texts_of(batch, repair=False).values
         return self._engine.column(
-            f"try(json_type(v, {self._pointer})) IN ('OBJECT', 'ARRAY')", texts
+            f"try(json_type(v, {self._pointer})) IN ('OBJECT', 'ARRAY')", self._texts(batch)
         )
 
     def rounded(self, batch: pa.RecordBatch, texts: pa.Array) -> pa.Array:
@@ -84,9 +88,12 @@ class JsonField:
         if not pc.any(doubtful).as_py():
             return doubtful
         kind = f"coalesce(try(json_type(v, {self._pointer})), '')"
-        kinds = self._engine.column(kind, texts_of(batch, repair=False).values)
+        kinds = self._engine.column(kind, self._texts(batch))
         minus_zero = pc.and_(pc.equal(kinds, "BIGINT"), pc.equal(texts, "0"))
         return pc.and_(doubtful, pc.or_(pc.equal(kinds, "DOUBLE"), minus_zero))
+
+    def _texts(self, batch: pa.RecordBatch) -> pa.Array:
+        return self._repeats.resolved(texts_of(batch, repair=False).values)
 
 
 def is_lenient_json(values: pa.Array) -> pa.Array:
