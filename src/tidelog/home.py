@@ -264,7 +264,7 @@ class Home(JournalCalls):
         """Delete a consumer with its cursors, so that trims and deletes do not wait for it.
 
         ``NotFoundError``. ``InvalidError`` while a member is alive, unless ``force``: a member that
-        goes on then begins again, as a new consumer does. Waits up to 1.5 times ``lease_ttl_ms``
+        continues then begins again, as a new consumer does. Waits up to 1.5 times ``lease_ttl_ms``
         where a member may be alive on another machine.
         """
         delete_consumer(self.log, self.topic(topic), name, force=force)

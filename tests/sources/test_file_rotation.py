@@ -379,7 +379,7 @@ def test_file_that_vanished_before_its_end_was_read_is_an_error(world: World) ->
             stop_after_one.append(1)
             world.log.rename(world.folder.parent / "elsewhere.log")
 
-    with pytest.raises(NotFoundError, match="its file is gone, or was replaced, before its last"):
+    with pytest.raises(NotFoundError, match="its file was removed or replaced before its last"):
         world.run(policy=Policy(max_bytes=1), on_cycle=vanish)
     (world.folder.parent / "elsewhere.log").rename(world.folder / "brought back.log")
     world.run()

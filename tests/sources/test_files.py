@@ -377,7 +377,7 @@ def test_positions_are_whole_numbers(tmp_path: Path) -> None:
     assert source.cut("5", "7", 10) == "7"
     assert source.count("5", "7") == 2
     for wrong in ("", "-1", "x", "٣"):
-        with pytest.raises(InvalidError, match="is no offset or row"):
+        with pytest.raises(InvalidError, match="is not an offset"):
             source.before(wrong, "1")
     with pytest.raises(InvalidError, match="runs backwards"):
         source.reader(Range(CLICKS, "2", "1"))

@@ -145,7 +145,7 @@ def test_positions_are_offsets() -> None:
     assert not source.before("10", "10")
     assert source.count("9", "12") == 3
     for wrong in ("", "-1", "x", "1.5", "٣"):
-        with pytest.raises(InvalidError, match="is no offset"):
+        with pytest.raises(InvalidError, match="is not an offset"):
             source.before(wrong, "1")
 
 

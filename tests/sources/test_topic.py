@@ -284,7 +284,7 @@ def test_addresses(home: Home) -> None:
 def test_positions_are_offsets(source: TopicSource) -> None:
     assert source.before("9", "10")
     assert source.count("9", "12") == 3
-    with pytest.raises(InvalidError, match="is no offset"):
+    with pytest.raises(InvalidError, match="is not an offset"):
         source.before("x", "1")
     with pytest.raises(InvalidError, match="runs backwards"):
         list(source.read(Range(ORDERS, "2", "1")))

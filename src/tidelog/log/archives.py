@@ -8,7 +8,7 @@ Old commits are merged (``pipeline.compact``): one row and one manifest stand fo
 ``read_commits`` and ``Manifests`` return range after range all the same. A scan is consistent page
 by page only, so rows may be merged while it runs, and ranges be missing from what it returns. Each
 range begins where the one before it ends, and the newest rows are never merged, so a reader sees
-that, and goes on in the merged row. A head that was read before may be older than the rows:
+that, and continues in the merged row. A head that was read before may be older than the rows:
 ``read_commits_to`` leaves out what was committed since.
 """
 

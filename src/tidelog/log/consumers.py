@@ -124,7 +124,7 @@ class _Deletion:
         began_s = clock.monotonic_s()
         patience_s = _PATIENCE * self._log.settings.lease_ttl_ms / 1000
         while True:
-            looked_s = clock.monotonic_s()  # before the look: a slow one is no silence
+            looked_s = clock.monotonic_s()  # before the look: a slow one does not count as silence
             signs = self._signs()
             self._refuse_new(first, signs)
             if not signs or looked_s - began_s > patience_s:

@@ -17,7 +17,7 @@ Deleting, in five:
    is not there yet                     → no commit can land any more, and readers stop: a closed
                                           head is a deleted topic (:func:`read_head`)
 3. erase from archives what was deleted
-   from the topic (``closed``)          → archives without those events; deleting again goes on
+   from the topic (``closed``)          → archives without those events; deleting again resumes
 4. remove its objects and rows, not
    the heads                            → some are gone; deleting again goes on
 5. remove the registry row, and in the

@@ -14,8 +14,8 @@ Each source partition goes through these steps; every write expects its ``head``
    reads no other incarnation than the one that the
    intent names, which it checks after reading            → dead: staged files that nothing names
    (a range that is gone, or holds nothing and ends where
-   it began, is withdrawn instead: the ``intent`` goes, and
-   the driver plans the partition again)
+   it began, is withdrawn instead: the ``intent`` is
+   deleted, and the driver plans the partition again)
 5. record: put a manifest object, and its key into the
    ``intent``: from here on the contents are decided      → dead: the next driver goes to step 6
 6. publish: copy each staged file to its final name       → dead: the next driver copies the rest

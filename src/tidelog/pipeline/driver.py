@@ -198,7 +198,7 @@ class Driver:
             report = cycle.run(limits, bounds)
         for partition in report.errors.keys() - bounds.keys():
             if isinstance(report.errors[partition], NotFoundError):
-                del report.errors[partition]  # it is gone, and so is its range: none waits for it
+                del report.errors[partition]  # it and its range were deleted: nothing waits for it
         report.errors.update(errors)
         self._full -= limits.keys()
         for partition, manifest in report.committed.items():

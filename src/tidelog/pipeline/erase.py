@@ -15,14 +15,14 @@ some of them goes through these steps; the row is the range's ``commit``:
    be it kept up to date or not                             → dead: the next one corrects them
 7. done: clear the erasure in the row
 
-A file keeps its name, so whoever lists the folder sees each event once at every moment; one that
-loses all its events stays, empty, so that no late copy of a driver can bring it back. Between steps
-3 and 4 the bytes of a file are not those that its manifest tells: a reader who goes by the manifest
-is told so, and reads again. A table that cannot be reached does not stop the erasure: the row
-stays at step 6, a later erasure from the same range begins at step 1 all the same, and the error is
-raised at the end. If a staged copy was deleted before a file was replaced,
-the range begins anew at step 1, with another key. A file of dead letters that a replay has replaced
-is removed at any step, and counts as done.
+A file keeps its name, so a reader that lists the folder sees each event once at every moment; a
+file that loses all its events stays, empty, so that no late copy of a driver can bring it back.
+Between steps 3 and 4 the bytes of a file are not those that its manifest says: a reader of the
+manifest gets an error, and reads again. A table that cannot be reached does not stop the erasure:
+the row stays at step 6, a later erasure from the same range begins at step 1 all the same, and the
+error is raised at the end. If a staged copy was deleted before a file was replaced, the range
+begins again at step 1, with another key. A file of dead letters that a replay has replaced is
+removed at any step, and counts as done.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from tidelog.pipeline.tables import repair_tables
 
 __all__ = ["WAIT_MS", "ArchiveEraser", "Erasure", "carry_out", "erase_until_settled"]
 
-WAIT_MS = 10_000  # for ranges under way; who proves is told of those that take longer
+WAIT_MS = 10_000  # for ranges under way; a proof names those that take longer
 _LOOK_S = 0.5
 
 _Seen = tuple[int, int, str]

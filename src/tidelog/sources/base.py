@@ -13,7 +13,13 @@ from typing import Protocol, runtime_checkable
 
 import pyarrow as pa
 
-from tidelog.errors import NotFoundError, TidelogError, UnavailableError, unexpected
+from tidelog.errors import (
+    InvalidError,
+    NotFoundError,
+    TidelogError,
+    UnavailableError,
+    unexpected,
+)
 from tidelog.model.pipeline import BeginReason, Gap, offsets_between
 
 __all__ = [
@@ -40,7 +46,9 @@ __all__ = [
     "check_incarnation",
     "checked_at_end",
     "missing_in",
+    "offset_at",
     "parents_of",
+    "range_offsets",
     "waits",
 ]
 
@@ -252,6 +260,24 @@ def missing_in(source: Source, range: Range, read: int) -> Missing:
         return source.missing(range, read)
     offsets = offsets_between(range.start, range.limit)
     return Missing() if offsets is None else Missing(absent=offsets - read)
+
+
+def range_offsets(range: Range) -> tuple[int, int]:
+    """Returns the start and the limit of a range whose positions are offsets. ``InvalidError``."""
+    start, limit = offset_at(range.start), offset_at(range.limit)
+    if start > limit:
+        raise InvalidError(
+            f"source partition `{range.partition.text}`: range [{start}, {limit}) runs backwards: "
+            "give start <= limit"
+        )
+    return start, limit
+
+
+def offset_at(position: str) -> int:
+    """Returns a position that is an offset, or the number of a row. ``InvalidError``."""
+    if not (position.isascii() and position.isdecimal()):
+        raise InvalidError(f"position `{position}`: is not an offset: give a whole number")
+    return int(position)
 
 
 def check_incarnation(range: Range, found: str) -> None:

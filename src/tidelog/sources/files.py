@@ -48,6 +48,8 @@ from tidelog.sources.base import (
     Source,
     SourcePartition,
     Tracking,
+    offset_at,
+    range_offsets,
 )
 from tidelog.sources.file_names import (
     FilePlace,
@@ -60,7 +62,7 @@ from tidelog.sources.file_names import (
 from tidelog.sources.merge import Stream, gathered, merged, noted, within
 from tidelog.sources.objects import naming, opened
 from tidelog.sources.row_marks import Passed, inode_of, mark_from, matches
-from tidelog.sources.row_reader import PlannedRows, not_held, range_rows, row_number
+from tidelog.sources.row_reader import PlannedRows, not_held
 from tidelog.sources.row_tracking import Bound, RowTracking
 from tidelog.sources.rows import RowFile
 from tidelog.store.base import ObjectInfo, Store
@@ -214,7 +216,7 @@ class FilesSource:
 
     def reader(self, range: Range) -> PlannedFiles | PlannedRows:
         """The range with the files to read, as they were last seen. Errors as for ``read``."""
-        start, limit = range_rows(range)
+        start, limit = range_offsets(range)
         store, listing = open_store_here(self._place.store), self._seen
         if range.partition not in listing.rows and range.partition not in listing.chains:
             listing = self._look(store)
@@ -234,14 +236,14 @@ class FilesSource:
         return PlannedFiles(range, wanted, self._place.store, note)
 
     def cut(self, start: str, end: str, events: int) -> str:
-        return str(min(row_number(end), row_number(start) + events))
+        return str(min(offset_at(end), offset_at(start) + events))
 
     def before(self, one: str, other: str) -> bool:
-        return row_number(one) < row_number(other)
+        return offset_at(one) < offset_at(other)
 
     def count(self, start: str, end: str) -> int | None:
         """Exactly so many rows; of a backup's offsets, some may hold no event."""
-        return max(0, row_number(end) - row_number(start))
+        return max(0, offset_at(end) - offset_at(start))
 
     def _look(self, store: Store) -> _Listing:
         found = _listed(store, self._place)
@@ -280,7 +282,7 @@ class FilesSource:
         before = _FilesMark.read(known.note) if known is not None else None
         if known is None or before is None:
             return
-        found = _FilesMark.of(files, row_number(known.position))
+        found = _FilesMark.of(files, offset_at(known.position))
         if not found.digests <= before.digests:
             raise InvalidError(
                 f"source partition `{partition.text}`: a file with offsets before "
@@ -379,7 +381,7 @@ class PlannedFiles:
         return noted(chunks, lambda: self.note)
 
     def _pieces(self, store: Store) -> Iterator[tuple[pa.RecordBatch, str]]:
-        start, limit = range_rows(self.range)
+        start, limit = range_offsets(self.range)
         for batch in merged(_stream(store, file) for file in self.files):
             wanted = within(batch, start, limit)
             if wanted.num_rows:

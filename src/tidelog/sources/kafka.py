@@ -41,6 +41,8 @@ from tidelog.sources.base import (
     SourcePartition,
     check_incarnation,
     checked_at_end,
+    offset_at,
+    range_offsets,
 )
 from tidelog.sources.kafka_client import (
     KafkaPlace,
@@ -127,14 +129,9 @@ class KafkaSource:
         """As the interface says, and whole: the last position is the limit.
 
         ``NotFoundError`` also for a limit beyond the end: limits are ends that were seen, so the
-        partition was made anew, or cut off.
+        partition was made again, or cut off.
         """
-        start, limit = _offset(range.start), _offset(range.limit)
-        if start > limit:
-            raise InvalidError(
-                f"kafka partition `{range.partition.text}`: range [{start}, {limit}) runs "
-                "backwards: give start <= limit"
-            )
+        start, limit = range_offsets(range)
         if start == limit:
             yield Chunk(Columns(range.partition).take(), range.limit)
             return
@@ -155,7 +152,7 @@ class KafkaSource:
 
     def _records(self, range: Range, watch: Watch, offset: int) -> RecordConsumer:
         """A client that reads the rest of a range from an offset on."""
-        count = _offset(range.limit) - offset
+        count = offset_at(range.limit) - offset
         properties = consumer_properties(self._place, self._timeout_s, count)
         return RecordConsumer(properties, range.partition, offset, watch)
 
@@ -170,14 +167,14 @@ class KafkaSource:
         return DirectReader(self, range)
 
     def cut(self, start: str, end: str, events: int) -> str:
-        return str(min(_offset(end), _offset(start) + events))
+        return str(min(offset_at(end), offset_at(start) + events))
 
     def before(self, one: str, other: str) -> bool:
-        return _offset(one) < _offset(other)
+        return offset_at(one) < offset_at(other)
 
     def count(self, start: str, end: str) -> int | None:
         """At most so many: some offsets may hold no event."""
-        return max(0, _offset(end) - _offset(start))
+        return max(0, offset_at(end) - offset_at(start))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_reopened, (self.url, self._timeout_s))
@@ -305,12 +302,6 @@ def _number(partition: SourcePartition) -> int:
     if not partition.name.isdecimal():
         raise InvalidError(f"kafka partition `{partition.text}`: give a number after the topic")
     return int(partition.name)
-
-
-def _offset(position: str) -> int:
-    if not (position.isascii() and position.isdecimal()):
-        raise InvalidError(f"position `{position}`: is no offset of Kafka: give a whole number")
-    return int(position)
 
 
 _: type[Source] = KafkaSource

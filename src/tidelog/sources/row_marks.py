@@ -1,13 +1,13 @@
-"""How a file of rows is known again: by its first line, and by what was read of it.
+"""How a file of rows is recognised: by its first line, and by what was read of it.
 
-A mark tells how many bytes were read and has digests of them: of the first and the last 4 KiB, and,
+A mark says how many bytes were read and has digests of them: of the first and the last 4 KiB, and,
 in files of lines, of all of them. A file that does not begin with these bytes was replaced or cut
 off. One that does may still be another file: ``row_tracking`` says when names and inodes let it be
-the same. Of a compressed file of lines the text counts, so a file is known again after it was
+the same. Of a compressed file of lines the text counts, so a file is recognised after it was
 compressed.
 
-The digest of all bytes goes over blocks of 64 KiB, each with the digest of those before it. So
-reading goes on after a mark with the last block alone.
+The digest of all bytes covers blocks of 64 KiB, each with the digest of those before it. So reading
+resumes after a mark with the last block alone.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Passed:
     rest: bytes | None = b""  # what follows them; None: only the ends are looked at
 
     def add(self, data: bytes, rows: int = 0) -> None:
-        """Go on over bytes that follow."""
+        """Add bytes that follow."""
         self.rows += rows
         self.size += len(data)
         if len(self.head) < _PROBE_BYTES:
@@ -120,7 +120,7 @@ def mark_of(store: Store, info: ObjectInfo, rows: int) -> RowMark:
 
 
 def passed_at(store: Store, info: ObjectInfo, mark: RowMark) -> Passed:
-    """Where reading stands after what was marked, in a file that is not compressed."""
+    """The state of reading after what was marked, in a file that is not compressed."""
     passed = _probed(store, info.key, mark.size)
     start = mark.size - mark.size % _BLOCK_BYTES
     rest = store.get(info.key, start, mark.size) if start < mark.size else b""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from tidelog.codec.events import with_position
-from tidelog.errors import InvalidError, NotFoundError
-from tidelog.sources.base import Chunk, Range, RangeReader
+from tidelog.errors import NotFoundError
+from tidelog.sources.base import Chunk, Range, RangeReader, offset_at, range_offsets
 from tidelog.sources.merge import gathered, noted
 from tidelog.sources.objects import opened
 from tidelog.sources.row_marks import Passed, mark_from, mark_of, matches, passed_at
@@ -17,7 +17,7 @@ from tidelog.sources.rows import RowFile
 from tidelog.store.base import ObjectInfo, Store
 from tidelog.store.here import open_store_here
 
-__all__ = ["PlannedRows", "not_held", "range_rows", "row_number"]
+__all__ = ["PlannedRows", "not_held"]
 
 _Pieces = Iterator[tuple[pa.RecordBatch, str]]
 
@@ -43,7 +43,7 @@ class PlannedRows:
         return noted(gathered(reading, self.range.limit), lambda: notes[-1])
 
     def _lines(self, store: Store, notes: list[bytes]) -> _Pieces:
-        start, limit = range_rows(self.range)
+        start, limit = range_offsets(self.range)
         if start == limit:
             return
         passed, is_open = self._begun(store, start), False
@@ -82,7 +82,7 @@ class PlannedRows:
         return Passed()
 
     def _others(self, store: Store, notes: list[bytes]) -> _Pieces:
-        at, limit = range_rows(self.range)
+        at, limit = range_offsets(self.range)
         if at == limit:
             return
         known, mark = mark_from(self.note), mark_of(store, self.info, limit)
@@ -113,28 +113,11 @@ class PlannedRows:
         )
 
 
-def range_rows(range: Range) -> tuple[int, int]:
-    """The rows or offsets of a range."""
-    start, limit = row_number(range.start), row_number(range.limit)
-    if start > limit:
-        raise InvalidError(
-            f"source partition `{range.partition.text}`: range [{start}, {limit}) runs backwards: "
-            "give start <= limit"
-        )
-    return start, limit
-
-
-def row_number(position: str) -> int:
-    if not (position.isascii() and position.isdecimal()):
-        raise InvalidError(f"position `{position}`: is no offset or row: give a whole number")
-    return int(position)
-
-
 def not_held(range: Range, first: int, end: int) -> NotFoundError:
     return NotFoundError(
         f"source partition `{range.partition.text}`: its files hold [{first}, {end}), asked was "
-        f"[{range.start}, {range.limit}): files have shrunk or are gone, put them back",
-        lost_from=row_number(range.start),
+        f"[{range.start}, {range.limit}): files have shrunk or are missing: put them back",
+        lost_from=offset_at(range.start),
         first=first,
         end=end,
     )

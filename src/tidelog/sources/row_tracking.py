@@ -12,9 +12,9 @@ later is decided by what was read of it (``row_marks``) together with an inode o
 4. The file is compressed and has a higher number (``app.log.1``, ``app.log.3.gz``), and another
    one that was read has moved to the old name since. Then all that was read is compared.
 
-No other file is taken for one that was read, whatever it begins with: it becomes a new source
-partition. Where its path's name is taken, ``~2`` and so on is added. Each file is one source
-partition at most, and each source partition one file.
+Any other file becomes a new source partition, even if it begins like one that was read. Where its
+path's name is taken, ``~2`` and so on is added. Each file is one source partition at most, and each
+source partition one file.
 
 A file with a rotation's name beside its original is left out as long as all of it is the beginning
 of the original: it is a copy that is being made before the original is cut off, or compressed. All
@@ -78,9 +78,8 @@ class RowTracking:
         self._files: Mapping[str, ObjectInfo] = {}  # all that are there
         self._inodes: dict[str, list[str]] = {}  # their names
         self._rotated: dict[str, list[str]] = {}  # their names, by those that they may have had
-        self._numbered: dict[
-            str, list[tuple[int, str]]
-        ] = {}  # compressed ones, by what they extend
+        # Compressed ones, by what they extend.
+        self._numbered: dict[str, list[tuple[int, str]]] = {}
         self._holders: dict[str, SourcePartition] = {}  # of files that were found again, by names
         self._ends: dict[SourcePartition, int] = {}  # rows that were last seen
         self._same: dict[tuple[str, str, bytes, bool], bool] = {}
@@ -167,7 +166,7 @@ class RowTracking:
             if numbered is not None:
                 self._numbered[numbered[0]].append((numbered[1], name))
 
-    # Ways to find a file, the surest first. Each tells the name of one that is free.
+    # Ways to find a file, the surest first. Each returns the name of one that is free.
 
     def _by_last(
         self, store: Store, partition: SourcePartition, free: Mapping[str, ObjectInfo]
@@ -222,10 +221,10 @@ class RowTracking:
         free: Mapping[str, ObjectInfo],
         names: Iterable[str],
     ) -> str | None:
-        """The first of some names whose file begins with all that was read, if that tells."""
+        """The first of some names whose file begins with all that was read, if anything was."""
         mark, known = self._marks[partition], self._known[partition]
         if not known.incarnation if mark is None else not mark.is_whole:
-            return None  # nothing tells
+            return None  # nothing to compare
         found = (name for name in names if name in free and self._row_file(free[name]).has_lines)
         return next(
             (name for name in found if self._is_same(store, partition, free[name], whole=True)),
@@ -267,7 +266,7 @@ class RowTracking:
         free: dict[str, ObjectInfo],
         bound: Bound,
     ) -> None:
-        """Source partitions whose file is gone though more was to be read, or was cut off."""
+        """Add errors for files that vanished though more was to be read, or were cut off."""
         for partition in ours:
             mark, known = self._marks[partition], self._known[partition]
             if partition in bound.files:
@@ -348,7 +347,7 @@ def _cut_off(partition: SourcePartition, info: ObjectInfo) -> NotFoundError:
 
 def _vanished(partition: SourcePartition, rows: int) -> NotFoundError:
     return NotFoundError(
-        f"source partition `{partition.text}`: its file is gone, or was replaced, before its last "
+        f"source partition `{partition.text}`: its file was removed or replaced before its last "
         f"{rows} rows were read: put it back into the folder under its name",
         rows=rows,
     )

@@ -1,6 +1,6 @@
 """Files that hold no offsets: their rows are events, and a row's number is its position.
 
-A line of text is an event's value, as it stands. It counts when its end is there: the rest of a
+A line of text is an event's value, as it is. It counts when its newline is there: the rest of a
 line may still be written. A last line without an end counts in a file that is finished. A Parquet
 file has some of the event columns, ``value`` at least; files of other formats have them all. What
 has no time of its own has that of the file.

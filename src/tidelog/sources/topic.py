@@ -34,6 +34,8 @@ from tidelog.sources.base import (
     Source,
     SourcePartition,
     check_incarnation,
+    offset_at,
+    range_offsets,
 )
 from tidelog.sources.merge import gathered
 from tidelog.store.base import Store
@@ -92,7 +94,7 @@ class TopicSource:
 
     def missing(self, range: Range, read: int) -> Missing:
         """Every offset of a topic had an event, so one that is missing was deleted."""
-        start, limit = _offsets(range)
+        start, limit = range_offsets(range)
         return Missing(deleted=limit - start - read)
 
     def read(self, range: Range) -> Iterator[Chunk]:
@@ -105,11 +107,11 @@ class TopicSource:
             topic = self._find(log, range)
             with _held(log, topic, range):
                 reader = Reader(log, topic, int(range.partition.name))
-                yield from _chunks(range, reader.stretches(*_offsets(range)))
+                yield from _chunks(range, reader.stretches(*range_offsets(range)))
 
     def reader(self, range: Range) -> PlannedRange:
         """The range with all that is needed to read it from the store. Errors as for ``read``."""
-        start, limit = _offsets(range)
+        start, limit = range_offsets(range)
         with self._open_log() as log:
             topic = self._find(log, range)
             with _held(log, topic, range):
@@ -126,14 +128,14 @@ class TopicSource:
         return topic
 
     def cut(self, start: str, end: str, events: int) -> str:
-        return str(min(_offset(end), _offset(start) + events))
+        return str(min(offset_at(end), offset_at(start) + events))
 
     def before(self, one: str, other: str) -> bool:
-        return _offset(one) < _offset(other)
+        return offset_at(one) < offset_at(other)
 
     def count(self, start: str, end: str) -> int | None:
         """At most so many, and exactly where nothing was erased (``Bounds.is_dense``)."""
-        return max(0, _offset(end) - _offset(start))
+        return max(0, offset_at(end) - offset_at(start))
 
     def __repr__(self) -> str:
         return f"TopicSource({self._open_log!r}, {self._topic!r})"
@@ -156,7 +158,7 @@ class PlannedRange:
         return _chunks(self.range, self._stretches(open_store_here(self.store)))
 
     def _stretches(self, store: Store) -> Iterator[Stretch]:
-        start, limit = _offsets(self.range)
+        start, limit = range_offsets(self.range)
         topic, partition = self.range.partition.topic, int(self.range.partition.name)
         with ThreadPoolExecutor(_AHEAD, "tidelog-fetch") as pool:
             cut = Cut(start, limit, pool=pool)
@@ -179,7 +181,7 @@ class PlannedRange:
         return UnavailableError(
             f"{describe_run(partition.topic, partition.name, run)}: is gone: plan the range again; "
             "if it is gone then too, restore it from a copy, and run `tidelog verify`",
-            lost_from=max(run.base, _offsets(self.range)[0]),
+            lost_from=max(run.base, range_offsets(self.range)[0]),
         )
 
 
@@ -197,7 +199,7 @@ def _head(log: Log, topic: Topic, partition: SourcePartition) -> Head:
 @contextmanager
 def _held(log: Log, topic: Topic, range: Range) -> Iterator[None]:
     """Refuse a range of which something is not there, or is trimmed while it is read."""
-    start, limit = _offsets(range)
+    start, limit = range_offsets(range)
     _check_held(range.partition, start, limit, _head(log, topic, range.partition))
     try:
         yield
@@ -228,7 +230,7 @@ def _check_held(partition: SourcePartition, start: int, limit: int, head: Head) 
 
 def _chunks(range: Range, stretches: Iterator[Stretch]) -> Iterator[Chunk]:
     """Stretches in event columns, joined to a size that is worth handling."""
-    at, limit = _offsets(range)
+    at, limit = range_offsets(range)
 
     def pieces() -> Iterator[tuple[pa.RecordBatch, str]]:
         reached = at
@@ -245,22 +247,6 @@ def _short(range: Range, at: int) -> InternalError:
     return InternalError(
         f"partition `{range.partition.text}`: reading ended at offset {at}, not at {range.limit}"
     )
-
-
-def _offsets(range: Range) -> tuple[int, int]:
-    start, limit = _offset(range.start), _offset(range.limit)
-    if start > limit:
-        raise InvalidError(
-            f"partition `{range.partition.text}`: range [{start}, {limit}) runs backwards: "
-            "give start <= limit"
-        )
-    return start, limit
-
-
-def _offset(position: str) -> int:
-    if not (position.isascii() and position.isdecimal()):
-        raise InvalidError(f"position `{position}`: is no offset of a topic: give a whole number")
-    return int(position)
 
 
 _source: type[Source] = TopicSource

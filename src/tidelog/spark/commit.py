@@ -15,14 +15,14 @@ A batch of a named sink, in six steps; what a crash after each leaves behind:
    for this batch and for earlier ones goes           → the batch, and perhaps leftovers
 
 A batch that is repeated finds its number in the sink's row: done, and it does nothing; or decided,
-and it goes on with the manifest of the first attempt. The row also keeps how many events the batch
+and it resumes with the manifest of the first attempt. The row also keeps how many events the batch
 has and a digest of them (``codec.digest``). A repeat that differs holds events that may not be
 stored, as after a checkpoint was set back by one batch, and is refused; ``acceptRepeat`` says that
 it is the same batch all the same. Spark repeats its last batch only; an older one is refused.
 
-The row goes with its topic, so before the first batch a row in the registry notes which query
+The row is deleted with its topic, so before the first batch a row in the registry notes which query
 writes to which topic of that name. A query that finds another one there is refused: the topic was
-deleted and made again, and what it has stored is gone.
+deleted and made again, and what the query had stored is deleted.
 
 Two drivers may do this at once. The row changes by its version, so that one manifest counts; both
 then commit the same pieces under the same sequences, and a piece that the producer's row of its
@@ -230,8 +230,8 @@ class Sink:
         if found is not None and found.query == query:
             raise InvalidError(
                 f"{self._what}: the topic was deleted and made again since query {query} wrote to "
-                "it, and what it has stored is gone: start the query with a new checkpoint to "
-                "store everything again, or choose another sink name to go on"
+                "it, and what it had stored is deleted: start the query with a new checkpoint to "
+                "store everything again, or choose another sink name to continue"
             )
         with contextlib.suppress(ConflictError, UnknownOutcomeError):
             change = Put(name, encode_row(wanted), row.version if row else ABSENT)
@@ -266,7 +266,7 @@ def report_left_out(topic: Topic, left_out: int) -> None:
 
 
 def check_not_swept(log: Log, topic: Topic, staged: Sequence[Staged]) -> str | None:
-    """The version of the topic's ``staged`` row. ``UnavailableError`` if segments may be gone."""
+    """The version of the topic's ``staged`` row. ``UnavailableError`` if segments may be swept."""
     found, version = read_swept(log, topic)
     older = [each.key for each in staged if layout.sink_generation(each.key) < found.swept]
     if older and not are_young(log, older):

@@ -1,8 +1,8 @@
 """A task's plan, brought up to date when the task starts.
 
 Spark plans a table when it is first used, and keeps that plan as long as the table or a view of it
-lives. An event that is deleted after that is still in the plan, and a compile and a sweep take the
-planned objects away. So a task of a batch read looks at the heads of its partitions first, and
+lives. An event that is deleted after that is still in the plan, and a compile and a sweep delete
+the planned objects. So a task of a batch read looks at the heads of its partitions first, and
 plans its own offsets again where something was amended, compiled or trimmed since.
 
 A catalog that is a SQLite file on another machine cannot be reached from here: then the plan counts
@@ -28,7 +28,7 @@ __all__ = ["refreshed"]
 
 
 def refreshed(task: Task) -> Task:
-    """The task as the catalog has it now. ``NotFoundError`` if its topic or events are gone."""
+    """The task as the catalog has it now. ``NotFoundError`` if its topic or events were deleted."""
     if not task.stamps:
         return task
     home = _open_here(task.settings)

@@ -2,8 +2,8 @@
 
 A task puts its segments into the folder of its sink and batch, under fresh ids, and tells the
 driver what it put there. Nothing of that is part of the topic. An attempt that fails, or that Spark
-does not count, leaves objects that no row names; they go when a batch is done, or by a sweep a day
-later (``log.sink_sweep``).
+does not count, leaves objects that no row names; they are deleted when a batch is done, or by a
+sweep a day later (``log.sink_sweep``).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Staging:
 
 
 class Measured:
-    """Rows on their way, and what they come to."""
+    """Rows that pass through, with a digest of them."""
 
     def __init__(self, rows: Iterable[pa.RecordBatch], use_partition: bool) -> None:
         self._rows = rows

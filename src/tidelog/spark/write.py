@@ -150,7 +150,7 @@ def _segments(topic: Topic, messages: Iterable[WriterCommitMessage | None]) -> t
 
 
 def _contents(messages: Iterable[WriterCommitMessage | None]) -> Contents:
-    """What the rows of all tasks come to."""
+    """Returns the contents of the rows of all tasks."""
     return functools.reduce(Contents.plus, (each.contents for each in _staged(messages)))
 
 

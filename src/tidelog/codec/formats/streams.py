@@ -53,9 +53,9 @@ _BAD_BYTES = (
 
 @contextmanager
 def decoding(what: str) -> Iterator[None]:
-    """Whatever a decoder raises over bad bytes becomes ``CorruptError``, also ``InvalidError``.
+    """Turns any error of a decoder over bad bytes into ``CorruptError``, also ``InvalidError``.
 
-    What a store says of an object, such as missing rights, is no error of a decoder.
+    What a store says of an object, such as missing rights, is not an error of a decoder.
     """
     try:
         yield

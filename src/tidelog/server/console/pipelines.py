@@ -191,7 +191,7 @@ def see_archive(home: Home, archive: Archive, waiting: Waiting | None = None) ->
 
 
 def see_pump(home: Home, named: NamedPipeline) -> PumpSeen:
-    """How a pump does now; a source that cannot be reached leaves what the rows tell."""
+    """How a pump does now; a source that cannot be reached leaves what the rows say."""
     log, error = home.log, ""
     bounds: dict[SourcePartition, Bounds] = {}
     source = None
