@@ -6,6 +6,7 @@ import gzip
 import os
 import random
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +18,9 @@ from tests.opening import a_store
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.clock import RandomIds, SystemClock
 from tidelog.errors import InvalidError, NotFoundError, TidelogError
+from tidelog.log.archives import read_progress
 from tidelog.log.base import Log
+from tidelog.model.pipeline import Gap
 from tidelog.pipeline.base import Pipeline
 from tidelog.pipeline.driver import Driver, Driving
 from tidelog.pipeline.policy import Policy
@@ -63,6 +66,15 @@ class World:
             for chunk in source.read(Range(partition, held.first, held.end)):
                 found += [value.decode() for value in chunk.batch.column("value").to_pylist()]
         return sorted(found)
+
+    def gaps(self) -> list[Gap]:
+        """What the head of the log file says."""
+        log = Log(
+            a_store(str(self._out)), self._catalog, SystemClock(), RandomIds(), random.Random(1)
+        )
+        head = read_progress(log, "inc", "in/app.log")
+        assert head is not None
+        return list(head.gaps)
 
     def write(self, *lines: str, to: str = "app.log") -> None:
         with (self.folder / to).open("a") as file:
@@ -384,6 +396,62 @@ def test_file_that_vanished_before_its_end_was_read_is_an_error(world: World) ->
     (world.folder.parent / "elsewhere.log").rename(world.folder / "brought back.log")
     world.run()
     assert world.archived() == sorted([*lines("old", 2_000), "x"])
+
+
+def vanished(world: World) -> None:
+    """A file of 2,000 lines is moved away when 1,000 of them were read."""
+    world.write(*lines("old", 2_000))
+    world.write("x", to="other.log")
+    elsewhere = world.folder.parent / "elsewhere.log"
+
+    def vanish(_: object) -> None:
+        if world.log.exists():
+            world.log.rename(elsewhere)
+
+    with pytest.raises(NotFoundError, match="its file was removed or replaced before its last"):
+        world.run(policy=Policy(max_bytes=1), on_cycle=vanish)
+
+
+def test_file_that_vanished_is_an_error_in_every_later_run(world: World) -> None:
+    """Else a restart would forget that lines were lost."""
+    vanished(world)
+    for _ in range(2):
+        world.restarted()
+        with pytest.raises(NotFoundError, match=r"before its last 1000 rows.*--accept-loss"):
+            world.run()
+    (world.folder.parent / "elsewhere.log").rename(world.log)
+    world.restarted()
+    assert world.run() == 1_000
+    assert world.archived() == sorted([*lines("old", 2_000), "x"])
+
+
+def test_accepted_loss_of_a_file_that_vanished_is_a_gap(world: World) -> None:
+    vanished(world)
+    world.restarted()
+    assert world.run(accept_loss=True) == 0
+    assert world.gaps() == [Gap("1000", "2000", "vanished")]
+    world.restarted()
+    assert world.run() == 0  # it was accepted
+    (world.folder.parent / "elsewhere.log").rename(world.log)
+    world.restarted()
+    assert world.run() == 1_000
+    assert world.gaps() == []  # it came back
+    assert world.archived() == sorted([*lines("old", 2_000), "x"])
+
+
+def test_file_that_vanished_while_its_driver_waited_is_an_error(world: World) -> None:
+    """Nothing of it was planned: only its end was seen."""
+    world.write(*lines("old", 5))
+    assert world.run() == 5
+    world.write(*lines("late", 3))
+    world.write("x", to="other.log")
+    stop = threading.Event()
+    policy = Policy()
+    world.run(follow=True, policy=policy, stop=stop, on_look=lambda _: stop.set())
+    world.log.unlink()
+    world.restarted()
+    with pytest.raises(NotFoundError, match="before its last 3 rows"):
+        world.run()
 
 
 def test_growing_file_is_read_from_where_it_was(

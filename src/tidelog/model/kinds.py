@@ -173,6 +173,10 @@ ROWS = (
         "why its driver fails there now, since when; without a name: in the source as a whole",
     ),
     Kind(
+        "pipeline/<name> · seen/<source partition>",
+        "how many rows of a file were seen, should it vanish before they are read",
+    ),
+    Kind(
         "pipeline/<name> · counted/<kind>/<source partition>",
         "how far folder rows have its files",
     ),

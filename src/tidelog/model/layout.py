@@ -26,6 +26,7 @@ __all__ = [
     "SCRIBE",
     "SCRIBE_LEASE",
     "SCRIBE_QUEUE",
+    "SEEN_ROWS",
     "STAGED_ROW",
     "TOPIC_ROW_KINDS",
     "amend_offset",
@@ -70,6 +71,7 @@ __all__ = [
     "probe",
     "producer_row",
     "run_row",
+    "seen_row",
     "segment",
     "segment_generation",
     "segment_origin",
@@ -111,6 +113,7 @@ REGISTRY = "registry"
 REGISTRY_CHANGES = "changes"
 FAILURE_ROWS = "failure/"
 FLUSH_ROW = "flush"
+SEEN_ROWS = "seen/"
 PLAYBACK_PIN = "pin"
 PLAYBACK_STATE = "state"
 ACCEPTED_ROW = "accepted"
@@ -396,6 +399,11 @@ def partition_row(source_partition: str) -> str:
 def failure_row(source_partition: str) -> str:
     """In the catalog partition of the pipeline's shards; empty: the source as a whole."""
     return f"{FAILURE_ROWS}{_short(source_partition)}"
+
+
+def seen_row(source_partition: str) -> str:
+    """In the catalog partition of the pipeline's shards; its value has the whole name."""
+    return f"{SEEN_ROWS}{_short(source_partition)}"
 
 
 def counted_row(kind: str, source_partition: str) -> str:

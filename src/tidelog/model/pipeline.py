@@ -30,6 +30,7 @@ __all__ = [
     "MergedRange",
     "NamedPipeline",
     "Progress",
+    "SeenEnd",
     "Totals",
     "check_pipeline_name",
     "joined_gaps",
@@ -64,12 +65,13 @@ source still held. ``latest``: at the end that was seen when the archive was cre
 where the source's address says.
 """
 
-GapReason = Literal["retention", "remade", "parent", "upstream", "transform"]
+GapReason = Literal["retention", "remade", "parent", "vanished", "upstream", "transform"]
 """Why a source partition's events are missing from an archive.
 
 ``retention``: the source had deleted them before they were read, and a person accepted that.
 ``remade``: their topic was deleted and created again, and a person accepted that.
 ``parent``: a shard that was split or merged vanished before it was read to its end.
+``vanished``: their file was removed before it was read to its end, and a person accepted that.
 ``upstream``: the archive that is the source has a gap there. ``transform``: they were taken from
 files of a generation or archive whose transform had dropped them.
 """
@@ -102,6 +104,13 @@ class Listed(Persisted, frozen=True):
     end: str = ""  # that was seen when the pipeline was created; empty: it appeared later
     incarnation: str = ""  # of what had that end
     seen_ms: int = 0
+
+
+class SeenEnd(Persisted, frozen=True):
+    """The end that a driver saw of a source partition whose file may vanish before it is read."""
+
+    partition: str
+    end: str
 
 
 class ErasedEvents(Persisted, frozen=True):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tidelog.clock import Clock, SystemClock
-from tidelog.errors import TidelogError
+from tidelog.errors import TidelogError, UnavailableError
 from tidelog.sinks.base import Sink, Written
 from tidelog.sources.base import (
     Changing,
@@ -19,7 +19,17 @@ from tidelog.sources.base import (
     SourcePartition,
 )
 
-__all__ = ["Carried", "CarriedReader", "Outcome", "Pipeline", "Produced", "Task", "Workers"]
+__all__ = [
+    "Carried",
+    "CarriedReader",
+    "FrozenError",
+    "Outcome",
+    "Pipeline",
+    "Produced",
+    "Task",
+    "Workers",
+    "frozen",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,3 +136,16 @@ class Pipeline:
     transform: str = ""
     rate: float | None = None  # events a second over all tasks
     gate: Callable[[], None] = lambda: None  # raises where no head may be created or thawed now
+
+
+class FrozenError(UnavailableError):
+    """The partition's head is frozen while another generation is promoted; it may resume after."""
+
+
+def frozen(pipeline: str, partition: str) -> FrozenError:
+    """The error for a partition whose generation another one is about to replace."""
+    return FrozenError(
+        f"source partition `{partition}` of pipeline `{pipeline}`: is frozen while another "
+        "generation is promoted: wait, it resumes after that",
+        partition=partition,
+    )

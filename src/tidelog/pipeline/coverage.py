@@ -139,7 +139,7 @@ def _lacks(
     return [MissingRange(partition, str(start), str(end)) for start, end in left]
 
 
-_FULL = ("retention", "remade", "parent", "upstream")
+_FULL = ("retention", "remade", "parent", "vanished", "upstream")
 """Reasons of gaps that hold no event at all; a transform leaves some."""
 
 

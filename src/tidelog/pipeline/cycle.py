@@ -68,12 +68,12 @@ from tidelog.model.pipeline import (
     Listed,
     Manifest,
     Progress,
-    joined_gaps,
     offsets_between,
     read_manifest,
 )
 from tidelog.model.run import decode_row, encode_row
 from tidelog.model.sealed import seal_json
+from tidelog.pipeline import base
 from tidelog.pipeline.base import Carried, CarriedReader, Outcome, Pipeline, Produced, Task
 from tidelog.pipeline.forgotten import (
     SettingAside,
@@ -81,7 +81,14 @@ from tidelog.pipeline.forgotten import (
     decisions,
     late_manifests,
 )
-from tidelog.pipeline.losses import LostError, check_gaps, ended_head, is_remade
+from tidelog.pipeline.losses import (
+    LostError,
+    check_gaps,
+    ended_head,
+    gaps_after,
+    is_remade,
+    vanished_head,
+)
 from tidelog.sinks.base import AsideSink
 from tidelog.sources.base import (
     Bounds,
@@ -94,24 +101,11 @@ from tidelog.sources.base import (
 )
 from tidelog.store.fresh import put_same
 
-__all__ = ["ADOPTION", "Cycle", "CycleReport", "FrozenError", "LostError", "Track", "frozen"]
+__all__ = ["ADOPTION", "Cycle", "CycleReport", "LostError", "Track"]
 
 ADOPTION = Backoff(attempts=16, base_ms=5, max_ms=1_000)  # 5 to 10 s in all, of a source partition
 
 _NAMES_CHARS = 16  # of an id: as many as no two of them ever share
-
-
-class FrozenError(UnavailableError):
-    """The partition's head is frozen while another generation is promoted; it may resume after."""
-
-
-def frozen(pipeline: str, partition: str) -> FrozenError:
-    """The error for a partition whose generation another one is about to replace."""
-    return FrozenError(
-        f"source partition `{partition}` of pipeline `{pipeline}`: is frozen while another "
-        "generation is promoted: wait, it resumes after that",
-        partition=partition,
-    )
 
 
 @dataclass
@@ -238,8 +232,7 @@ class Cycle:
             with self._kept(track, report):
                 if track.intent is None or not track.intent.manifest:
                     held = bounds.get(track.partition)
-                    if held is not None and self._is_remade(track, held):
-                        self._end(track, held)
+                    if held is not None and self._is_ended(track, held):
                         continue
                     self._set_aside(track, report)
                 if track.intent is None and track.partition in limits:
@@ -298,14 +291,22 @@ class Cycle:
         listed = Listed(partition.text, seen_ms=self._log.clock.now_ms())
         list_partitions(self._log, self._pipeline.id, [listed])
 
-    def _is_remade(self, track: Track, bounds: Bounds) -> bool:
-        """Whether a source partition was made again, and a person accepted that."""
+    def _is_ended(self, track: Track, held: Bounds) -> bool:
+        """Whether a source partition was made again, and ends or begins again, as was accepted."""
         source, accept = self._pipeline.source, self._accept_loss
-        return is_remade(track.partition, track.head, bounds, source, accept)
+        if not is_remade(track.partition, track.head, held, source, accept):
+            return False
+        self._accept(track, ended_head(track.head, held, self._log.clock.now_ms()))
+        return True
 
-    def _end(self, track: Track, bounds: Bounds) -> None:
-        """End a source partition that was made again; an undecided intent is deleted."""
-        head = ended_head(track.head, bounds, self._log.clock.now_ms())
+    def accept_vanished(self, partition: SourcePartition, end: str) -> None:
+        """Record that an adopted partition is gone before its end; a decided range comes first."""
+        track = self._tracks[partition]
+        if track.intent is None or not track.intent.manifest:
+            self._accept(track, vanished_head(track.head, end, self._log.clock.now_ms()))
+
+    def _accept(self, track: Track, head: Progress) -> None:
+        """Put the head that says what a person accepted; an undecided intent goes."""
         check_gaps(track.partition, head, ())
         changes: list[Change] = [Put("head", encode_row(head), expect=track.head_version)]
         if track.intent is not None:
@@ -509,7 +510,7 @@ class Cycle:
             position=manifest.end,
             ordinal=manifest.ordinal + manifest.read,
             totals=track.head.totals.plus(manifest, done.committed_ms),
-            gaps=joined_gaps(track.head.gaps, manifest.lost),
+            gaps=gaps_after(track.head, manifest.lost),
             note=manifest.note if isinstance(self._pipeline.source, Tracking) else b"",
         )
         write_id = self._write(
@@ -587,7 +588,7 @@ class Cycle:
             return error
         head = decode_row(row.value, Progress, track.where) if row is not None else None
         if head is not None and head.frozen and not head.closed:
-            return frozen(self._pipeline.name, track.partition.text)
+            return base.frozen(self._pipeline.name, track.partition.text)
         return error if isinstance(error, FencedError) else self._fenced(track.partition, -1)
 
     def _fenced(self, partition: SourcePartition, epoch: int) -> FencedError:

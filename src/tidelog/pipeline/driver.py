@@ -33,15 +33,16 @@ from tidelog.log.archives import read_intent, read_listed, read_partitions
 from tidelog.log.base import Log
 from tidelog.log.hold import beating
 from tidelog.model.pipeline import Begin, Listed, Progress
-from tidelog.pipeline.base import Pipeline
-from tidelog.pipeline.cycle import Cycle, CycleReport, FrozenError
+from tidelog.pipeline.base import FrozenError, Pipeline
+from tidelog.pipeline.cycle import Cycle, CycleReport
 from tidelog.pipeline.failures import Failures
 from tidelog.pipeline.flush import flush_version
 from tidelog.pipeline.lineage import Lineage
 from tidelog.pipeline.listing import look_at_source, track
 from tidelog.pipeline.policy import Due, Policy
+from tidelog.pipeline.seen import SeenEnds
 from tidelog.pipeline.shard import Shard, share_of
-from tidelog.sources.base import Bounds, SourcePartition, bounds_apart
+from tidelog.sources.base import Bounds, SourcePartition, Tracking, VanishedError, bounds_apart
 
 __all__ = ["Driver", "Driving"]
 
@@ -85,7 +86,8 @@ class Driver:
         self._answered = False  # the source, in any cycle
         self._is_away = False  # the source, in the last cycle
         self._ended: dict[SourcePartition, TidelogError] = {}  # not tried again in this run
-        self._heads: dict[SourcePartition, Progress] = {}  # as they were last read
+        self._heads: dict[SourcePartition, Progress] | None = None  # as they were last read
+        self._seen_ends = SeenEnds(log, pipeline.id)
         self._before: list[SourcePartition] | None = None  # known when this driver began
         self._away: set[SourcePartition] = set()  # not in the source, and nothing is under way
         self._full: set[SourcePartition] = set()  # more may wait there, and nobody can count it
@@ -116,6 +118,7 @@ class Driver:
                     break
             if self._flushes_at_end() and not lost.is_set():
                 events += self._flush(cycle)
+            self._keep_seen(cycle, is_last=True)
             if lost.is_set():
                 raise FencedError(
                     f"pipeline `{self._pipeline.name}`: another driver has taken shard "
@@ -258,15 +261,37 @@ class Driver:
         self._track(cycle)
         partitions = self._partitions()
         found = bounds_apart(self._pipeline.source, partitions, errors)
+        self._keep_seen(cycle)
+        if self._how.accept_loss:
+            self._accept_vanished(cycle, errors)
         if errors and not found:
             raise next(iter(errors.values()))
         return found
 
+    def _keep_seen(self, cycle: Cycle, is_last: bool = False) -> None:
+        """Keep ends of the source that may vanish before they are read."""
+        source = self._pipeline.source
+        if isinstance(source, Tracking):
+            heads = {**(self._heads or {}), **cycle.heads()}
+            positions = {each: head.position for each, head in heads.items()}
+            ends = {each: source.seen()[each] for each in self._own(source.seen())}
+            self._seen_ends.keep(ends, positions, is_last)
+
+    def _accept_vanished(self, cycle: Cycle, errors: dict[SourcePartition, TidelogError]) -> None:
+        """Record gaps where the source is gone before its end, as a person accepted."""
+        for partition, error in list(errors.items()):
+            if isinstance(error, VanishedError):
+                with _kept(partition, {}, errors):
+                    if not cycle.adopted(partition):
+                        cycle.adopt(partition, Begin("", "earliest"))  # its head is there
+                    cycle.accept_vanished(partition, str(error.context["end"]))
+                    del errors[partition]
+
     def _track(self, cycle: Cycle) -> None:
         """Pass to the source what was read; heads of other drivers change beside us."""
         others = self._heads if self._how.shards == 1 else {}
-        known = {each: head for each, head in others.items() if not cycle.has(each)}
-        heads = {**known, **cycle.heads()}
+        known = {each: head for each, head in (others or {}).items() if not cycle.has(each)}
+        heads = None if self._heads is None else {**known, **cycle.heads()}
         self._heads = track(self._log, self._pipeline.id, self._pipeline.source, heads)
 
     def _is_tried(self, partition: SourcePartition, everything: bool) -> bool:

@@ -14,7 +14,7 @@ from tidelog.log.archives import change_archive, read_archive
 from tidelog.log.base import Log
 from tidelog.model import limits
 from tidelog.model.archive import Archive, Promotion
-from tidelog.pipeline.cycle import frozen
+from tidelog.pipeline.base import frozen
 
 __all__ = ["Gate", "is_stale", "withdraw"]
 

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from tidelog.log.archives import list_partitions, read_partitions, read_progress
 from tidelog.log.base import Log
 from tidelog.model.pipeline import Listed, Progress
+from tidelog.pipeline.losses import vanished_end
+from tidelog.pipeline.seen import read_seen
 from tidelog.sources.base import (
     Bounds,
     Known,
@@ -37,7 +39,8 @@ def track(
 ) -> dict[SourcePartition, Progress]:
     """Pass what the pipeline has read of its partitions to a source that tracks it.
 
-    Returns the heads that it passed; ``heads`` are those that need not be read.
+    Returns the heads that it passed; ``heads`` are those that need not be read. Without any, it
+    also passes the ends that drivers have seen, which a source remembers.
     """
     if not isinstance(source, Tracking):
         return {}
@@ -46,8 +49,18 @@ def track(
         partition = SourcePartition.named(name)
         if partition not in known and (head := read_progress(log, pipeline, name)) is not None:
             known[partition] = head
+    seen = read_seen(log, pipeline) if heads is None else {}
     source.track(
-        {each: Known(head.position, head.incarnation, head.note) for each, head in known.items()}
+        {
+            each: Known(
+                head.position,
+                head.incarnation,
+                head.note,
+                seen.get(each, ""),
+                vanished_end(head),
+            )
+            for each, head in known.items()
+        }
     )
     return known
 

@@ -15,7 +15,16 @@ from tidelog.model import limits
 from tidelog.model.pipeline import Begin, Gap, Progress, joined_gaps
 from tidelog.sources.base import Bounds, Source, SourcePartition
 
-__all__ = ["LostError", "RemadeError", "check_gaps", "ended_head", "is_remade"]
+__all__ = [
+    "LostError",
+    "RemadeError",
+    "check_gaps",
+    "ended_head",
+    "gaps_after",
+    "is_remade",
+    "vanished_end",
+    "vanished_head",
+]
 
 _REMEDY = (
     "create a new archive or pump for what is there now; run this one with --accept-loss to record "
@@ -76,6 +85,30 @@ def ended_head(head: Progress, bounds: Bounds, now_ms: int) -> Progress:
         totals=totals,
         gaps=gaps,
     )
+
+
+def vanished_head(head: Progress, end: str, now_ms: int) -> Progress:
+    """Returns the head of a source partition whose file is gone before its end, as was accepted.
+
+    The gap is behind the position. Should the file come back, reading goes on where it was.
+    """
+    totals = msgspec.structs.replace(head.totals, lost=head.totals.lost + 1, lost_ms=now_ms)
+    gaps = (*_without_vanished(head.gaps), Gap(head.position, end, "vanished"))
+    return msgspec.structs.replace(head, totals=totals, gaps=gaps)
+
+
+def gaps_after(head: Progress, more: tuple[Gap, ...]) -> tuple[Gap, ...]:
+    """Returns the gaps of a head after a range with some; what vanished has come back then."""
+    return joined_gaps(_without_vanished(head.gaps), more)
+
+
+def vanished_end(head: Progress) -> str:
+    """Returns up to where the loss of a file was accepted; empty where none was."""
+    return next((gap.end for gap in head.gaps if gap.reason == "vanished"), "")
+
+
+def _without_vanished(gaps: tuple[Gap, ...]) -> tuple[Gap, ...]:
+    return tuple(gap for gap in gaps if gap.reason != "vanished")
 
 
 def check_gaps(partition: SourcePartition, head: Progress, more: tuple[Gap, ...]) -> None:

@@ -143,7 +143,7 @@ class Recount:
 
 def _decided(head: Progress) -> tuple[Gap, ...]:
     """Gaps that no range has, since nothing is read behind them."""
-    return tuple(gap for gap in head.gaps if gap.reason in ("remade", "parent"))
+    return tuple(gap for gap in head.gaps if gap.reason in ("remade", "parent", "vanished"))
 
 
 def check_head(head: Progress | None, recount: Recount) -> Iterator[Problem]:

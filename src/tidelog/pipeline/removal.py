@@ -39,7 +39,7 @@ def remove_work(log: Log, pipeline: str, staged_in: Store) -> None:
     for partition in read_partitions(log, pipeline):
         for kind in ("aside", "before", "commit", "erased", "intent"):
             _remove_rows(log, layout.pipeline_partition(pipeline, partition), kind)
-    for kind in ("counted", "failure", "folder", "unsettled", "waiting"):
+    for kind in ("counted", "failure", "folder", "seen", "unsettled", "waiting"):
         _remove_rows(log, layout.pipeline_shards(pipeline), kind)
 
 

@@ -42,6 +42,7 @@ __all__ = [
     "SourcePartition",
     "Telling",
     "Tracking",
+    "VanishedError",
     "bounds_apart",
     "check_incarnation",
     "checked_at_end",
@@ -323,6 +324,8 @@ class Known:
     position: str
     incarnation: str
     note: bytes  # of the last range that was committed
+    seen: str = ""  # the end that some driver saw; empty: none was recorded
+    lost: str = ""  # what is before this is lost, as a person accepted; empty: nothing is
 
 
 @runtime_checkable
@@ -332,6 +335,19 @@ class Tracking(Protocol):
     def track(self, known: Mapping[SourcePartition, Known]) -> None:
         """Use this in all later calls."""
         ...
+
+    def seen(self) -> Mapping[SourcePartition, str]:
+        """Return ends that must be remembered: a partition that is gone before its end is a loss.
+
+        ``VanishedError`` is raised for such a one by ``bounds``, also if another process saw it.
+        """
+        ...
+
+
+class VanishedError(NotFoundError):
+    """A source partition is gone before its end was read; ``end`` is what was seen of it."""
+
+    kind = "vanished"
 
 
 @runtime_checkable

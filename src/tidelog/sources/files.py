@@ -183,6 +183,10 @@ class FilesSource:
         """Find files of rows again by what was read of them."""
         self._tracking.track(known)
 
+    def seen(self) -> dict[SourcePartition, str]:
+        """How many rows files were seen to have."""
+        return self._tracking.seen()
+
     def left_out(self) -> dict[str, str]:
         """Which files of the folder are not read, and why, as they were last seen."""
         return dict(self._seen.left_out)

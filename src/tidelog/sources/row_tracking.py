@@ -20,7 +20,8 @@ A file with a rotation's name beside its original is left out as long as all of 
 of the original: it is a copy that is being made before the original is cut off, or compressed. All
 that are left out are listed with the reason. A file that became shorter and still begins with the
 same line, and is nowhere else, is an error: it was cut off. So is one that vanished before all of
-it was read.
+it was read: the pipeline keeps how many rows were seen (``pipeline.seen``), so a process that never
+saw the file raises it too, until a person accepts the loss.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from typing import TypeVar
 from tidelog.clock import Clock
 from tidelog.errors import NotFoundError, TidelogError
 from tidelog.model.limits import FILE_FINISHED_MS
-from tidelog.sources.base import Known, SourcePartition
+from tidelog.sources.base import Known, SourcePartition, VanishedError
 from tidelog.sources.rotations import is_compressed, number_of, rotated_from
 from tidelog.sources.row_marks import (
     RowMark,
@@ -91,6 +92,13 @@ class RowTracking:
         """Learn what was read of source partitions."""
         self._known = dict(known)
         self._marks = {each: mark_from(found.note) for each, found in known.items()}
+        for partition, found in known.items():
+            if found.seen:
+                self._ends.setdefault(partition, int(found.seen))
+
+    def seen(self) -> dict[SourcePartition, str]:
+        """How many rows source partitions were seen to have."""
+        return {partition: str(rows) for partition, rows in self._ends.items()}
 
     def known(self, partition: SourcePartition) -> Known | None:
         return self._known.get(partition)
@@ -277,9 +285,9 @@ class RowTracking:
                 if self.incarnation(store, info) == known.incarnation:
                     del free[_path(partition.name)]
                     bound.errors[partition] = _cut_off(partition, info)
-            elif self._ends.get(partition, 0) > int(known.position):
-                left = self._ends[partition] - int(known.position)
-                bound.errors[partition] = _vanished(partition, left)
+            elif self._ends.get(partition, 0) > max(int(known.position), int(known.lost or 0)):
+                ends = int(known.position), self._ends[partition]
+                bound.errors[partition] = _vanished(partition, *ends)
 
     def _original(self, store: Store, name: str) -> str:
         """The file that another one is a copy of, as a rotation makes it; empty: none."""
@@ -345,9 +353,11 @@ def _cut_off(partition: SourcePartition, info: ObjectInfo) -> NotFoundError:
     )
 
 
-def _vanished(partition: SourcePartition, rows: int) -> NotFoundError:
-    return NotFoundError(
+def _vanished(partition: SourcePartition, position: int, end: int) -> VanishedError:
+    return VanishedError(
         f"source partition `{partition.text}`: its file was removed or replaced before its last "
-        f"{rows} rows were read: put it back into the folder under its name",
-        rows=rows,
+        f"{end - position} rows were read: put it back into the folder under its name, or run with "
+        "--accept-loss to record that they are lost",
+        rows=end - position,
+        end=str(end),
     )

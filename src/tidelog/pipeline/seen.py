@@ -1,0 +1,65 @@
+"""Ends of files that a driver saw, kept in the catalog: a file may vanish before they are read.
+
+A row is put as soon as rows wait in a source partition, then at most once a minute while it grows,
+and when a driver ends. So a driver that starts after the file is gone reports the loss as the one
+that saw it would, until a person accepts it (``losses``); one that was killed may have seen more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tidelog.catalog.base import Put
+from tidelog.log.base import Log
+from tidelog.model import layout, limits
+from tidelog.model.pipeline import SeenEnd
+from tidelog.model.run import decode_row, encode_row
+from tidelog.sources.base import SourcePartition
+
+__all__ = ["SeenEnds", "read_seen"]
+
+_EVERY_S = 60.0
+
+
+def read_seen(log: Log, pipeline: str) -> dict[SourcePartition, str]:
+    """Returns the ends that drivers of a pipeline have seen, by source partition."""
+    where, rows = layout.pipeline_shards(pipeline), layout.SEEN_ROWS
+    found = log.catalog.scan(where, rows, f"{rows}\uffff")
+    seen = [decode_row(row.value, SeenEnd, f"row `{row.row}`") for row in found]
+    return {SourcePartition.named(each.partition): each.end for each in seen}
+
+
+@dataclass
+class SeenEnds:
+    """The ends that one driver keeps."""
+
+    log: Log
+    pipeline: str
+    _stored: dict[SourcePartition, int] | None = None
+    _due_s: dict[SourcePartition, float] = field(default_factory=dict)
+
+    def keep(
+        self,
+        ends: Mapping[SourcePartition, str],
+        positions: Mapping[SourcePartition, str],
+        is_last: bool = False,
+    ) -> None:
+        """Put the ends of partitions in which rows wait, where that is due."""
+        if self._stored is None:
+            found = read_seen(self.log, self.pipeline) if ends else {}
+            self._stored = {each: int(end) for each, end in found.items()}
+        now_s = self.log.clock.monotonic_s()
+        rows: list[Put] = []
+        for partition, text in ends.items():
+            end, read = int(text), int(positions.get(partition) or 0)
+            stored = self._stored.get(partition, 0)
+            due = is_last or stored <= read or now_s >= self._due_s.get(partition, now_s)
+            if end > max(read, stored) and due:
+                value = encode_row(SeenEnd(partition.text, text))
+                rows.append(Put(layout.seen_row(partition.text), value))
+                self._stored[partition], self._due_s[partition] = end, now_s + _EVERY_S
+        where = layout.pipeline_shards(self.pipeline)
+        for first in range(0, len(rows), limits.CHANGES_MAX):
+            some = rows[first : first + limits.CHANGES_MAX]
+            self.log.catalog.write(where, *some, write_id=self.log.ids.new())
