@@ -2,7 +2,9 @@
 
 It holds the events of a stretch of offsets in their order, each with its offset, in row groups that
 are small enough to be fetched alone. Pages have checksums; the footer's stands in the journal's
-row. Between the last row group and the footer lies the id index, which other readers skip.
+row. Between the last row group and the footer lie the list of its sources and the id index, which
+other readers skip. A recovery needs the sources: a segment and the journals that were made of it
+hold the same events.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import crc32c
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,15 +25,26 @@ from tidelog.codec.events import STORED_SCHEMA, batch_bytes, one_batch
 from tidelog.codec.ids import encode_index
 from tidelog.codec.sizes import row_sizes
 from tidelog.errors import CorruptError
-from tidelog.model.run import Journal, Run
+from tidelog.model.decoding import decode_msgpack
+from tidelog.model.run import Journal, Run, Source
 
-__all__ = ["JOURNAL_SCHEMA", "EncodedJournal", "Fetch", "Group", "JournalFile", "encode_journal"]
+__all__ = [
+    "JOURNAL_SCHEMA",
+    "EncodedJournal",
+    "Fetch",
+    "Group",
+    "JournalFile",
+    "encode_journal",
+    "read_sources",
+]
 
 JOURNAL_SCHEMA = pa.schema([pa.field("offset", pa.int64(), nullable=False), *STORED_SCHEMA])
 
 _GROUP_ROWS = 65_536
 _GROUP_BYTES = 4 << 20  # before compression; what a lookup of one event decodes
 _MAGIC = b"PAR1"
+_SOURCES = b"tidelog.sources"  # metadata: where they are, their size in memory, their crc32c
+_ZSTD = pa.Codec("zstd", compression_level=1)
 
 Fetch = Callable[[int, int], bytes]
 """The bytes of the object from one place to another."""
@@ -82,8 +96,13 @@ class Group:
     byte_end: int
 
 
-def encode_journal(tables: Iterable[pa.Table], applied: int) -> EncodedJournal:
-    """Pack tables in journal columns, whose offsets rise; amendments are applied already."""
+def encode_journal(
+    tables: Iterable[pa.Table], applied: int, sources: Callable[[], Sequence[Source]] = tuple
+) -> EncodedJournal:
+    """Pack tables in journal columns, whose offsets rise; amendments are applied already.
+
+    ``sources`` is called when all tables were read.
+    """
     sink = pa.BufferOutputStream()
     writer = pq.ParquetWriter(
         sink,
@@ -105,6 +124,11 @@ def encode_journal(tables: Iterable[pa.Table], applied: int) -> EncodedJournal:
             times.append((found["min"], found["max"]))
             events += group.num_rows
             raw_bytes += batch_bytes(group)
+        if found_sources := sources():
+            packed = msgspec.msgpack.encode(found_sources)
+            where = f"{sink.tell()} {len(packed)} {crc32c.crc32c(packed)}"
+            sink.write(_ZSTD.compress(packed))
+            writer.add_key_value_metadata({_SOURCES.decode(): f"{where} {sink.tell()}"})
         ids_start = sink.tell()
         sink.write(encode_index(ids))
         ids_end = sink.tell()
@@ -120,6 +144,26 @@ def encode_journal(tables: Iterable[pa.Table], applied: int) -> EncodedJournal:
         ids_end=ids_end if has_ids else 0,
         journal=Journal(ids_end, crc32c.crc32c(memoryview(data)[ids_end:]), events, applied),
     )
+
+
+def read_sources(fetch: Fetch, size: int, what: str) -> list[Source]:
+    """The sources of a journal of this size, in order; none where it has no list.
+
+    ``CorruptError``; what ``fetch`` raises comes through.
+    """
+    try:
+        footer = size - 8 - int.from_bytes(fetch(size - 8, size)[:4], "little")
+        meta = pq.read_metadata(pa.BufferReader(_MAGIC + fetch(max(0, footer), size)))
+        found = (meta.metadata or {}).get(_SOURCES)
+        if found is None:
+            return []
+        start, packed_size, crc, end = (int(each) for each in found.split())
+        packed = _ZSTD.decompress(fetch(start, end), packed_size, asbytes=True)
+        if crc32c.crc32c(packed) != crc:
+            raise ValueError("their checksum does not match")
+        return decode_msgpack(packed, list[Source])
+    except (pa.ArrowInvalid, OSError, EOFError, ValueError, msgspec.MsgspecError) as exc:
+        raise CorruptError(f"{what}: its sources do not decode ({exc}): keep the object") from exc
 
 
 class JournalFile:

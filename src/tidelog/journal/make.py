@@ -10,18 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 
 import pyarrow as pa
 
 from tidelog.clock import Ids
 from tidelog.codec.events import batch_bytes
-from tidelog.codec.journal import JOURNAL_SCHEMA, encode_journal
+from tidelog.codec.journal import JOURNAL_SCHEMA, Fetch, encode_journal, read_sources
 from tidelog.journal.policy import JOURNALS_AT_ONCE, Group
 from tidelog.log.amended import Amendments
 from tidelog.log.contents import Cut, describe_run, fetch_run, in_turn, read_run
 from tidelog.log.rows import Rows
+from tidelog.log.unused import origin_of
 from tidelog.model import layout
-from tidelog.model.run import Run
+from tidelog.model.run import Run, Source
 from tidelog.model.topic import Topic
 from tidelog.store.base import Store
 from tidelog.store.fresh import put_fresh
@@ -68,9 +70,8 @@ def make_journals(
     base = group.base
     while base < group.end:
         is_last = len(journals) + 1 == parts_max
-        encoded = encode_journal(
-            reading.part(None if is_last else work.max_raw_bytes), work.applied
-        )
+        part = reading.part(None if is_last else work.max_raw_bytes)
+        encoded = encode_journal(part, work.applied, partial(reading.sources, base))
         end = reading.end
         key = layout.journal(
             work.topic.incarnation, work.partition, work.epoch, base, work.id, ids.new()
@@ -91,6 +92,7 @@ class _Reading:
         self._pool = pool
         self.amendments = 0
         self.end = work.group.base  # where the part that was read ends
+        self._sources: list[Source] = []
         self._rows = self._all()
         self._next = next(self._rows, None)
 
@@ -111,6 +113,20 @@ class _Reading:
         if self._next is None:
             self.end = self._work.group.end
 
+    def sources(self, base: int) -> list[Source]:
+        """Those of what was read from an offset on."""
+        parts = (each.between(base, self.end) for each in self._sources)
+        return [part for part in parts if part is not None]
+
+    def _note_source(self, run: Run, start: int, data: bytes | None) -> None:
+        if run.journal is None:
+            found = [Source(run.base, run.count, origin_of(run.object)[0], 0)]
+        else:
+            fetch = partial(self._store.get, run.object) if data is None else _fetch(data)
+            found = read_sources(fetch, run.byte_end, f"journal `{run.object}`")
+        parts = (each.between(start, run.end) for each in found)
+        self._sources += [part for part in parts if part is not None]
+
     def _all(self) -> Iterator[Rows]:
         work = self._work
         living = [run for run in work.group.rows if run.end > work.start]
@@ -119,6 +135,7 @@ class _Reading:
         for run, data in fetched:
             what = describe_run(work.topic.name, work.partition, run)
             at = max(run.base, work.start)
+            self._note_source(run, at, data)
             while at < run.end:
                 if found is None or (found.end is not None and at >= found.end):
                     found = self._pages(at)
@@ -128,6 +145,10 @@ class _Reading:
                 cut = Cut(at, end, None, self._pool)
                 yield from read_run(self._store, run, what, cut, new, data)
                 at = end
+
+
+def _fetch(data: bytes) -> Fetch:
+    return lambda start, end: data[start:end]
 
 
 def _cut(rows: Rows, room: int) -> tuple[Rows, Rows | None]:

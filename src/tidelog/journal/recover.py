@@ -2,25 +2,27 @@
 
 A stray is an object that fewer partitions name or list as unused than it has events of (``losses``
 in ``log``): its commit was lost with a newer catalog, or a producer died before it. Segments and
-journals say which events they hold. A large value of an update does not name its event, so it is
-counted and left.
+journals say which events they hold (``forgotten``). A large value of an update does not name its
+event, so it is counted and left.
 
 1. raise the topic's generation above that of every object, and the floor of every head: a producer
-   that has uploaded a stray and is still at work can no longer commit it
-2. list the objects, then read all rows: what is left over are the strays
-3. for each stray and each partition that does not know it: leave out events that the topic has by
-   id, and those that were deleted after the object was stored; append the others to that partition,
-   in commits of a producer that is named after the stray, with the events' places in it as
-   sequences
-4. list the stray as unused, in the last of these commits: from then on it is not a stray, and
-   sweeps delete it
+   that has uploaded a stray and is still at work must upload it again to commit it
+2. list the objects below that generation, then read all rows: what is left over are the strays. The
+   events of one segment for one partition are a unit, in whichever strays they are
+3. for each unit: leave out events that the topic has by id, and those that were deleted after the
+   object was stored; append the others to that partition, in a commit of a producer that is named
+   after the unit, with the events' places in it as sequences. The commit of a living producer that
+   has uploaded the segment again creates the same row (``log.append``): only one of them lands. The
+   commit expects that nothing was erased since step 2, else the events are looked at again
+4. list the segment as unused in that commit, and each journal in the last commit of its units: from
+   then on they are not strays, and sweeps delete them
 
-| dies after  | what is there                              | who repairs                           |
-|-------------|--------------------------------------------|---------------------------------------|
-| 1           | a higher generation                        | producers upload again if they must   |
-| 3, partly   | some of the events, and the producer's row | the next call appends the others      |
-| 3, upload   | a segment that has the stray's own id      | the next call passes it, a sweep too  |
-| 4           | all events                                 | sweeps delete the stray               |
+| dies after  | what is there                            | who repairs                           |
+|-------------|------------------------------------------|---------------------------------------|
+| 1           | a higher generation                      | producers upload again if they must   |
+| 3, partly   | some of the units, and their rows        | the next call appends the others      |
+| 3, upload   | a segment that has the unit's own id     | the next call passes it, a sweep too  |
+| 4           | all events                               | sweeps delete the strays              |
 
 So a second call doubles nothing, also for events without an id, and two calls at once share the
 work. The producer's row is kept for a week, as that of every unnamed one.
@@ -29,40 +31,37 @@ work. The producer's row is kept for a week, as that of every unnamed one.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from tidelog.catalog.base import Put
-from tidelog.codec.events import STORED_SCHEMA
-from tidelog.codec.segment import Piece, encode_segment, read_known
+from tidelog.codec.segment import Piece, encode_segment
 from tidelog.errors import (
     AlreadyExistsError,
     ConflictError,
-    CorruptError,
     NotFoundError,
     UnavailableError,
     UnknownOutcomeError,
 )
 from tidelog.journal.audit import id_mark, key_mark, read_records
+from tidelog.journal.forgotten import Forgotten, Unit, UnitEvents
 from tidelog.journal.lookup import Lookup
-from tidelog.log.append import Appender, Stored, _Plan
+from tidelog.log.append import Stored, _Plan
 from tidelog.log.base import Log
+from tidelog.log.copying import Copier, LedgerMovedError
 from tidelog.log.heads import RACE, raise_head
-from tidelog.log.references import read_references
-from tidelog.log.topics import read_head
-from tidelog.log.unused import Uses, list_now, list_unused, origin_of
+from tidelog.log.ledger import NOTHING_ERASED, ErasedIds, read_stamp
+from tidelog.log.unused import list_now, list_unused
 from tidelog.model import layout, limits
-from tidelog.model.producers import once_producer
-from tidelog.model.run import Head, HeldRow, decode_row, encode_row
+from tidelog.model.producers import recovery_id, recovery_producer
+from tidelog.model.run import Head, decode_row, encode_row
 from tidelog.model.topic import Topic
-from tidelog.store.base import ObjectInfo
 
 __all__ = ["RecoverReport", "recover_topic"]
 
@@ -84,27 +83,26 @@ class RecoverReport:
     unreadable: list[str] = field(default_factory=list)  # objects that do not decode: left
 
 
-@dataclass(frozen=True, slots=True)
-class _Stray:
-    """Events of one object for one partition."""
-
-    info: ObjectInfo
-    partition: int
-    at: int  # about at which offset they were
-    table: pa.Table
-
-
 def recover_topic(log: Log, lookup: Lookup, *, dry_run: bool = False) -> RecoverReport:
     """Append the events of a topic's strays that the topic does not have.
 
     ``CorruptError`` for rows that do not decode, ``UnavailableError`` as usual: call it again.
     """
     topic = lookup.topic if dry_run else _fence(log, lookup.topic)
-    report = RecoverReport(topic.name, dry_run)
-    found = _Strays(log, topic, report)
-    for stray in found.read():
-        one = _Recovery(log, topic, lookup, report)
-        one.run(stray, found.deleted)
+    found = Forgotten(log, topic, None if dry_run else topic.generation)
+    report = RecoverReport(topic.name, dry_run, found.objects(), values=len(found.values))
+    recovery = _Recovery(log, topic, lookup, report)
+    left = Counter(info.key for unit in found.units for info, _ in unit.journals)
+    for unit in found.units:
+        events = found.read(unit)
+        if events is None:
+            continue  # nor are its journals listed
+        left.subtract({info.key for info, _ in unit.journals})
+        finished = [info.key for info, _ in unit.journals if not left[info.key]]
+        recovery.run(unit, events, finished)
+    report.unreadable = sorted(set(found.unreadable))
+    for info in () if dry_run else found.unneeded:
+        list_now(log, topic, layout.journal_place(info.key)[0], [info.key])
     return report
 
 
@@ -141,96 +139,15 @@ def _raise_generation(log: Log, topic: Topic, wanted: int) -> Topic:
     raise _busy(topic)
 
 
-class _Strays:
-    """Step 2, and what strays hold."""
+class _Recovering(Copier):
+    """Appends the events of one unit."""
 
-    def __init__(self, log: Log, topic: Topic, report: RecoverReport) -> None:
-        self._log = log
-        self._topic = topic
-        self._report = report
-        self._objects = [
-            info
-            for folder in (layout.segments, layout.journals, layout.amendments)
-            for info in log.store.list(folder(topic.incarnation))
-        ]
-        self._uses = Uses(info.key for info in self._objects)
-        for partition in range(topic.partitions):
-            head, _ = read_head(log, topic, partition)
-            rows = read_references(log, topic, partition, head)
-            self._uses.add(partition, rows.objects)
-            self._uses.add(partition, rows.leftovers)
-            self._uses.add_rows(partition, rows.unused)
-        self.deleted = _deleted(log, topic)
+    finished: Sequence[str] = ()  # strays, which the next commit lists as unused
 
-    def read(self) -> Iterator[_Stray]:
-        """The events of all strays, in about the order in which they were committed once."""
-        strays = [info for info in self._objects if not self._uses.is_settled(info.key)]
-        ours = {
-            _own_id(origin_of(info.key)[0], partition)
-            for info in strays
-            for partition in range(self._topic.partitions)
-        }
-        places = [
-            (at, info.key, info, partition)
-            for info in strays
-            if origin_of(info.key)[0] not in ours
-            for at, partition in self._places(info)
-        ]
-        self._report.objects = len({key for _, key, _, _ in places})
-        for at, _, info, partition in sorted(places, key=lambda each: each[:2]):
-            for table in self._tables(info, partition):
-                yield _Stray(info, partition, at, table)
-
-    def _places(self, info: ObjectInfo) -> Iterator[tuple[int, int]]:
-        """Where the events of a stray were, for partitions that do not know it."""
-        if info.key.startswith(layout.amendments(self._topic.incarnation)):
-            self._report.values += 1
-            return
-        try:
-            if info.key.startswith(layout.journals(self._topic.incarnation)):
-                found = self._journal_places(info.key)
-            else:
-                data = self._log.store.get(info.key)
-                known = read_known(data, f"segment `{info.key}`")
-                found = [(each.next, each.partition) for each in known]
-        except NotFoundError:
-            return  # a sweep has deleted it meanwhile
-        except (CorruptError, ValueError):
-            self._report.unreadable.append(info.key)
-            return
-        for at, partition in found:
-            is_here = 0 <= partition < self._topic.partitions
-            if is_here and not self._uses.is_known(info.key, partition):
-                yield at, partition
-
-    def _journal_places(self, key: str) -> list[tuple[int, int]]:
-        partition, epoch = layout.journal_place(key)
-        where = layout.topic_partition(self._topic.incarnation, partition)
-        row = self._log.catalog.get(where, layout.COMPILE_ROW)
-        if row is not None:
-            lease = decode_row(row.value, HeldRow, f"compile row of `{self._topic.name}`")
-            if lease.owner and lease.epoch == epoch:
-                return []  # it is being compiled
-        return [(layout.journal_base(key), partition)]
-
-    def _tables(self, info: ObjectInfo, partition: int) -> Iterator[pa.Table]:
-        """The events that an object has for a partition; none if it is missing or damaged."""
-        try:
-            data = self._log.store.get(info.key)
-            if info.key.endswith(".parquet"):
-                yield _read_journal(data)
-            else:
-                yield _read_segment(data, partition, info.key)
-        except NotFoundError:
-            return
-        except (CorruptError, pa.ArrowInvalid, OSError, EOFError):
-            self._report.unreadable.append(info.key)
-
-
-class _Recovering(Appender):
-    """Appends the events of one stray to one partition."""
-
-    finished = ""  # the stray, which the next commit lists as unused
+    def look(self) -> ErasedIds:
+        """Only how far the ledger is: audit records say what was deleted, and when."""
+        self.erased = ErasedIds(stamp=read_stamp(self._log, self._topic))
+        return self.erased
 
     def upload_as(self, segment_id: str, table: pa.Table, partition: int) -> tuple[Stored, Piece]:
         segment = encode_segment([(partition, table)], self.known([partition]))
@@ -238,90 +155,101 @@ class _Recovering(Appender):
 
     def _plan(self, *given: object) -> _Plan:
         plan = super()._plan(*given)  # type: ignore[arg-type]
-        if not self.finished:
-            return plan
-        listed = list_unused(plan.write_id, [self.finished])
+        listed = list_unused(self._log.ids.new(), self.finished)
         return dataclasses.replace(plan, changes=(*plan.changes, *listed))
 
 
 class _Recovery:
-    """Steps 3 and 4 for one stray and partition."""
+    """Steps 3 and 4."""
 
     def __init__(self, log: Log, topic: Topic, lookup: Lookup, report: RecoverReport) -> None:
         self._log = log
         self._topic = topic
         self._lookup = lookup
         self._report = report
+        self._erased: ErasedIds = NOTHING_ERASED
+        self._deleted: Mapping[str, int] | None = None  # as of that ledger
 
-    def run(self, stray: _Stray, deleted: Mapping[str, int]) -> None:
-        rows = self._absent(stray, deleted)
-        self._report.events += stray.table.num_rows
+    def run(self, unit: Unit, events: UnitEvents, journals: Sequence[str]) -> None:
+        """One unit, and these journals, which have nothing else to recover."""
+        self._report.events += events.table.num_rows
         if self._report.dry_run:
-            self._report.appended += len(rows)
+            self._deleted = self._deleted or _deleted(self._log, self._topic)
+            self._report.appended += len(self._absent(events, self._deleted))
             return
+        finished = [*([] if unit.segment is None else [unit.segment.key]), *journals]
         for delay_s in RACE.delays_s(self._log.random):
+            before = (self._report.present, self._report.erased)
             try:
-                self._report.appended += self._append(stray, rows)
+                self._report.appended += self._append(unit, events, finished)
             except AlreadyExistsError:  # another call recovers it at the same time
+                self._report.present, self._report.erased = before
                 self._log.clock.sleep(delay_s)
             else:
                 return
         raise _busy(self._topic)
 
-    def _absent(self, stray: _Stray, deleted: Mapping[str, int]) -> npt.NDArray[np.int64]:
+    def _absent(self, events: UnitEvents, deleted: Mapping[str, int]) -> npt.NDArray[np.int64]:
         """The rows of events that are to be appended."""
-        ids: list[str | None] = stray.table.column("id").to_pylist()
+        ids: list[str | None] = events.table.column("id").to_pylist()
         asked = sorted({each for each in ids if each is not None})
         there: set[str] = set()
         for first in range(0, len(asked), _LOOKED_UP):
             there.update(self._lookup.find(asked[first : first + _LOOKED_UP]).events)
-        keys = stray.table.column("key").to_pylist() if deleted else [None] * len(ids)
+        keys = events.table.column("key").to_pylist() if deleted else [None] * len(ids)
         kept = []
         for row, (event_id, key) in enumerate(zip(ids, keys, strict=True)):
             if event_id is not None and event_id in there:
                 self._report.present += 1
-            elif deleted and _is_deleted(deleted, event_id, key, stray.info.modified_ms):
+            elif deleted and _is_deleted(deleted, event_id, key, int(events.stored_ms[row])):
                 self._report.erased += 1
             else:
                 kept.append(row)
         return np.array(kept, np.int64)
 
-    def _append(self, stray: _Stray, rows: npt.NDArray[np.int64]) -> int:
-        """Append those that no earlier call has appended, and list the stray; how many."""
-        origin = origin_of(stray.info.key)[0]
-        producer = once_producer(_own_id(origin, stray.partition))
+    def _append(self, unit: Unit, events: UnitEvents, finished: Sequence[str]) -> int:
+        """Append those that no earlier call has appended, and list the strays; how many."""
+        producer = recovery_producer(unit.origin, unit.partition)
         appender = _Recovering(self._log, self._topic, producer)
-        left = rows[rows > appender.last_sequence(stray.partition)]
-        most = limits.BATCH_EVENTS_MAX
-        for first in range(0, len(left), most):
-            taken = left[first : first + most]
-            table = stray.table.take(pa.array(taken))
-            segment_id = _own_id(origin, stray.partition)
-            stored, piece = appender.upload_as(segment_id, table, stray.partition)
-            if first + most >= len(left):
-                appender.finished = stray.info.key
-            appender.commit(stored, piece, taken.tolist())
-        if not len(left):
-            list_now(self._log, self._topic, stray.partition, [stray.info.key])
-        return len(left)
+        appender.erased = self._erased
+        before = (self._report.present, self._report.erased)
 
+        def attempt(erased: ErasedIds) -> int:
+            if self._deleted is None or erased.stamp != self._erased.stamp:
+                self._deleted, self._erased = _deleted(self._log, self._topic), erased
+            self._report.present, self._report.erased = before
+            rows = self._absent(events, self._deleted)
+            left = rows[events.places[rows] > appender.last_sequence(unit.partition)]
+            self._commit(appender, unit, events, left, finished)
+            return len(left)
 
-def _read_segment(data: bytes, partition: int, key: str) -> pa.Table:
-    known = read_known(data, f"segment `{key}`")
-    table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
-    if sum(each.count for each in known) != table.num_rows:
-        raise CorruptError(f"segment `{key}`: holds {table.num_rows} events, and says otherwise")
-    parts, first = [], 0
-    for each in known:
-        if each.partition == partition:
-            parts.append(table.slice(first, each.count))
-        first += each.count
-    return pa.concat_tables(parts).combine_chunks()
+        return appender.copy(attempt)
 
-
-def _read_journal(data: bytes) -> pa.Table:
-    table = pq.read_table(pa.BufferReader(data), page_checksum_verification=True)
-    return table.select(STORED_SCHEMA.names).cast(STORED_SCHEMA).combine_chunks()
+    def _commit(
+        self,
+        appender: _Recovering,
+        unit: Unit,
+        events: UnitEvents,
+        rows: npt.NDArray[np.int64],
+        finished: Sequence[str],
+    ) -> None:
+        most = limits.SEGMENT_EVENTS_MAX  # all events of a segment at once
+        for first in range(0, len(rows), most):
+            taken = rows[first : first + most]
+            stored, piece = appender.upload_as(
+                recovery_id(unit.origin, unit.partition),
+                events.table.take(pa.array(taken)),
+                unit.partition,
+            )
+            appender.finished = finished if first + most >= len(rows) else ()
+            try:
+                appender.commit(stored, piece, events.places[taken].tolist())
+            except (AlreadyExistsError, LedgerMovedError):
+                appender.abandon(unit.partition, stored)  # it may hold erased events
+                appender.list_abandoned()
+                raise
+        if finished and not len(rows):
+            list_now(self._log, self._topic, unit.partition, finished)
 
 
 def _deleted(log: Log, topic: Topic) -> dict[str, int]:
@@ -341,11 +269,6 @@ def _is_deleted(
     marks = [id_mark(event_id)] if event_id is not None else []
     marks += [key_mark(key)] if key is not None else []
     return any(deleted.get(mark, -1) >= stored_ms for mark in marks)
-
-
-def _own_id(origin: str, partition: int) -> str:
-    """The id of segments that are made of a stray, so that those of a dead call are known."""
-    return hashlib.sha256(f"{origin}/{partition}".encode()).hexdigest()[:32]
 
 
 def _generation(key: str) -> int:

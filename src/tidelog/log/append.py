@@ -17,6 +17,12 @@ and repeated at once. Only a second conflict in a row is followed by a wait, sin
 after one. The segment stays the same, unless a sweep has raised the floor above its generation:
 then the segment is uploaded again.
 
+A segment that is stored more than once (uploaded again, or copied from where it was staged) may be
+committed by another process as well: a recovery appends the events of an object that no row names
+(``journal.recover``). So such a commit also creates the row of the producer by which a recovery
+would append them, and expects that there is none. Where there is one, the events are in the topic:
+the commit only notes their sequences.
+
 A segment that this process will no longer commit to a partition is listed there as unused, by
 the next commit or by a write of its own, so that a sweep need not keep it as a possible loss.
 
@@ -34,6 +40,7 @@ the appender, and it stays fenced for every partition.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -57,12 +64,15 @@ from tidelog.log.sent import recent_batches, sent_batch
 from tidelog.log.topics import find_topic, head_of, read_head
 from tidelog.log.unused import list_apart, list_unused
 from tidelog.model import layout, limits
+from tidelog.model.producers import recovery_producer
 from tidelog.model.run import Head, Known, ProducerState, Run, SentBatch, decode_row, encode_row
 from tidelog.model.slot import slots_of
 from tidelog.model.topic import Topic
 from tidelog.store.fresh import copy_fresh, put_fresh
 
 __all__ = ["Appender", "Stored"]
+
+_ALL = limits.SEGMENT_EVENTS_MAX  # above the place of every event in a segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +83,7 @@ class Stored:
     key: str
     generation: int
     staged: str | None = None  # the key it was copied from; its bytes are there, not in memory
+    is_copy: bool = False  # there may be other copies, which a recovery may find
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +106,8 @@ class _Plan:
 
 class Appender:
     """One producer's commits to one topic. Calls for one partition must not overlap."""
+
+    needs_offsets = True  # whether callers use the offset that a commit returns
 
     def __init__(
         self, log: Log, topic: Topic, producer: str, epoch: int = 0, *, once: bool = False
@@ -158,7 +171,7 @@ class Appender:
         origin = hashlib.sha256(staged.encode()).hexdigest()[:32]
         key, generation = self._key(origin, len(pieces), self._log.ids.new())
         copy_fresh(self._log.store, staged, key)
-        return Stored(Segment(b"", pieces), key, generation, staged)
+        return Stored(Segment(b"", pieces), key, generation, staged, is_copy=True)
 
     def _upload(self, segment: Segment, segment_id: str, copy_id: str) -> Stored:
         key, generation = self._key(segment_id, len(segment.pieces), copy_id)
@@ -224,6 +237,10 @@ class Appender:
                 )
             if stored.generation < head.floor:
                 stored = self._upload_anew(stored, head.floor)
+            if stored.is_copy:
+                base = self._recovered_at(stored, piece, sequences, head_version, mark)
+                if base is not None:
+                    return base, stored
             plan = self._plan(stored, piece, sequences, (head, head_version), mark)
             if self._write(piece.partition, plan):
                 self._abandoned.pop(piece.partition, None)
@@ -311,8 +328,70 @@ class Appender:
             ),
             *slots,
             *list_unused(write_id, self._abandoned.get(piece.partition, ())),
+            *self._claim(stored, piece.partition, now_ms),
         ]
         return _Plan(tuple(changes), head_version, new_head, state_version, new_state, batch, run)
+
+    def _claim(self, stored: Stored, partition: int, now_ms: int) -> list[Put]:
+        """The change by which one copy of a segment excludes all others, and a recovery."""
+        if not stored.is_copy:
+            return []
+        row = layout.producer_row(_recovery_of(stored, partition))
+        return [Put(row, encode_row(ProducerState(0, _ALL, (), now_ms)), expect=ABSENT)]
+
+    def _recovered_at(
+        self,
+        stored: Stored,
+        piece: Piece,
+        sequences: Sequence[int] | None,
+        head_version: str,
+        mark: bytes,
+    ) -> int | None:
+        """The first offset of a piece that a recovery has appended; None where none has.
+
+        Then the producer's row notes the sequences, so that a repeat finds them stored.
+        ``AlreadyExistsError`` where another copy is committed. ``UnknownOutcomeError`` where the
+        recovery left out events, so that offsets of the others are not known.
+        """
+        where = layout.topic_partition(self._topic.incarnation, piece.partition)
+        row = self._log.catalog.get(
+            where, layout.producer_row(_recovery_of(stored, piece.partition))
+        )
+        if row is None:
+            return None
+        what = f"segment `{stored.key}` on `{self._topic.name}/{piece.partition}`"
+        found = decode_row(row.value, ProducerState, what)
+        if found.last == _ALL:
+            raise AlreadyExistsError(f"{what}: another copy of it is committed: use that one")
+        base = next((each.base for each in found.recent), 0)
+        if self.needs_offsets and [each.count for each in found.recent] != [piece.count]:
+            raise self._unknown(piece.partition, "a recovery has appended a part of it")
+        ours: set[str] = set()
+        for delay_s in self._delays():
+            state, version = self._state(piece.partition)
+            if ours.intersection(each.write for each in state.recent):
+                return base
+            self._check_fence(piece.partition)
+            write_id, now_ms = self._log.ids.new(), self._log.clock.now_ms()
+            batch = sent_batch(base, piece.count, sequences, state.last + 1, write_id)
+            recent = recent_batches(state.recent, batch)
+            new = ProducerState(self._epoch, batch.sequences()[-1], recent, now_ms, mark=mark)
+            change = Put(
+                layout.producer_row(self._producer), encode_row(new), expect=version or ABSENT
+            )
+            ours.add(write_id)
+            try:
+                check = Check("head", head_version)
+                self._log.catalog.write(where, change, check, write_id=write_id)
+            except (ConflictError, UnknownOutcomeError):
+                self._log.clock.sleep(delay_s)
+                self._forget(piece.partition)
+                head, head_version = self._head(piece.partition)
+                self.check_head(piece.partition, head)
+            else:
+                self._states[piece.partition] = (new, write_id)
+                return base
+        raise self._unknown(piece.partition, "a recovery has appended it")
 
     def _write(self, partition: int, plan: _Plan) -> bool:
         """Whether the plan became true; False when it never will, so that a new one is needed."""
@@ -482,7 +561,8 @@ class Appender:
         if stored.staged is not None:
             return self.adopt(stored.staged, stored.segment.pieces)
         origin, _ = layout.segment_origin(stored.key)
-        return self._upload(stored.segment, origin, self._log.ids.new())
+        again = self._upload(stored.segment, origin, self._log.ids.new())
+        return dataclasses.replace(again, is_copy=True)
 
     def _key(self, segment_id: str, partitions: int, copy_id: str) -> tuple[str, int]:
         generation = self._topic.generation  # read once: another thread may see a newer one
@@ -513,3 +593,7 @@ class Appender:
             self._log.random.uniform(0, min(0.2, 0.001 * 2 ** min(attempt, 8)))
             for attempt in range(limits.COMMIT_ATTEMPTS)
         )
+
+
+def _recovery_of(stored: Stored, partition: int) -> str:
+    return recovery_producer(layout.segment_origin(stored.key)[0], partition)

@@ -42,6 +42,7 @@ class Copier(Appender):
     """An appender whose commits expect the ledger by which erased events were left out."""
 
     erased: ErasedIds = NOTHING_ERASED
+    needs_offsets = False
 
     @property
     def store(self) -> Store:

@@ -53,6 +53,7 @@ __all__ = [
     "enter_erased",
     "read_erased",
     "read_ledger",
+    "read_stamp",
     "was_erased",
 ]
 
@@ -168,10 +169,15 @@ def read_erased(log: Log, topic: Topic, known: ErasedIds = NOTHING_ERASED) -> Er
 
     ``NotFoundError`` when the topic was deleted.
     """
-    stamp = tuple(_copied(log, topic, each).erasures for each in range(topic.partitions))
+    stamp = read_stamp(log, topic)
     if stamp == known.stamp:
         return known
     return read_ledger(log, topic, stamp)
+
+
+def read_stamp(log: Log, topic: Topic) -> Stamp:
+    """Steps 1 and 2 of a copy: what its commits expect of the heads."""
+    return tuple(_copied(log, topic, each).erasures for each in range(topic.partitions))
 
 
 def read_ledger(log: Log, topic: Topic, stamp: Stamp = ()) -> ErasedIds:

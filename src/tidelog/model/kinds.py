@@ -36,7 +36,8 @@ OBJECTS = (
     ),
     Kind(
         "topics/<t>/journals/<partition>/<epoch>/<base>_<work>-<id>.parquet",
-        "journal: compiled runs with their offsets, amendments applied; Parquet, zstd",
+        "journal: compiled runs with their offsets, amendments applied, and from which segments "
+        "they came; Parquet, zstd",
     ),
     Kind(
         "topics/<t>/amendments/<generation>/<xx>/<partition>-<sequence>_<id>",

@@ -4,12 +4,14 @@ A producer's row decides which events count as stored, so two writers that share
 lose events. Each kind of writer therefore has a prefix of its own, which no other name begins with:
 
 - ``~<id>``: without a name; a sweep removes the row when it is old
-- ``~once-<hash>``: a request with an idempotency key
+- ``~once-<hash>``: a request with an idempotency key, or a recovery of one object's events
 - ``:pipeline:<pipeline>:<source partition>``, ``:playback:<name>``, ``:sink:<name>``: kept for good
 - anything else: a name that a user gave
 """
 
 from __future__ import annotations
+
+import hashlib
 
 from tidelog.errors import InvalidError
 from tidelog.model import limits
@@ -21,6 +23,8 @@ __all__ = [
     "once_producer",
     "pipeline_producer",
     "playback_producer",
+    "recovery_id",
+    "recovery_producer",
     "sink_producer",
     "unnamed_producer",
 ]
@@ -47,6 +51,16 @@ def unnamed_producer(fresh_id: str) -> str:
 def once_producer(digest: str) -> str:
     """Of a request with an idempotency key that has this hash."""
     return f"{UNNAMED}once-{digest}"
+
+
+def recovery_id(origin: str, partition: int) -> str:
+    """Of segments with the events that an object, or a copy of it, has for a partition."""
+    return hashlib.sha256(f"{origin}/{partition}".encode()).hexdigest()[:32]
+
+
+def recovery_producer(origin: str, partition: int) -> str:
+    """Of a recovery of these events; a commit of a copy of the object creates its row too."""
+    return once_producer(recovery_id(origin, partition))
 
 
 def pipeline_producer(pipeline: str, source_partition: str) -> str:

@@ -21,6 +21,7 @@ __all__ = [
     "ProducerState",
     "Run",
     "SentBatch",
+    "Source",
     "Strays",
     "Unused",
     "decode_fields",
@@ -71,6 +72,25 @@ class Known(Persisted, frozen=True, array_like=True):
     next: int = 0  # the head's, or an earlier one; 0 also where nothing was known
     base: int = -1  # of the last run before that ``next``; -1 for none
     object: str = ""  # that held this run
+
+
+class Source(Persisted, frozen=True, array_like=True):
+    """From which segment a stretch of a journal's offsets came; the journal carries it.
+
+    What the journal does not hold of the stretch was deleted.
+    """
+
+    base: int  # the first offset of the stretch
+    count: int
+    origin: str  # the id that all copies of the segment share
+    place: int  # of the first event among those that the segment has for the partition
+
+    def between(self, start: int, end: int) -> Source | None:
+        """The part that is in ``[start, end)``; None for nothing."""
+        first, last = max(self.base, start), min(self.base + self.count, end)
+        if first >= last:
+            return None
+        return Source(first, last - first, self.origin, self.place + first - self.base)
 
 
 class Unused(Persisted, frozen=True):

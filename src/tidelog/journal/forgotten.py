@@ -1,0 +1,334 @@
+"""Which events strays hold, and from which segment each came. Reads only; see ``recover``.
+
+One event may be in several objects: in a segment, in copies of it, in each journal that was made of
+it, and in those that were made of such journals. All are told apart by the segment's id (its
+**origin**) and the event's place in it, which journals list as their sources. The events of one
+origin for one partition are a **unit**.
+
+- a segment gives units for the partitions that neither name nor list it
+- a journal gives units for sources that the partition does not hold: by a living row of a run or a
+  journal, or by a row that lists a segment which is still there, and so was trimmed, compiled or
+  recovered. A journal whose sources are all held is not needed. One whose sources are held by rows
+  that name missing objects is left as it is: it may be the only copy
+- where a journal has a stretch of a unit, it is right, also about events that it lacks: these were
+  deleted. Of several journals the newest is right
+- segments that a recovery has made of a unit are no units of their own while the unit is there
+
+Rows are read after the listing. An object that is there after its rows were read was not swept
+before that, since sweeps delete objects before the rows that list them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from tidelog.codec.events import STORED_SCHEMA
+from tidelog.codec.journal import JOURNAL_SCHEMA, read_sources
+from tidelog.codec.segment import read_known
+from tidelog.errors import CorruptError, NotFoundError, UnavailableError
+from tidelog.log.base import Log
+from tidelog.log.references import References, read_references
+from tidelog.log.topics import read_head
+from tidelog.log.unused import Uses, origin_of
+from tidelog.model import layout
+from tidelog.model.producers import recovery_id
+from tidelog.model.run import HeldRow, Known, Source, decode_row
+from tidelog.model.topic import Topic
+from tidelog.store.base import ObjectInfo
+
+__all__ = ["Forgotten", "Unit", "UnitEvents"]
+
+_READS = 10  # of a partition that is compiled or trimmed while it is read
+
+
+@dataclass(slots=True)
+class Unit:
+    """The events of one origin for one partition, and which strays hold them."""
+
+    origin: str
+    partition: int
+    at: int  # about at which offset they were
+    segment: ObjectInfo | None = None
+    journals: list[tuple[ObjectInfo, Source]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class UnitEvents:
+    """The events of a unit that are not deleted, in their order."""
+
+    table: pa.Table
+    places: npt.NDArray[np.int64]  # in the origin
+    stored_ms: npt.NDArray[np.int64]  # the dates of the objects that hold them
+
+
+class Forgotten:
+    """The strays of a topic, as one look at the store and the catalog shows them."""
+
+    def __init__(self, log: Log, topic: Topic, below: int | None) -> None:
+        """Segments from generation ``below`` on may be under way, and are passed over."""
+        self._log = log
+        self._topic = topic
+        self.units: list[Unit] = []
+        self.unneeded: list[ObjectInfo] = []  # journals that only hold what the topic has
+        self.unreadable: list[str] = []
+        self.values: list[str] = []  # large values of updates
+        self._read: tuple[str, pa.Table] = ("", None)
+        before = self._compilers()
+        objects = [
+            info
+            for folder in (layout.segments, layout.journals, layout.amendments)
+            for info in log.store.list(folder(topic.incarnation))
+            if below is None or folder is layout.journals or _generation(info.key) < below
+        ]
+        self._keys = {info.key for info in objects}
+        references = [self._references(each) for each in range(topic.partitions)]
+        after = self._compilers()
+        uses = Uses(self._keys)
+        for partition, rows in enumerate(references):
+            uses.add(partition, rows.objects)
+            uses.add(partition, rows.leftovers)
+            uses.add_rows(partition, rows.unused)
+        found: dict[tuple[str, int], Unit] = {}
+        journals = []
+        for info in objects:
+            if uses.is_settled(info.key):
+                continue
+            if info.key.startswith(layout.amendments(topic.incarnation)):
+                self.values.append(info.key)
+            elif info.key.startswith(layout.segments(topic.incarnation)):
+                self._add_segment(found, info, uses)
+            elif _is_over(info.key, before, after):
+                journals.append(info)
+        self._add_journals(found, journals, references)
+        ours = {recovery_id(origin, partition) for origin, partition in found}
+        self.units = sorted(
+            (unit for unit in found.values() if unit.origin not in ours),
+            key=lambda unit: (unit.at, unit.origin, unit.partition),
+        )
+
+    def objects(self) -> int:
+        """How many strays hold units."""
+        keys = {unit.segment.key for unit in self.units if unit.segment is not None}
+        return len(keys | {info.key for unit in self.units for info, _ in unit.journals})
+
+    def read(self, unit: Unit) -> UnitEvents | None:
+        """The events of a unit; None where a sweep has deleted its objects, or one is damaged."""
+        parts: list[UnitEvents] = []
+        covered: list[Source] = []
+        newest = sorted(unit.journals, key=lambda each: each[0].key, reverse=True)
+        for info, source in newest:
+            table = self._table(info, unit.partition)
+            if table is None:
+                return None
+            parts.append(_stretch(table, source, covered, info.modified_ms))
+            covered.append(source)
+        if unit.segment is not None:
+            table = self._table(unit.segment, unit.partition)
+            if table is None:
+                return None
+            whole = Source(0, table.num_rows, unit.origin, 0)
+            numbered = table.add_column(0, "offset", pa.array(np.arange(table.num_rows)))
+            parts.append(_stretch(numbered, whole, covered, unit.segment.modified_ms))
+        places = np.concatenate([part.places for part in parts])
+        order = np.argsort(places, kind="stable")
+        joined = pa.concat_tables([part.table for part in parts])
+        stored = np.concatenate([part.stored_ms for part in parts])
+        taken = joined.take(pa.array(order)).combine_chunks()
+        return UnitEvents(taken, places[order], stored[order])
+
+    def _compilers(self) -> list[HeldRow]:
+        found = []
+        for partition in range(self._topic.partitions):
+            where = layout.topic_partition(self._topic.incarnation, partition)
+            row = self._log.catalog.get(where, layout.COMPILE_ROW)
+            what = f"compile row of `{self._topic.name}/{partition}`"
+            found.append(HeldRow("", 0) if row is None else decode_row(row.value, HeldRow, what))
+        return found
+
+    def _references(self, partition: int) -> References:
+        """The rows of a partition, all of one time as far as compiles and trims go."""
+        head, _ = read_head(self._log, self._topic, partition)
+        for _ in range(_READS):
+            found = read_references(self._log, self._topic, partition, head)
+            now, _ = read_head(self._log, self._topic, partition)
+            if (now.start, now.compiled) == (head.start, head.compiled):
+                return found
+            head = now
+        raise self._changing()
+
+    def _add_segment(
+        self, found: dict[tuple[str, int], Unit], info: ObjectInfo, uses: Uses
+    ) -> None:
+        data = self._data(info)
+        if data is None:
+            return
+        try:
+            known: Sequence[Known] = read_known(data, f"segment `{info.key}`")
+        except CorruptError:
+            self.unreadable.append(info.key)
+            return
+        origin, _ = origin_of(info.key)
+        for each in known:
+            is_here = 0 <= each.partition < self._topic.partitions
+            if is_here and not uses.is_known(info.key, each.partition):
+                unit = found.setdefault(
+                    (origin, each.partition), Unit(origin, each.partition, each.next)
+                )
+                unit.segment = unit.segment or info
+
+    def _add_journals(
+        self,
+        found: dict[tuple[str, int], Unit],
+        journals: Sequence[ObjectInfo],
+        references: Sequence[References],
+    ) -> None:
+        held: dict[int, dict[str, bool]] = {}  # by partition: origins, and whether they are there
+        for info in journals:
+            data = self._data(info)
+            if data is None:
+                continue
+            partition, _ = layout.journal_place(info.key)
+            try:
+                sources = self._sources(info.key, data) or [_itself(info.key, data)]
+            except CorruptError:
+                self.unreadable.append(info.key)
+                continue
+            if partition not in held:
+                held[partition] = self._held(references[partition])
+            forgotten = [each for each in sources if each.origin not in held[partition]]
+            for source in forgotten:
+                key = (source.origin, partition)
+                unit = found.setdefault(key, Unit(source.origin, partition, source.base))
+                unit.at = source.base
+                unit.journals.append((info, source))
+            if not forgotten and all(held[partition][each.origin] for each in sources):
+                self.unneeded.append(info)
+
+    def _held(self, rows: References) -> dict[str, bool]:
+        """The origins of all events that a partition holds, and whether their objects are there."""
+        there = {origin_of(key)[0] for key in self._keys if key.endswith(".arrow")}
+        listed = (*rows.leftovers, *(key for row in rows.unused for key in row.objects))
+        found = {origin: True for key in listed if (origin := origin_of(key)[0]) in there}
+        for key in rows.objects:
+            if not key.endswith(".parquet"):
+                found[origin_of(key)[0]] = key in self._keys
+                continue
+            try:
+                size = self._log.store.head(key).size
+                sources = read_sources(
+                    lambda start, end, key=key: self._log.store.get(key, start, end),  # type: ignore[misc]
+                    size,
+                    f"journal `{key}`",
+                )
+            except NotFoundError:
+                raise self._changing() from None
+            for source in sources:
+                found[source.origin] = key in self._keys
+        return found
+
+    def _sources(self, key: str, data: bytes) -> list[Source]:
+        return read_sources(lambda start, end: data[start:end], len(data), f"journal `{key}`")
+
+    def _data(self, info: ObjectInfo) -> bytes | None:
+        """An object's bytes; None for one that is gone, though a cache may have it."""
+        try:
+            self._log.store.head(info.key)
+            return self._log.store.get(info.key)
+        except NotFoundError:
+            return None
+
+    def _table(self, info: ObjectInfo, partition: int) -> pa.Table | None:
+        """The events that an object has for a partition; None for one that is gone or damaged."""
+        if self._read[0] == info.key and info.key.endswith(".parquet"):
+            return self._read[1]
+        data = self._data(info)
+        if data is None:
+            return None
+        try:
+            if info.key.endswith(".parquet"):
+                table = _read_journal(data)
+                self._read = (info.key, table)
+                return table
+            return _read_segment(data, partition, info.key)
+        except (CorruptError, pa.ArrowInvalid, OSError, EOFError):
+            self.unreadable.append(info.key)
+            return None
+
+    def _changing(self) -> UnavailableError:
+        return UnavailableError(
+            f"topic `{self._topic.name}`: is compiled or trimmed while it is read: recover it again"
+        )
+
+
+def _stretch(
+    table: pa.Table, source: Source, covered: Sequence[Source], stored_ms: int
+) -> UnitEvents:
+    """The rows of one source, without places that newer journals cover."""
+    offsets = table.column("offset").to_numpy()
+    first, last = np.searchsorted(offsets, [source.base, source.base + source.count])
+    places = offsets[first:last] - source.base + source.place
+    keep = np.ones(len(places), np.bool_)
+    for other in covered:
+        keep &= (places < other.place) | (places >= other.place + other.count)
+    rows = table.slice(first, last - first).filter(pa.array(keep)).select(STORED_SCHEMA.names)
+    return UnitEvents(
+        rows, places[keep].astype(np.int64), np.full(int(keep.sum()), stored_ms, np.int64)
+    )
+
+
+def _read_segment(data: bytes, partition: int, key: str) -> pa.Table:
+    known = read_known(data, f"segment `{key}`")
+    table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
+    if sum(each.count for each in known) != table.num_rows:
+        raise CorruptError(f"segment `{key}`: holds {table.num_rows} events, and says otherwise")
+    parts, first = [], 0
+    for each in known:
+        if each.partition == partition:
+            parts.append(table.slice(first, each.count))
+        first += each.count
+    return pa.concat_tables(parts).combine_chunks()
+
+
+def _read_journal(data: bytes) -> pa.Table:
+    table = pq.read_table(pa.BufferReader(data), page_checksum_verification=True)
+    return table.select(JOURNAL_SCHEMA.names).cast(JOURNAL_SCHEMA).combine_chunks()
+
+
+def _itself(key: str, data: bytes) -> Source:
+    """What a journal without a list of sources counts as. ``CorruptError``."""
+    try:
+        offsets = pq.read_table(pa.BufferReader(data), columns=["offset"]).column("offset")
+    except (pa.ArrowInvalid, OSError, EOFError) as exc:
+        raise CorruptError(f"journal `{key}`: does not decode ({exc}): keep the object") from exc
+    base = layout.journal_base(key)
+    end = pc.max(offsets).as_py() if len(offsets) else base
+    return Source(base, end + 1 - base, origin_of(key)[0], 0)
+
+
+def _is_over(key: str, before: Sequence[HeldRow], after: Sequence[HeldRow]) -> bool:
+    """Whether no compile is at work on a journal, nor was since the objects were listed."""
+    try:
+        partition, epoch = layout.journal_place(key)
+        layout.journal_base(key)
+    except ValueError:
+        return False  # not ours
+    if not 0 <= partition < len(before):
+        return False
+    if before[partition].owner and epoch == before[partition].epoch:
+        return False
+    return not before[partition].epoch < epoch <= after[partition].epoch
+
+
+def _generation(key: str) -> int:
+    """That of a segment or a value; -1 for others."""
+    try:
+        return layout.segment_generation(key)
+    except ValueError:
+        return -1
