@@ -164,9 +164,23 @@ def delete(home_text: str | None, output: Output, /, name: str, yes: bool, **pas
 @topic.command()
 @click.argument("name")
 @click.option("--dry-run", is_flag=True, help="Count what would be appended; change nothing.")
+@click.option(
+    "--incarnation",
+    metavar="ID",
+    help="First make topic NAME of objects whose registry row was lost; verify names ID.",
+)
+@click.option(
+    "--partitions",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="With --incarnation: how many the topic had. [default: as its objects show]",
+)
+@click.option(
+    "--slot", default="1s", show_default=True, help="With --incarnation: as in topic create."
+)
 @json_option
 @click.pass_obj
-def recover(home_text: str | None, output: Output, name: str, dry_run: bool) -> None:
+def recover(home_text: str | None, output: Output, /, name: str, **given: Any) -> None:
     """Append the events of objects that the catalog has forgotten.
 
     For a catalog that was restored from an older copy: `tidelog verify` names these objects. Stop
@@ -174,15 +188,19 @@ def recover(home_text: str | None, output: Output, name: str, dry_run: bool) -> 
     sweep deletes each object when all its events are in the topic. Events that a producer uploaded
     before it died, without acknowledging them, are appended too.
 
+    With --incarnation it brings a topic back that the registry does not know any more, under a name
+    that no topic has. What rows the catalog has of it count as before.
+
     Ends with exit code 1 when an object does not decode.
 
     \b
     Examples:
       tidelog topic recover orders --dry-run
       tidelog topic recover orders
+      tidelog topic recover orders --incarnation 0c1f6a2be4974d3c8a5d0e7b91f2c3d4 --partitions 4
     """
     with open_home(home_text) as home:
-        report = home.recover_topic(name, dry_run=dry_run)
+        report = home.recover_topic(name, **given)
     values = asdict(report)
     if not output.as_json:
         values["unreadable"] = ", ".join(report.unreadable) or None

@@ -11,6 +11,7 @@ from tidelog.journal.amend import Amended, Amender
 from tidelog.journal.audit import AuditRecord, Why, read_audit
 from tidelog.journal.compile import CompileReport, compile_topic
 from tidelog.journal.lookup import Lookups
+from tidelog.journal.lost import LostTopic
 from tidelog.journal.policy import Policy
 from tidelog.journal.recover import RecoverReport, recover_topic
 from tidelog.journal.replay import JournalEntry, list_journals
@@ -128,12 +129,34 @@ class JournalCalls(ABC):
         expires_s = None if presign is None else presign_s(presign)
         return list_journals(self.log, self.topic(topic), times, expires_s=expires_s)
 
-    def recover_topic(self, topic: str, *, dry_run: bool = False) -> RecoverReport:
+    def recover_topic(
+        self,
+        topic: str,
+        *,
+        dry_run: bool = False,
+        incarnation: str | None = None,
+        partitions: int | None = None,
+        slot: str | int = "1s",
+    ) -> RecoverReport:
         """Append events of objects that the catalog has forgotten; those it has by id are left out.
 
         For a catalog that was restored from an older copy. A second call doubles nothing. With
         ``dry_run`` it counts what it would do, and changes nothing.
+
+        With ``incarnation``, first makes a topic of this name of one whose registry row was lost,
+        with ``slot`` and as many partitions as its objects and rows show, or ``partitions``.
         """
+        if incarnation is None and partitions is not None:
+            raise InvalidError("recover: partitions go with an incarnation: give both or neither")
+        if incarnation is not None:
+            lost = LostTopic(self.log, topic, incarnation)
+            if not lost.is_registered and dry_run:
+                there = lost.as_topic(partitions, duration_ms(slot))
+                if there is None:
+                    return lost.count(partitions, duration_ms(slot))
+                return recover_topic(self.log, self._lookups.of(there), dry_run=True)
+            if not dry_run:
+                lost.register(partitions, duration_ms(slot))
         found = self.topic(topic)
         return recover_topic(self.log, self._lookups.of(found), dry_run=dry_run)
 

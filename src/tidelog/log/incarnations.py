@@ -47,8 +47,9 @@ def unexplained(log: Log, stored: Iterable[str]) -> list[CorruptError]:
     return [
         CorruptError(
             f"topic of incarnation `{incarnation}`: has objects or rows, but no registry row, and "
-            "was never deleted: restore a catalog that knows it, or, if it was created after the "
-            f"copy that you restored, run `tidelog sweep --accept-loss {incarnation}`",
+            "was never deleted: restore a catalog that knows it, or get its events back by "
+            f"`tidelog topic recover NAME --incarnation {incarnation}`; to do without them, run "
+            f"`tidelog sweep --accept-loss {incarnation}`",
             incarnation=incarnation,
         )
         for incarnation in stored

@@ -1,0 +1,157 @@
+"""A topic whose registry row was lost is made a topic again, with all its events."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from tidelog import Event, Home
+from tidelog.catalog.memory import MemoryCatalog
+from tidelog.cli.main import cli
+from tidelog.errors import AlreadyExistsError, InvalidError, NotFoundError
+from tidelog.home import create_home, open_home
+from tidelog.journal.lost import LostTopic
+from tidelog.log.base import Log
+from tidelog.log.topics import find_topic
+from tidelog.settings import load_settings
+from tidelog.store.memory import MemoryStore
+from tidelog.testing.clock import FakeClock, seeded_ids
+from tidelog.testing.faults import Faults, FaultyCatalog
+from tidelog.testing.scheduler import Crash
+
+
+class Lost:
+    """A home with topic ``late`` of two partitions, which its catalog does not know any more."""
+
+    def __init__(self, folder: Path, row_only: bool = False) -> None:
+        self.path = folder / "home"
+        self._catalog = self.path / "catalog.sqlite"
+        create_home(load_settings(str(self.path), {}, folder))[0].close()
+        with self.open() as home:
+            home.create_topic("orders")
+            home.append("orders", [Event(b"o")])
+        saved = self._catalog.read_bytes()
+        with self.open() as home:
+            self.incarnation = home.create_topic("late", 2, slot="5s").incarnation
+            for number in range(6):
+                event = Event(b"%d" % number, id=f"id-{number}", timestamp=number * 60_000 + 1_500)
+                home.append("late", [event], partition=number % 2)
+            home.delete("late", "id-4")
+            with home.consumer("late", "c") as consumer:
+                consumer.poll(10)
+                consumer.commit()
+        if row_only:
+            with closing(sqlite3.connect(self._catalog)) as file, file:
+                file.execute("DELETE FROM rows WHERE row = 'topic/late'")
+        else:
+            for path in self.path.glob("catalog.sqlite*"):
+                path.unlink()
+            self._catalog.write_bytes(saved)
+
+    def open(self) -> Home:
+        return open_home(self.path)
+
+
+def values(home: Home, topic: str) -> list[list[bytes | None]]:
+    partitions = range(home.topic(topic).partitions)
+    return [[event.value for event in home.read(topic, each)] for each in partitions]
+
+
+def test_topic_that_the_catalog_does_not_know_comes_back_by_the_documented_commands(
+    tmp_path: Path,
+) -> None:
+    lost = Lost(tmp_path)
+    run = CliRunner()
+
+    def tidelog(*args: str) -> str:
+        result = run.invoke(cli, ["--home", str(lost.path), *args], catch_exceptions=False)
+        return f"{result.exit_code} {result.output}"
+
+    command = f"tidelog topic recover NAME --incarnation {lost.incarnation}"
+    assert command in tidelog("verify")
+    recover = ("topic", "recover", "late", "--incarnation", lost.incarnation, "--json")
+    code, _, text = tidelog(*recover, "--dry-run").partition(" ")
+    report = json.loads(text)
+    assert (code, report["objects"], report["events"], report["appended"]) == ("0", 6, 6, 6)
+    assert "late" not in tidelog("topic", "list"), "a dry run changes nothing"
+    assert json.loads(tidelog(*recover).partition(" ")[2])["appended"] == 6
+    assert tidelog("verify").startswith("0 ")
+    assert json.loads(tidelog(*recover).partition(" ")[2])["objects"] == 0, "nothing comes twice"
+    with lost.open() as home:
+        assert values(home, "late") == [[b"0", b"2", b"4"], [b"1", b"3", b"5"]]
+        assert home.sweep(0).refused == ()
+        assert home.sweep(0).refused == ()
+        assert values(home, "late") == [[b"0", b"2", b"4"], [b"1", b"3", b"5"]]
+        assert values(home, "orders") == [[b"o"]]
+        home.append("late", [Event(b"new")])
+        assert home.verify("late").errors == 0
+
+
+def test_topic_that_lost_only_its_registry_row_is_as_it_was(tmp_path: Path) -> None:
+    lost = Lost(tmp_path, row_only=True)
+    with lost.open() as home:
+        with pytest.raises(InvalidError, match="another resolution than 1000 ms: give --slot"):
+            home.recover_topic("late", incarnation=lost.incarnation)
+        dry = home.recover_topic("late", incarnation=lost.incarnation, slot="5s", dry_run=True)
+        assert (dry.objects, dry.appended) == (0, 0)
+        done = home.recover_topic("late", incarnation=lost.incarnation, slot="5s")
+        assert (done.objects, done.appended) == (0, 0)
+        assert values(home, "late") == [[b"0", b"2"], [b"1", b"3", b"5"]], "deletes are kept"
+        assert [each.cursor for each in home.lag("late")] == [3, 3]
+        assert home.verify("late").errors == 0
+        assert [event.value for event in home.replay("late", 60_000, 180_000)] == [b"1", b"2"]
+        assert home.sweep(0).refused == ()
+
+
+def test_topic_that_cannot_be_made_again_is_refused(tmp_path: Path) -> None:
+    lost = Lost(tmp_path)
+    with lost.open() as home:
+        for wrong, topic, partitions, match in (
+            (lost.incarnation, "orders", None, "exists already"),
+            (lost.incarnation, "late", 1, "give --partitions 2 or more"),
+            ("x", "late", None, "give one that"),
+            ("0" * 32, "late", None, "has no events here"),
+            (home.topic("orders").incarnation, "late", None, "is topic `orders`"),
+        ):
+            with pytest.raises((InvalidError, AlreadyExistsError, NotFoundError), match=match):
+                home.recover_topic(topic, incarnation=wrong, partitions=partitions)
+        with pytest.raises(InvalidError, match="give both or neither"):
+            home.recover_topic("orders", partitions=2)
+        assert [each.name for each in home.topics()] == ["orders"]
+        home.sweep("1h", accept_loss=[lost.incarnation])
+        with pytest.raises(InvalidError, match="was deleted"):
+            home.recover_topic("late", incarnation=lost.incarnation)
+
+
+def test_more_partitions_than_the_objects_show_can_be_given(tmp_path: Path) -> None:
+    lost = Lost(tmp_path)
+    with lost.open() as home:
+        home.recover_topic("back", incarnation=lost.incarnation, partitions=4)
+        assert home.topic("back").incarnation == lost.incarnation
+        assert [len(each) for each in values(home, "back")] == [3, 3, 0, 0]
+
+
+@pytest.mark.parametrize("call", range(1, 16))
+def test_call_that_dies_while_it_makes_the_topic_is_finished_by_the_next(
+    tmp_path: Path, call: int
+) -> None:
+    lost = Lost(tmp_path)
+    with lost.open() as home:
+        store, faults = MemoryStore(FakeClock()), Faults(crash_after_call=call)
+        for info in home.store.list(f"topics/{lost.incarnation}/"):
+            store.put(info.key, home.store.get(info.key))
+    catalog = MemoryCatalog()
+    log = Log(store, catalog, FakeClock(), seeded_ids(1), faults.random)
+    died = Log(store, FaultyCatalog(catalog, faults), FakeClock(), seeded_ids(2), faults.random)
+    try:
+        LostTopic(died, "late", lost.incarnation).register(None, 1_000)
+    except Crash:
+        LostTopic(log, "late", lost.incarnation).register(None, 1_000)
+    found = find_topic(log, "late")
+    assert (found.incarnation, found.partitions) == (lost.incarnation, 2)
+    assert LostTopic(log, "late", lost.incarnation).is_registered
