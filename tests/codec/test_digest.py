@@ -1,4 +1,4 @@
-"""Digests of events: the same for the same events, in whatever order and in whatever tables."""
+"""Digests of events: the same for the same events, in any order and in any tables."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def test_no_paths_and_a_bad_path() -> None:
 
 @pytest.mark.parametrize("number", ["12345678901234567.1", "1e3", "1.50", "-0", "1E400", "0.0"])
 @pytest.mark.parametrize("field", ["id", "key"])
-def test_a_number_that_would_be_rounded_is_no_id_and_no_key(field: str, number: str) -> None:
+def test_number_that_would_be_rounded_is_refused_as_id_and_key(field: str, number: str) -> None:
     lines = [b'{"f":%s}' % number.encode(), b'{"f":"%s"}' % number.encode()]
     refused, taken = JsonLines(FieldPaths(**{field: "f"})).events(lines)
     assert isinstance(refused, InvalidError)

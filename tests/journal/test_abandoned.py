@@ -1,4 +1,4 @@
-"""Uploads that a living process commits no more: what they hold of erased events goes at once."""
+"""Uploads that a live process will never commit: erased bytes in them are deleted at once."""
 
 from __future__ import annotations
 
@@ -110,8 +110,17 @@ def test_staged_copy_that_meets_an_erasure_leaves_none_of_its_bytes(
         carry_out(home, "dst")
 
 
+def sweep_all(home: Home) -> None:
+    home.sweep(0)
+
+
+def compile_all(home: Home) -> None:
+    compile_topic(home.log, home.topic("t"), Policy.everything())
+
+
+@pytest.mark.parametrize("beside", [sweep_all, compile_all])
 def test_large_value_that_is_stored_twice_leaves_none_of_its_bytes(
-    home: Home, monkeypatch: pytest.MonkeyPatch
+    home: Home, monkeypatch: pytest.MonkeyPatch, beside: Callable[[Home], None]
 ) -> None:
     done: list[int] = []
 
@@ -119,28 +128,7 @@ def test_large_value_that_is_stored_twice_leaves_none_of_its_bytes(
         put_fresh(store, key, data)
         if not done:
             done.append(1)
-            home.sweep(0)  # between the upload and the row
-
-    with home:
-        home.create_topic("t")
-        home.append("t", [Event(b"x", id="u-7")])
-        monkeypatch.setattr(marks, "put_fresh", put)
-        home.update("t", "u-7", SECRET)
-        assert len(holders(home, "t")) == 2
-        home.delete("t", ["u-7"])
-        carry_out(home, "t")
-
-
-def test_large_value_of_an_event_that_is_compiled_meanwhile_leaves_none_of_its_bytes(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done: list[int] = []
-
-    def put(store: Any, key: str, data: bytes) -> None:
-        put_fresh(store, key, data)
-        if not done:
-            done.append(1)
-            compile_topic(home.log, home.topic("t"), Policy.everything())
+            beside(home)  # between the upload and the row
 
     with home:
         home.create_topic("t")

@@ -41,7 +41,7 @@ def forget(embedded: Embedded) -> None:
     embedded.go_back()
 
 
-def test_lost_events_are_appended_in_order_and_a_sweep_goes_on(embedded: Embedded) -> None:
+def test_lost_events_are_appended_in_order_and_sweeps_resume(embedded: Embedded) -> None:
     forget(embedded)
     assert embedded.sweep().refused
     with embedded.open() as home:
@@ -89,7 +89,7 @@ def test_events_that_the_topic_has_by_id_are_left_out(embedded: Embedded) -> Non
         assert values(home) == ["kept", "sent again", "lost"]
 
 
-def test_journals_are_recovered_when_their_segments_are_gone(embedded: Embedded) -> None:
+def test_journals_are_recovered_when_their_segments_were_deleted(embedded: Embedded) -> None:
     embedded.append("kept")
     embedded.keep_copy()
     embedded.append("lost", "lost too")
@@ -98,7 +98,7 @@ def test_journals_are_recovered_when_their_segments_are_gone(embedded: Embedded)
         home.sweep(0)
         home.sweep(0)
     embedded.go_back()
-    with embedded.open() as home:  # the row of the kept event names a segment that is gone
+    with embedded.open() as home:  # the row of the kept event names a deleted segment
         home.trim("orders", ToOffsets({0: 1}))
         report = home.recover_topic("orders")
         assert (report.events, report.appended) == (3, 3)
@@ -203,7 +203,7 @@ def test_journal_that_a_copy_of_the_catalog_planned_is_kept_and_recovered(
     assert embedded.segments() == set()
     embedded.go_back()
     with embedded.open() as home:
-        assert home.sweep(0).refused  # rows name segments that are gone
+        assert home.sweep(0).refused  # rows name deleted segments
         home.trim("orders", ToOffsets({0: 2}))
         for _ in range(2):
             home.sweep(0)

@@ -222,7 +222,7 @@ open_home(sys.argv[1]).append("orders", [Event(b"never acknowledged")])
 """
 
 
-def test_orphan_of_a_killed_producer_is_listed_and_goes_after_a_week(embedded: Embedded) -> None:
+def test_orphan_of_a_killed_producer_is_listed_and_deleted_after_a_week(embedded: Embedded) -> None:
     embedded.append("a")
     before = embedded.segments()
     died = subprocess.run([sys.executable, "-c", DYING, embedded.path], cwd=ROOT, check=False)

@@ -1,4 +1,4 @@
-"""A catalog that went back: whatever goes on afterwards, no sweep deletes an acknowledged event.
+"""A catalog that went back: no sweep deletes an acknowledged event, no matter what follows.
 
 Each test loses commits in another way, lets producers, compiles, trims and amendments go on, and
 looks at the objects of what was acknowledged before.
@@ -153,7 +153,9 @@ def test_lost_value_of_an_update_is_kept_when_others_are_amended_since(past: Pas
     past.check_kept(topic, {value}, is_proven=False)
 
 
-def test_journal_is_kept_when_the_catalog_forgot_it_and_its_sources_are_gone(past: Past) -> None:
+def test_journal_is_kept_when_the_catalog_forgot_it_and_its_sources_are_deleted(
+    past: Past,
+) -> None:
     topic = past.topic()
     past.append_each(topic, "a", "b")
     trim_topic(past.log, topic, ToOffsets({0: 2}))
@@ -202,7 +204,9 @@ def test_segment_is_kept_when_the_row_of_one_partition_is_lost(past: Past) -> No
     past.check_kept(topic, {stored.key}, is_proven=False)
 
 
-def test_segment_stored_twice_goes_when_each_partition_is_done_with_its_copy(past: Past) -> None:
+def test_segment_stored_twice_is_deleted_once_no_partition_needs_its_copy(
+    past: Past,
+) -> None:
     """A sweep passes the generation between the commits of two partitions."""
     topic = past.topic(partitions=2)
     appender = past.appender(topic)
@@ -223,7 +227,7 @@ def test_segment_stored_twice_goes_when_each_partition_is_done_with_its_copy(pas
     assert past.rows(topic, "unused/") == past.rows(topic, "unused/", 1) == []
 
 
-def test_value_that_a_newer_amendment_replaces_goes_with_the_next_sweep(past: Past) -> None:
+def test_value_that_a_newer_amendment_replaces_is_deleted_by_the_next_sweep(past: Past) -> None:
     topic = past.topic()
     past.append_each(topic, "a", "b")
     for kind in ("update", "delete"):

@@ -94,7 +94,7 @@ def test_a_key_that_was_used_for_other_events_is_refused() -> None:
     assert len(world.stored()) == len(EVENTS)
 
 
-def test_what_is_stored_is_told_when_the_key_is_used_for_other_events_meanwhile(
+def test_error_shows_what_is_stored_when_the_key_is_used_for_other_events_meanwhile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Another request with the key commits between two commits of this one."""

@@ -65,7 +65,7 @@ def test_accepted_loss_of_one_partition_leaves_the_other_its_events(past: Past) 
     assert stored.key not in past.objects()
 
 
-def test_flush_under_way_is_no_loss(past: Past) -> None:
+def test_flush_under_way_is_not_a_loss(past: Past) -> None:
     topic = past.topic(partitions=2)
     appender = past.appender(topic)
     segment = past.shared_segment({0: ["p0"], 1: ["p1"]}, known=appender.known([0, 1]))
@@ -150,7 +150,7 @@ def test_journal_beyond_the_next_offset_proves_a_loss(past: Past) -> None:
     past.keep()
     past.append_each(topic, "c", "d")
     past.compile(topic)
-    sweep_home(past.log, 0)  # what was compiled goes: the journal has the only copy
+    sweep_home(past.log, 0)  # deletes what was compiled: the journal has the only copy
     past.go_back()
     for _ in range(3):  # epochs catch up
         past.append(topic, ["x"])

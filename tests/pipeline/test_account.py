@@ -148,7 +148,7 @@ def test_topic_made_again_since_create_begins_at_its_first_event(home: Home) -> 
     assert (found.begin.position, found.begin.reason) == ("0", "earliest")
 
 
-def test_begin_behind_a_trim_is_told_apart_from_the_first_event(home: Home) -> None:
+def test_begin_behind_a_trim_differs_from_the_first_event(home: Home) -> None:
     home.trim("t", ToOffsets({0: 40}))
     archive = an_archive(home, "daily")
     drive(home, archive)

@@ -56,7 +56,7 @@ def chained(home: Home) -> tuple[Archive, Archive]:
     return daily, an_archive(home, "copy", "archive:daily")
 
 
-def test_replay_during_a_read_of_its_archive_is_no_damage(
+def test_replay_during_a_read_of_its_archive_is_not_damage(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     daily, copy = chained(home)
@@ -65,7 +65,7 @@ def test_replay_during_a_read_of_its_archive_is_no_damage(
     assert drive(home, copy) == 39
 
 
-def test_erasure_during_a_read_of_its_archive_is_no_damage(
+def test_erasure_during_a_read_of_its_archive_is_not_damage(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     daily, copy = chained(home)
@@ -77,7 +77,7 @@ def test_erasure_during_a_read_of_its_archive_is_no_damage(
     assert drive(home, copy) == 38
 
 
-def test_sweep_finishes_an_erasure_that_died_though_its_topic_is_gone(
+def test_sweep_finishes_an_erasure_that_died_though_its_topic_was_deleted(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     daily, copy = chained(home)

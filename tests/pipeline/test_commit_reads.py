@@ -101,7 +101,7 @@ def test_reader_beside_merges_sees_every_range_once_from_any_ordinal_on() -> Non
         assert [each.start for each in found] == expected, seed
 
 
-def test_first_range_that_is_committed_since_the_head_was_read_is_no_damage(
+def test_first_range_that_is_committed_since_the_head_was_read_is_not_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with a_home(tmp_path) as home:

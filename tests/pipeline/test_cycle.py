@@ -228,7 +228,7 @@ def test_accepted_remake_ends_the_partition_and_no_other() -> None:
     }
     report = archive.drive(archive.log(), step=60)
     assert set(report.errors) == {remade}
-    assert len(listed(archive.objects)) == before + 50, "the other one goes on"
+    assert len(listed(archive.objects)) == before + 50, "the other one continues"
     for _ in range(2):
         report = archive.drive(archive.log(), accept_loss=True)
         assert not report.errors

@@ -222,7 +222,7 @@ def test_shards_share_the_partitions_of_a_source() -> None:
 
 
 def test_number_of_shards_can_be_changed() -> None:
-    """Whatever epochs the shards have had: those of the heads grow all the same."""
+    """Epochs of heads grow, no matter which epochs the shards have had."""
     home = Home(partitions=8)
     for shards in (1, 1, 1, 2, 3, 2, 1, 5):
         for number in range(shards):
@@ -231,7 +231,7 @@ def test_number_of_shards_can_be_changed() -> None:
         grow(home, home.source.ends[SourcePartition("t", "0")] + 10)
 
 
-def test_driver_of_another_number_of_shards_stands_by_or_takes_over() -> None:
+def test_driver_of_another_number_of_shards_waits_or_takes_over() -> None:
     home = Home(partitions=4)
     home.log = dataclasses.replace(home.log, settings=LogSettings(lease_ttl_ms=120_000))
     stop = threading.Event()
@@ -253,7 +253,7 @@ def test_driver_of_another_number_of_shards_stands_by_or_takes_over() -> None:
     events = sum(map(len, home.source.events.values()))
     until(lambda: len(listed(home.store)) == events)
     row = home.log.catalog.get(layout.pipeline_shards("inc"), "shard/000002/000000")
-    assert row is None, "it stands by"
+    assert row is None, "it waits as a standby"
     ended.set()
     new.join(60)
     grow(home, 70)

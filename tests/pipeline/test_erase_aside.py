@@ -63,7 +63,7 @@ def erase(home: Home) -> None:
 
 
 @pytest.mark.parametrize("making", FORMATS, ids=lambda each: str(each["format"]))
-def test_deleted_event_is_taken_out_of_a_file_set_aside(home: Home, making: dict[str, Any]) -> None:
+def test_deleted_event_is_erased_from_a_file_set_aside(home: Home, making: dict[str, Any]) -> None:
     home.append("old", events("gone", "stays"))
     archive = an_archive_with_files_aside(home, **making)
     (record,) = read_aside(home.log, archive.pipeline())

@@ -128,7 +128,7 @@ def reading(home: Home, source: str, name: str = "daily") -> Archive:
     )
 
 
-def test_an_archive_whose_only_topic_is_gone_is_built_again_from_its_files(home: Home) -> None:
+def test_archive_whose_only_topic_was_deleted_is_built_again_from_its_files(home: Home) -> None:
     fill(home, 40)
     drive(home, an_archive(home, "daily", parser="json:at"))
     home.delete_topic("t")
@@ -304,7 +304,7 @@ def test_rollback_without_a_kept_generation_is_refused(home: Home) -> None:
         rollback(home, "daily")
 
 
-def test_a_driver_goes_on_after_a_promote_that_was_refused_or_died(
+def test_driver_resumes_after_a_promote_that_was_refused_or_died(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(home, 30)
@@ -336,7 +336,7 @@ class AheadClock(SystemClock):
 def test_a_promote_by_a_wrong_clock_holds_drivers_up_no_longer(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The store's clock dates a promote, so one that died is given up after a minute anywhere."""
+    """The store's clock dates a promote, so one that died is withdrawn after a minute anywhere."""
     fill(home, 30)
     drive(home, an_archive(home, "daily", parser="json:at"))
     backfill(home)
@@ -378,7 +378,7 @@ def test_a_promote_that_stalls_too_long_switches_nothing(
         nonlocal calls
         calls += 1
         found = before(*given)
-        if calls == 2:  # compared under the freeze; now a driver goes on without it
+        if calls == 2:  # compared under the freeze; now a driver withdraws it
             monkeypatch.setattr(limits, "PROMOTION_MS", -1)
             fill(home, 30, first=30)
             assert drive(home, find_archive(home, "daily")) == 30
@@ -474,7 +474,7 @@ def test_a_range_under_way_is_settled_when_its_generation_is_kept(home: Home) ->
     assert live(home) == Counter(range(40))
 
 
-def test_a_restore_goes_on_after_a_promote_and_a_rollback(home: Home) -> None:
+def test_restore_resumes_after_a_promote_and_a_rollback(home: Home) -> None:
     home.create_topic("again", 1)
     fill(home, 30)
     drive(home, an_archive(home, "daily", parser="json:at"))

@@ -60,7 +60,7 @@ def dies(home: Home, monkeypatch: pytest.MonkeyPatch, call: int, work: Callable[
 
 
 @pytest.mark.parametrize("call", deaths(100))
-def test_a_fill_that_dies_after_any_call_goes_on(
+def test_fill_that_dies_after_any_call_resumes(
     home: Home, monkeypatch: pytest.MonkeyPatch, call: int
 ) -> None:
     prepared(home)
@@ -120,7 +120,7 @@ def test_a_drop_that_dies_after_any_call_is_finished_by_a_sweep(
     dies(home, monkeypatch, call, lambda: drop_generation(home, "daily", 1))
     found = find_archive(home, "daily")
     if 1 in found.makings and found.state_of(1) == "kept":
-        assert listed(home, found, 1) == Counter(range(80)), "nothing goes before it is decided"
+        assert listed(home, found, 1) == Counter(range(80)), "it is whole until a drop is decided"
         drop_generation(home, "daily", 1)
     sweep_archives(home, grace_ms=0)
     assert list(find_archive(home, "daily").makings) == [2]

@@ -1,4 +1,4 @@
-"""Promotes of archives of Kafka: records that retention has taken, and topics that are gone."""
+"""Promotes of archives of Kafka: records that retention has deleted, and deleted topics."""
 
 from __future__ import annotations
 

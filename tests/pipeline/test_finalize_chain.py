@@ -80,7 +80,7 @@ def test_all_folders_of_a_chain_are_marked(home: Home) -> None:
     assert marked(home, last) == 30
 
 
-def test_chain_whose_topic_is_gone_is_finalized_by_what_its_backup_has(home: Home) -> None:
+def test_chain_whose_topic_was_deleted_is_finalized_by_what_its_backup_has(home: Home) -> None:
     backup, middle, last = chain(home)
     add(home, [0, 1, 2])
     drive(home, backup)

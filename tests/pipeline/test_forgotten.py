@@ -252,7 +252,7 @@ def test_marker_of_a_folder_with_files_set_aside_is_put_again_by_finalize(home: 
     assert verified.problem_count == 0, verified.problems
 
 
-def test_marker_put_after_the_copy_of_the_catalog_goes_until_the_folder_has_files(
+def test_marker_put_after_the_copy_of_the_catalog_is_removed_until_the_folder_has_files(
     home: Home,
 ) -> None:
     archive = an_old_archive(home)

@@ -182,7 +182,7 @@ def test_a_partition_that_ended_by_a_decision_has_ended_in_the_new_generation(ho
     drive(home, built, generation)
     promoted = promote(home, "daily")
     assert listed(home, promoted, 2) == Counter(range(30))
-    assert drive(home, promoted) == 0, "nobody is asked again"
+    assert drive(home, promoted) == 0, "no decision is needed again"
     assert verify_archive(home, promoted, Verifying(deep=True)).problems == []
 
 

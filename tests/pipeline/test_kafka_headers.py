@@ -1,4 +1,4 @@
-"""Whatever a Kafka record has, also bytes that no client library writes, goes through pipelines."""
+"""Everything in a Kafka record survives pipelines, also bytes that no client library writes."""
 
 from __future__ import annotations
 

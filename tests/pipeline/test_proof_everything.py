@@ -131,7 +131,7 @@ def test_name_made_of_a_field_that_is_neither_id_nor_key_is_listed(home: Home) -
     assert "named by a field of the events it had" in trace.what
 
 
-def test_folder_that_others_share_is_no_trace(home: Home) -> None:
+def test_folder_that_others_share_is_not_a_trace(home: Home) -> None:
     archive = an_archive(home, parser="split:user|json:at")
     drive(home, archive)
     home.delete("t", ["id-0-ann"])

@@ -63,7 +63,7 @@ def test_source_partition_that_cannot_be_asked_is_a_problem(
     assert "has shrunk to 4 bytes" in problem.what
 
 
-def test_source_partition_that_is_gone_is_noted(home: Home, archive: Archive, folder: Path) -> None:
+def test_deleted_source_partition_is_noted(home: Home, archive: Archive, folder: Path) -> None:
     (folder / "a.log").unlink()
     found = verified(home, archive)
     assert found.problems == []

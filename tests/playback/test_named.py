@@ -250,7 +250,7 @@ def test_one_that_was_taken_for_dead_is_fenced() -> None:
 
 
 @pytest.mark.parametrize("call", ["beat", "finish"])
-def test_one_whose_beat_had_an_unknown_outcome_goes_on(call: str) -> None:
+def test_playback_whose_beat_had_an_unknown_outcome_continues(call: str) -> None:
     catalog = ReplyLosingCatalog()
     log = replace(Theatre().player(), catalog=catalog)
     state = Put(layout.PLAYBACK_STATE, encode_row(PlaybackState()))

@@ -203,7 +203,7 @@ def test_a_path_reaches_the_event_of_its_id_and_no_other(served: Served) -> None
     check()
 
 
-def test_a_path_that_is_no_text_reaches_nothing(served: Served) -> None:
+def test_path_that_is_not_text_reaches_nothing(served: Served) -> None:
     served.home.append("t", [Event(b"x", id="a\ufffd")])
     for method in ("GET", "PUT", "DELETE"):
         answer = served.client.request(method, "/topics/t/ids/a%FF")

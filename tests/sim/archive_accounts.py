@@ -2,9 +2,9 @@
 
 P4: in the live generation each event is in one data file or among the dead letters, once, for a
 reader of manifests and for a reader who lists the folder. What was committed to a live generation
-stays there, whatever is done to the archive, until its event is deleted. P4a: from the recorded
-begin to the position every offset is archived, dead, deleted, or in a gap with a reason, and what
-the product claims is what is counted here.
+stays there through every operation on the archive, until its event is deleted. P4a: from the
+recorded begin to the position every offset is archived, dead, deleted, or in a gap with a reason,
+and what the product claims is what is counted here.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Accountant:
     folders: Folders
     truth: Truth
     committed: dict[str, dict[str, Place]] = field(default_factory=dict)  # by archive and id
-    asked: set[str] = field(default_factory=set)  # ids that somebody began to delete
+    asked: set[str] = field(default_factory=set)  # ids that a process began to delete
     latest: dict[str, int] = field(default_factory=dict)  # ends that an archive's creation saw
     skipped_loss: int = 0  # offsets in gaps, for tests that the world is not idle
 
@@ -83,7 +83,7 @@ class Accountant:
             if file["kind"] == "dead" and any(start <= first < end for start, end in later):
                 continue  # a replay has replaced it
             if file["kind"] in ("data", "dead"):
-                assert self.folders.find(file["target"]) is not None, f"`{file['target']}` is gone"
+                assert self.folders.find(file["target"]) is not None, f"no file `{file['target']}`"
                 yield from self.folders.contents(file["target"])
 
     def source_of(self, stored: Stored) -> Place:

@@ -133,7 +133,7 @@ class ArchivesHome(HomeWorld):
             self.folders, self.accountant, self.truth, self.scheduler, self.delay_ms
         )
         self.bare_objects.on_put = self._see_put
-        self.refused: Counter[str] = Counter()  # what calls were told, for whoever looks at a seed
+        self.refused: Counter[str] = Counter()  # errors of calls, for debugging a seed
         self._stores: dict[Process, Store] = {}
         self._looked = (-1, -1)
 

@@ -32,7 +32,7 @@ class Erasures:
     others: list[str] = field(default_factory=list)  # incarnations of topics that hold copies
 
     def prove(self, ids: Sequence[str]) -> None:
-        """A proof says that these are gone."""
+        """A proof says that these were erased."""
         needles = [each.encode() for each in ids]
         found = [
             each

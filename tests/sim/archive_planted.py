@@ -116,7 +116,7 @@ def _published_before_decided(patch: Patch) -> None:
 
 
 def _staged_files_go_too_early(patch: Patch) -> None:
-    """What was staged goes once the manifest is recorded, before it is published."""
+    """What was staged is deleted once the manifest is recorded, before it is published."""
     record = Cycle._record
 
     def early(self: Cycle, track: Any, produced: Any) -> Any:
@@ -161,7 +161,7 @@ def _totals_forget_the_dead(patch: Patch) -> None:
 
 
 def _range_without_incarnation(patch: Patch) -> None:
-    """A range is read from whatever topic has the name now."""
+    """A range is read from the topic that has the name now."""
     patch.setattr(TopicSource, "_find", lambda self, log, _: topics_find(log, self.topic))
     patch.setattr(Cycle, "_is_remade", lambda *_: False)
 
@@ -264,7 +264,7 @@ def _replay_removes_first(patch: Patch) -> None:
 
 
 def _sweep_removes_what_is_under_way(patch: Patch) -> None:
-    """A sweep takes what the present epoch has staged for what nobody will finish."""
+    """A sweep deletes what the present epoch has staged, as if no driver would finish it."""
     read = sweep._read_named
 
     def blind(home: Any, pipeline: str) -> Any:

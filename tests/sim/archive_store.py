@@ -85,7 +85,7 @@ class Folders:
         ]
 
     def data_keys(self, of: Generation) -> list[str]:
-        """Files that a reader sees who lists the folder: names with ``_`` first are no data."""
+        """Files that a reader of the folder sees: names that begin with ``_`` are not data."""
         keys = self._objects.keys_below(of.folder)
         return [key for key in keys if not any(part[:1] in "_." for part in key.split("/"))]
 
@@ -134,7 +134,7 @@ class Folders:
     def manifest(self, key: str) -> Row:
         """A manifest, checked against its checksum."""
         data = self._objects.find(key)
-        assert data is not None, f"manifest `{key}` is gone, and a commit names it"
+        assert data is not None, f"manifest `{key}` is missing, and a commit names it"
         if key in self._manifests:
             return self._manifests[key]  # no manifest is ever replaced
         text, _, rest = data.partition(b"\n")

@@ -1,6 +1,6 @@
 """Archives in a bad world: drivers, generations, erasures, markers, chains, copies and sweeps.
 
-Each seed starts two archive drivers and a producer, and some of these: somebody who trims the
+Each seed starts two archive drivers and a producer, and some of these: a process that trims the
 source, or deletes the topic and makes it again; who builds, promotes and drops generations; who
 replays dead letters; who deletes events and proves it; who finalizes; who restores into a topic,
 pumps into another, archives an archive, and sweeps. Calls stall, replies are lost, processes die.
@@ -92,7 +92,7 @@ class ArchivesWorld(ArchivesHome):
         super().__init__(seed)
         self.done = Done()
         self.kinds = set(self.random.sample(OTHERS, 4))
-        self.past_readers = False  # whether somebody has accepted that events are lost
+        self.past_readers = False  # whether a loss of events was accepted
         if "remake" in self.kinds:
             self.kinds -= {"copy", "chain"}
 

@@ -42,7 +42,7 @@ class AuditedCatalog(MemoryCatalog):
     def _is_left(self, partition: str) -> bool:
         """Whether it is of a consumer or of notifications, and its topic is being deleted.
 
-        A repeated packet may bring such a row back. No one goes by it, as the head is closed.
+        A repeated packet may bring such a row back. No process uses it, as the head is closed.
         """
         kind, *rest = partition.split("/")
         head = self.bare(f"topic/{rest[0]}/0").get("head") if rest else None

@@ -4,7 +4,7 @@ Producers, a compiler, a trimmer and a sweeper are at work, and a copy of all ro
 random moment, often between two commits of one flush. When they have ended, the catalog is put back
 to that copy, perhaps weeks later and perhaps with a store that dates its objects in another order,
 and others go on, with fresh clients, from what it knows. After every step each event that was
-acknowledged, and never trimmed while the catalog knew it, stands in some object. In the end the
+acknowledged, and never trimmed while the catalog knew it, is in some object. In the end the
 sweep refuses the topic wherever a lost commit was seen by another lost one, and ``verify`` names an
 object of every lost event. Rows and objects are read here as plain MessagePack, Arrow and Parquet.
 """
@@ -49,7 +49,7 @@ WEEK_S = 7 * 24 * 3600
 
 @dataclass(frozen=True)
 class _Sent:
-    """An acknowledged event: where it stands, and the newest run when its producer began."""
+    """An acknowledged event: where it is, and the newest run when its producer began."""
 
     value: bytes
     partition: int

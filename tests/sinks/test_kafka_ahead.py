@@ -112,7 +112,7 @@ def dies_in(group: type[Group], sink: KafkaSink, manifest: Manifest) -> None:
     group.send = send  # type: ignore[method-assign]
 
 
-def test_range_whose_driver_died_without_a_number_goes_on_for_a_day(
+def test_range_whose_driver_died_without_a_number_resumes_for_a_day(
     group: type[Group], sink: KafkaSink
 ) -> None:
     clock = sink._clock
@@ -127,7 +127,7 @@ def test_range_whose_driver_died_without_a_number_goes_on_for_a_day(
     assert group.sent == list(range(10, 15))
 
 
-def test_number_that_is_gone_since_sending_began_is_not_guessed(
+def test_number_forgotten_since_sending_began_is_not_guessed(
     group: type[Group], sink: KafkaSink
 ) -> None:
     manifest = stage(sink, [batch_of([Event(b"%d" % n) for n in range(5)])], ordinal=10)

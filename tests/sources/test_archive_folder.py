@@ -79,7 +79,7 @@ def test_dead_letters_that_are_replayed_after_they_were_passed_are_an_error(
     assert run() == 5
 
 
-def test_replayed_dead_letters_are_an_error_also_where_other_files_are_gone(
+def test_replayed_dead_letters_are_an_error_also_where_other_files_were_deleted(
     tmp_path: Path,
 ) -> None:
     run = a_run(tmp_path)

@@ -45,7 +45,7 @@ class World:
         self._pipeline = self.restarted()
 
     def restarted(self) -> Pipeline:
-        """The same pipeline in another process: what a source remembers is gone."""
+        """The same pipeline in another process: what a source remembers is lost."""
         sink = FilesSink(FilesSettings(str(self._out), "archives/in", "dead/in"))
         source = open_source(self._url, environ={})
         self._pipeline = Pipeline("in", "inc", source, sink, LocalWorkers())
@@ -188,7 +188,7 @@ def test_compressed_file_beside_its_original_is_not_read(world: World) -> None:
     assert world.archived() == lines("old", 5)
 
 
-def test_other_file_that_begins_as_one_that_is_gone_is_read(world: World) -> None:
+def test_other_file_that_begins_as_a_deleted_one_is_read(world: World) -> None:
     """A new inode and a name that no rotation makes: nothing says that it was read."""
     world.write("ping", to="a.txt")
     assert world.run() == 1
@@ -204,7 +204,7 @@ def test_other_file_that_begins_as_one_that_is_gone_is_read(world: World) -> Non
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-def test_other_file_that_got_the_inode_of_one_that_is_gone_is_read(
+def test_other_file_that_got_the_inode_of_a_deleted_one_is_read(
     world: World, restarts: bool
 ) -> None:
     """File systems use inodes again at once; here a file gets one by a rename."""

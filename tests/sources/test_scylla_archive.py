@@ -68,7 +68,7 @@ def test_an_archive_of_a_change_log_holds_each_change_once(
 
 
 @pytest.mark.server
-def test_a_chain_goes_on_after_a_promote(home: Home, cassandra_server: Cassandra) -> None:
+def test_chain_resumes_after_a_promote(home: Home, cassandra_server: Cassandra) -> None:
     play = Play(cassandra_server)
     now_ms = int(time.time() * 1000)
     play.begin_generation(now_ms - 3_600_000)

@@ -124,7 +124,7 @@ def test_a_rotated_name_that_cannot_be_read_stops_only_itself(tmp_path: Path) ->
     assert list(errors) == ["in/app.log.1"]
 
 
-def test_an_archive_goes_on_beside_a_bad_name_and_its_status_shows_it(
+def test_archive_continues_beside_a_bad_name_and_its_status_shows_it(
     tidelog: Run, tmp_path: Path
 ) -> None:
     bad = put(tmp_path / "in", b"b\xffd.txt", b"bad\n")

@@ -242,7 +242,7 @@ def values(reader: TidelogReader, tasks: list[object]) -> set[bytes | None]:
 
 
 def deleted(home: Home) -> None:
-    """Delete, compile and sweep, so that the objects of an older plan are gone."""
+    """Delete, compile and sweep, so that the objects of an older plan are deleted."""
     home.delete("orders", ["id-1"])
     for partition in (0, 1):
         Bench(home.log, home.topic("orders"), partition).compile(0, 15)

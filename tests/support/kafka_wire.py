@@ -1,7 +1,7 @@
 """Writes Kafka records that no client library writes: one Produce request, byte by byte.
 
 librdkafka takes header names as C strings, so a name with a NUL or with bytes that are not UTF-8
-can be written only like this. Kafka itself stores whatever bytes come.
+can be written only like this. Kafka itself stores any bytes.
 """
 
 from __future__ import annotations

@@ -159,7 +159,7 @@ def test_a_full_disk_is_the_sinks_own_error(variant: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["parquet", "orc", "avro"])
-def test_typed_files_keep_the_value_and_restore_unless_told_otherwise(name: str) -> None:
+def test_typed_files_keep_the_value_and_restore_by_default(name: str) -> None:
     events = batch(
         [
             {"value": b'{"id": 1, "user": {"name": "a", "tags": ["x", null]}}', "key": b"k"},
