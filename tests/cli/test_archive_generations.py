@@ -101,3 +101,16 @@ def test_promote_that_would_lose_events_names_them(tidelog: Run) -> None:
     assert dropped.code != 0
     assert "`t/0` from 0 to 5" in dropped.err
     assert tidelog("archive", "drop", "a", "1", "--force").code == 0
+
+
+def test_start_is_recorded_at_create_and_refused_once_begun(tidelog: Run) -> None:
+    tidelog("topic", "create", "t")
+    send(range(3))
+    create = tidelog("archive", "create", "a", "--source", "topic:t", "--start", "latest", "--json")
+    assert create.rows()[0]["start"] == "latest"
+    send(range(3, 4))
+    ran = tidelog("archive", "run", "a", "--no-spark", "--json")
+    assert ran.rows()[-1]["events"] == 1
+    refused = tidelog("archive", "run", "a", "--no-spark", "--start", "earliest")
+    assert refused.code != 0
+    assert "began at latest, and --start earliest no longer counts" in refused.err

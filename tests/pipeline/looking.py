@@ -10,7 +10,7 @@ import pyarrow as pa
 from tidelog import Event, Home
 from tidelog.codec.parsers import Found, LayoutSettings
 from tidelog.home import World, create_home
-from tidelog.model.archive import Archive, Making
+from tidelog.model.archive import Archive, Making, Start
 from tidelog.pipeline.archive import create_archive, open_pipeline
 from tidelog.pipeline.driver import Driver, Driving
 from tidelog.pipeline.workers import LocalWorkers
@@ -60,7 +60,11 @@ def fill(home: Home, numbers: range, topic: str = "t", partition: int = 0) -> No
 
 
 def an_archive(
-    home: Home, name: str = "daily", source: str = "topic:t", **making: object
+    home: Home,
+    name: str = "daily",
+    source: str = "topic:t",
+    start: Start = "earliest",
+    **making: object,
 ) -> Archive:
     wanted = Archive(
         name=name,
@@ -72,6 +76,7 @@ def an_archive(
         created_ms=0,
         makings={1: Making(**making)},  # type: ignore[arg-type]
         dead_share_max=1.0,
+        start=start,
     )
     return create_archive(home, wanted)
 

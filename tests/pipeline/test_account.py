@@ -23,7 +23,7 @@ from tidelog import Event, Home
 from tidelog.catalog.base import Put
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.clock import RandomIds, SystemClock
-from tidelog.errors import AlreadyExistsError, UnavailableError, UnknownOutcomeError
+from tidelog.errors import AlreadyExistsError, InvalidError, UnavailableError, UnknownOutcomeError
 from tidelog.log.archives import read_commit_rows, read_listed, read_manifests, read_progress
 from tidelog.log.base import Log, LogSettings
 from tidelog.log.topics import read_head
@@ -35,12 +35,12 @@ from tidelog.model.pipeline import Begin, Gap, Manifest
 from tidelog.model.run import encode_row
 from tidelog.model.sealed import seal_json
 from tidelog.pipeline.account import note_before, read_account
-from tidelog.pipeline.archive import create_archive, find_archive, open_pipeline
+from tidelog.pipeline.archive import choose_start, create_archive, find_archive, open_pipeline
 from tidelog.pipeline.base import Pipeline
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.driver import Driver, Driving
 from tidelog.pipeline.erase import erase_from_archives
-from tidelog.pipeline.generations import begin_backfill
+from tidelog.pipeline.generations import begin_backfill, promote
 from tidelog.pipeline.health import Limits, troubles
 from tidelog.pipeline.losses import RemadeError
 from tidelog.pipeline.metrics import status_text
@@ -135,6 +135,46 @@ def test_latest_means_the_ends_that_create_saw(home: Home) -> None:
     assert found.begin is not None
     assert (found.begin.position, found.begin.reason) == ("100", "latest")
     assert (found.span, found.archived) == (20, 20)
+
+
+def test_start_of_an_archive_is_that_of_its_creation(home: Home) -> None:
+    """Whatever runs it: a command, `up`, or a program of yours."""
+    archive = an_archive(home, "daily", start="latest")
+    fill(home, range(100, 120))
+    assert drive(home, archive) == 20
+    found = account(home, archive)
+    assert found.begin is not None
+    assert (found.begin.position, found.begin.reason) == ("100", "latest")
+
+
+def test_start_changes_only_before_an_archive_has_begun(home: Home) -> None:
+    archive = an_archive(home, "daily")
+    archive = choose_start(home, "daily", "latest")
+    assert find_archive(home, "daily").start == "latest"
+    fill(home, range(100, 120))
+    assert drive(home, archive) == 20
+    assert choose_start(home, "daily", "latest") == archive
+    with pytest.raises(InvalidError, match="began at latest, and --start earliest no longer"):
+        choose_start(home, "daily", "earliest")
+    assert find_archive(home, "daily").start == "latest"
+
+
+def test_new_generation_of_an_archive_with_a_late_start_begins_where_the_live_one_does(
+    home: Home,
+) -> None:
+    archive = an_archive(home, "daily", start="latest")
+    fill(home, range(100, 120))
+    drive(home, archive)
+    begin_backfill(home, "daily", Making(format="avro"))
+    promoted = promote(home, "daily")
+    assert promoted.generation == 2
+    fill(home, range(120, 130))
+    assert drive(home, promoted) == 10
+    found = read_account(home.log, promoted.pipeline(), "t/0")
+    assert found is not None
+    assert found.begin is not None
+    assert int(found.begin.position) <= 100
+    assert found.end == "130"
 
 
 def test_topic_made_again_since_create_begins_at_its_first_event(home: Home) -> None:

@@ -29,6 +29,7 @@ from tidelog.home import Home, open_home
 from tidelog.model.archive import Archive
 from tidelog.model.times import duration_ms
 from tidelog.pipeline.archive import (
+    choose_start,
     committed_files,
     create_archive,
     find_archive,
@@ -85,6 +86,13 @@ def archive() -> None:
     metavar="S",
     help="More dead letters than this share of a range stop the archive: 0 to 1.",
 )
+@click.option(
+    "--start",
+    type=click.Choice(["earliest", "latest"]),
+    default="earliest",
+    show_default=True,
+    help="Begin at the first events of the source, or at the ends that it has now.",
+)
 @json_option
 @click.pass_obj
 def create(home_text: str | None, output: Output, /, name: str, **given: Any) -> None:
@@ -117,9 +125,7 @@ def create(home_text: str | None, output: Output, /, name: str, **given: Any) ->
 @click.option(
     "--start",
     type=click.Choice(["earliest", "latest"]),
-    default="earliest",
-    show_default=True,
-    help="Where to begin: at the first event, or at the ends seen when the archive was created.",
+    help="Change the start that `archive create` recorded; refused once the archive has begun.",
 )
 @click.option(
     "--metrics-file",
@@ -143,6 +149,8 @@ def run(home_text: str | None, output: Output, /, name: str, **given: Any) -> No
     shard, shards = shard_of(given["shard"])
     with open_home(home_text) as home, Watch(output, name) as watch:
         find_archive(home, name)  # before Spark is started
+        if given["start"] is not None:
+            choose_start(home, name, given["start"])
         workers = open_workers(name, given)
         after = AfterCycles(home, name, given["metrics_file"])
         events = 0
@@ -154,7 +162,6 @@ def run(home_text: str | None, output: Output, /, name: str, **given: Any) -> No
                 accept_loss=given["accept_loss"],
                 shard=shard,
                 shards=shards,
-                start=given["start"],
                 take_over=given["take_over"],
                 flush_on_stop=given["flush_on_stop"],
                 stop=watch.stop,
@@ -242,6 +249,7 @@ def _wanted(home: Home, name: str, given: dict[str, Any]) -> Archive:
         max_bytes=given["max_bytes"],
         max_age_ms=duration_ms(given["max_age"]),
         dead_share_max=given["dead_share"],
+        start=given["start"],
     )
 
 
@@ -253,6 +261,7 @@ def _describe(archive: Archive) -> dict[str, Any]:
         "folder": f"{archive.store}/{archive.folder()}",
         "parser": archive.making().parser,
         "format": archive.making().format,
+        "start": archive.start,
         "restorable": not restore_limit(archive.making()),
         "state": archive.state,
     }

@@ -11,7 +11,15 @@ from tidelog.errors import InvalidError, NotFoundError
 from tidelog.model import limits
 from tidelog.model.decoding import Persisted
 
-__all__ = ["Archive", "Forced", "GenerationState", "Making", "Promotion", "check_archive_name"]
+__all__ = [
+    "Archive",
+    "Forced",
+    "GenerationState",
+    "Making",
+    "Promotion",
+    "Start",
+    "check_archive_name",
+]
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
@@ -31,6 +39,10 @@ class Making(Persisted, frozen=True):
 GenerationState = Literal["building", "live", "kept", "removing"]
 """What a generation is: one that a backfill fills, the one that is read, one that was, or one
 whose files are being deleted. Only conditional writes of the archive's row change it."""
+
+
+Start = Literal["earliest", "latest"]
+"""Where a pipeline begins: at the first events, or at the ends that its creation saw."""
 
 
 class Promotion(Persisted, frozen=True):
@@ -73,6 +85,7 @@ class Archive(Persisted, frozen=True):
     home: str = ""  # id of the home that an outside folder belongs to; empty: it is in the home
     states: dict[int, GenerationState] = msgspec.field(default_factory=dict)  # of those not live
     promotion: Promotion | None = None  # under way
+    start: Start = "earliest"  # or latest: the ends that its creation saw; its first generation
     forced: tuple[Forced, ...] = ()  # ranges that live generations lack, by a person's decision
 
     def __post_init__(self) -> None:

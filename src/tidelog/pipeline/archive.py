@@ -32,16 +32,18 @@ from tidelog.errors import (
 )
 from tidelog.home import Home
 from tidelog.log.archives import (
+    change_archive,
     decode_archive,
     encode_archive,
     read_archive,
     read_partitions,
+    read_progress,
 )
 from tidelog.log.registry import add_name, remove_name
 from tidelog.log.replays import counting_files
 from tidelog.model import layout
 from tidelog.model.address import parse_address
-from tidelog.model.archive import Archive, check_archive_name
+from tidelog.model.archive import Archive, Start, check_archive_name
 from tidelog.model.pipeline import FileEntry, Manifest
 from tidelog.pipeline.base import Pipeline, Workers
 from tidelog.pipeline.fill import FillSource
@@ -54,6 +56,7 @@ from tidelog.sources.base import Source, bounds_apart
 from tidelog.sources.file_names import place_of
 
 __all__ = [
+    "choose_start",
     "committed_files",
     "create_archive",
     "find_archive",
@@ -140,7 +143,25 @@ def open_pipeline(
         making.transform,
         rate,
         Gate(home.log, archive, number),
+        archive.start if number == 1 else "earliest",  # others begin where the live one does
     )
+
+
+def choose_start(home: Home, name: str, start: Start) -> Archive:
+    """Change where an archive begins, as long as nothing of it has begun; else ``InvalidError``."""
+    found = find_archive(home, name)
+    pipeline, log = found.pipeline(), home.log
+    begun = found.newest > 1 or any(
+        read_progress(log, pipeline, each) for each in read_partitions(log, pipeline)
+    )
+    if start == found.start:
+        return found
+    if begun:
+        raise InvalidError(
+            f"archive `{name}`: began at {found.start}, and --start {start} no longer counts: run "
+            "it without --start, or create another archive"
+        )
+    return change_archive(log, name, lambda each: msgspec.structs.replace(each, start=start))
 
 
 def open_sink(archive: Archive, generation: int | None = None) -> FilesSink:

@@ -136,6 +136,7 @@ class Pipeline:
     transform: str = ""
     rate: float | None = None  # events a second over all tasks
     gate: Callable[[], None] = lambda: None  # raises where no head may be created or thawed now
+    start: str = "earliest"  # or latest: where partitions begin that its creation saw
 
 
 class FrozenError(UnavailableError):

@@ -59,7 +59,7 @@ class Driving:
     accept_loss: bool = False
     shard: int = 0
     shards: int = 1
-    start: str = "earliest"  # or latest: the ends that the pipeline's creation saw
+    start: str = ""  # earliest, or latest: the ends that its creation saw; empty: the pipeline's
     take_over: bool = False  # from the driver that has the shard, without waiting for it
     flush_on_stop: bool = False  # lay down what waits before ending
     stop: threading.Event = field(default_factory=threading.Event)
@@ -70,7 +70,7 @@ class Driving:
     def __post_init__(self) -> None:
         if not 0 <= self.shard < self.shards:
             raise InvalidError(f"shard {self.shard} of {self.shards}: give 0 to {self.shards - 1}")
-        if self.start not in ("earliest", "latest"):
+        if self.start not in ("", "earliest", "latest"):
             raise InvalidError(f"start `{self.start}`: give earliest or latest")
 
 
@@ -350,7 +350,8 @@ class Driver:
         now_ms = self._log.clock.now_ms()
         seen = self._seen().get(partition.text)
         was_there = seen is not None and seen.end and seen.incarnation == held.incarnation
-        if self._how.start == "latest" and seen is not None and was_there:
+        start = self._how.start or self._pipeline.start
+        if start == "latest" and seen is not None and was_there:
             position = self._pipeline.source.cut(seen.end, seen.end, 0)
             return Begin(position, "latest", now_ms)
         return Begin(held.first, held.begins, now_ms)
