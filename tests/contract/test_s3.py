@@ -87,7 +87,7 @@ def test_a_server_that_is_down_is_unavailable() -> None:
         ("s3://", "names no bucket"),
         ("s3://bucket?regoin=x", "did you mean `region`"),
         ("s3://bucket?path_style=maybe", "give true or false"),
-        ("s3://bucket?endpoint=ftp://x", "is not an http"),
+        ("s3://bucket?endpoint=ftp://x", "is not an http or https address"),
         ("s3://key:secret@bucket", "credentials come from the environment"),
         ("s3://bucket?secret_access_key=x", "looks like a secret"),
         ("s33://bucket", "did you mean `s3`"),

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from tests.server.serving import Served, serving
+from tests.server.serving import Served, ask, serving, status
 from tidelog import Event
 from tidelog.home import Home
 from tidelog.journal.compile import compile_topic
@@ -212,3 +212,27 @@ def test_path_that_is_not_text_reaches_nothing(served: Served) -> None:
     for other in ("/topics/t%0A", "/topics/t/journals%0A", "/console/topics/t%0A", "/metrics%0A"):
         assert served.client.get(other).status_code in (400, 404), other
     assert served.values() == [b"x"]
+
+
+@pytest.mark.parametrize("query", [b"why=%FF", b"why=%C3", b"why=ok&%FF=1"])
+def test_a_query_that_is_not_encoded_utf8_changes_nothing(served: Served, query: bytes) -> None:
+    """Its text would be stored as another one."""
+    served.home.append("t", [Event(b"v", id="e")])
+    request = b"DELETE /topics/t/ids/e?" + query + b" HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    answer = ask(served.address, request)
+    assert status(answer) == 400
+    assert b"query: is not UTF-8 with percent-encoding" in answer
+    assert served.values() == [b"v"]
+    assert served.client.delete("/topics/t/ids/e", params={"why": "é"}).status_code == 200
+    assert [record.why for record in served.home.audit("t")] == ["é"]
+
+
+def test_ids_of_dots_need_their_dots_encoded(served: Served) -> None:
+    """Clients take `.` and `..` out of a path before they send it."""
+    for name in (".", "..", "a/../b"):
+        served.home.append("t", [Event(name.encode(), id=name)])
+        path = quote(name, safe="").replace(".", "%2E")
+        request = f"GET /topics/t/ids/{path} HTTP/1.1\r\nhost: localhost\r\n\r\n"
+        answer = ask(served.address, request.encode())
+        assert status(answer) == 200
+        assert f'"id":"{name}"'.encode() in answer

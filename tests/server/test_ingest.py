@@ -306,3 +306,13 @@ def test_headers_of_a_raw_value_are_refused_beside_json(served: Served) -> None:
         assert refused.status_code == 400
         assert name.lower() in refused.json()["error"]["message"]
     assert served.values() == []
+
+
+@pytest.mark.parametrize("text", ["\\ud800", "\\udc00", "\\ud800\\u0041"])
+def test_half_a_surrogate_pair_in_an_array_is_named(served: Served, text: str) -> None:
+    headers = {"content-type": "application/json"}
+    body = f'[{{"value": "a"}}, {{"value": "{text}"}}]'
+    answer = served.client.post("/topics/t/events", content=body, headers=headers)
+    assert answer.status_code == 400
+    assert "body: is not JSON: a lone surrogate is not valid Unicode" in error(answer)["message"]
+    assert served.values() == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -94,6 +95,37 @@ def test_bad_queries_are_refused(shared: Served, query: str) -> None:
     assert answer.status_code == 400
     assert error(answer)["kind"] == "invalid"
     assert len(shared.values()) == before
+
+
+def test_bytes_that_are_not_utf8_are_kept_as_they_are(shared: Served) -> None:
+    """Neither parameters, nor headers, nor the key: U+FFFD would stand for them all."""
+    request = (
+        b"GET /track.gif?a=%FFx+y&a=ok&b=%FE&c=%EF%BF%BD&key=%80 HTTP/1.1\r\n"
+        b"host: localhost\r\nuser-agent: caf\xe9\r\n\r\n"
+    )
+    assert status(ask(shared.address, request)) == 200
+    event, value = last(shared)
+    assert event.key == b"\x80"
+    assert value["params"] == {
+        "a": [{"base64": b64(b"\xffx y")}, "ok"],
+        "b": {"base64": b64(b"\xfe")},
+        "c": "\ufffd",
+    }
+    assert value["headers"] == {"user-agent": {"base64": b64(b"caf\xe9")}}
+
+
+@pytest.mark.parametrize("query", [b"%FF=1", b"id=%FF", b"t=%FF", b"topic=%FF"])
+def test_names_and_ids_that_are_not_utf8_are_refused(shared: Served, query: bytes) -> None:
+    before = len(shared.values())
+    request = b"GET /track.gif?" + query + b" HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    answer = ask(shared.address, request)
+    assert status(answer) == 400
+    assert b"UTF-8" in answer
+    assert len(shared.values()) == before
+
+
+def b64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
 
 
 def test_a_pixel_without_a_topic_says_so(served: Served) -> None:

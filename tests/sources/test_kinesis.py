@@ -237,7 +237,7 @@ BAD = {
     "kinesis://a%20b?region=x": "names no stream",
     "kinesis://a?region=x&start=tomorrow": "ISO 8601",
     "kinesis://a?region=x&outside=burn": "give keep or drop",
-    "kinesis://a?region=x&endpoint_url=ftp://h": r"no http\(s\) URL",
+    "kinesis://a?region=x&endpoint_url=ftp://h": "is not an http or https address",
     "kinesis://a?regoin=x": "did you mean `region`",
     "kinesis://a?secret_access_key=x": "looks like a secret",
     "kinesis://u:p@a": "names a user or password",

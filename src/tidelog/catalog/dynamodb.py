@@ -412,7 +412,8 @@ def _check_endpoint(address: Address, endpoint: str) -> None:
         )
     if not plain:
         raise InvalidError(
-            f"address `{address.text}`: `{endpoint}` is no endpoint: give http(s)://host:port"
+            f"address `{address.text}`: endpoint `{endpoint}` is not an http or https address: "
+            "give http://host:port or https://host:port"
         )
 
 

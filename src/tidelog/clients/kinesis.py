@@ -140,7 +140,10 @@ def parse_place(
     endpoint = options.get("endpoint_url") or environ.get("AWS_ENDPOINT_URL_KINESIS")
     endpoint = endpoint or environ.get("AWS_ENDPOINT_URL")
     if endpoint is not None and not endpoint.startswith(("http://", "https://")):
-        raise InvalidError(f"{role} `{address.text}`: endpoint_url `{endpoint}` is no http(s) URL")
+        raise InvalidError(
+            f"{role} `{address.text}`: endpoint_url `{endpoint}` is not an http or https address: "
+            "give http://host:port or https://host:port"
+        )
     region = options.get("region") or environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION")
     keys = {
         "aws_access_key_id": environ.get("AWS_ACCESS_KEY_ID"),

@@ -27,7 +27,14 @@ from tidelog.errors import InvalidError
 from tidelog.model.depth import check_json_depth
 from tidelog.model.event import Event, from_iso, to_iso
 
-__all__ = ["batch_lines", "batch_of_lines", "event_lines", "event_of_line", "row_lines"]
+__all__ = [
+    "batch_lines",
+    "batch_of_lines",
+    "event_lines",
+    "event_of_line",
+    "json_problem",
+    "row_lines",
+]
 
 
 class _Base64(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -116,7 +123,7 @@ def event_of_line(line: bytes) -> Event:
     try:
         given = _given.decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
-        raise InvalidError(f"is not an event as JSON: {_problem(line, exc)}") from exc
+        raise InvalidError(f"is not an event as JSON: {json_problem(line, exc)}") from exc
     time = given.timestamp
     return Event(
         value=_bytes_of(given.value),
@@ -128,8 +135,8 @@ def event_of_line(line: bytes) -> Event:
     )
 
 
-def _problem(line: bytes, error: Exception) -> str:
-    """Why a line is refused; msgspec reports half of a surrogate pair as other errors."""
+def json_problem(line: bytes, error: Exception) -> str:
+    """Returns why a text is refused; msgspec reports half of a surrogate pair as other errors."""
     try:
         json.dumps(json.loads(bytes(line)), ensure_ascii=False).encode()  # it may be msgspec.Raw
     except UnicodeEncodeError:

@@ -199,8 +199,8 @@ def _sns_region(address: Address) -> str:
     endpoint = options.get("endpoint", "http://")
     if "@" in endpoint or not endpoint.startswith(("http://", "https://")):
         raise InvalidError(
-            f"target `sns:{address.path}`: its endpoint is none: give http(s)://host:port, "
-            "without user or password"
+            f"target `sns:{address.path}`: its endpoint is not an http or https address: "
+            "give http://host:port or https://host:port, without user or password"
         )
     return arn[1]
 

@@ -48,7 +48,7 @@ from tidelog.server.lookup import Lookups
 from tidelog.server.metrics import Metrics
 from tidelog.server.openapi import description
 from tidelog.server.options import ServeOptions
-from tidelog.server.paths import WholeRoute, check_path
+from tidelog.server.paths import WholeRoute, check_path, check_query
 from tidelog.server.read import Reads
 from tidelog.server.tail import Tails
 from tidelog.server.telemetry import Telemetry
@@ -222,12 +222,15 @@ class FrontDoor:
             )
         check_path(scope)
         path: str = scope["path"]
+        is_pixel = path.startswith("/track") and path.endswith(".gif")
+        if not is_pixel:
+            check_query(scope)
         if Console.has(path):
             return "console", self._console.run
         if scope["method"] == "POST":
             if path.startswith("/topics/") and path.endswith("/events"):
                 return APPEND.name, self._append
-        elif scope["method"] == "GET" and path.startswith("/track") and path.endswith(".gif"):
+        elif scope["method"] == "GET" and is_pixel:
             return TRACK.name, self._track
         allowed: set[str] = set()
         for route, operation, handler in self._routes:
@@ -287,7 +290,7 @@ class FrontDoor:
         await answer(send, 200, answered, pixel.GIF)
         return 200
 
-    def _pixel_topic(self, path: str, params: dict[str, str | list[str]]) -> str:
+    def _pixel_topic(self, path: str, params: pixel.Params) -> str:
         if path != TRACK.path:
             topic = path[len("/track/") : -len(".gif")]
             if not path.startswith("/track/") or "/" in topic:
@@ -297,7 +300,7 @@ class FrontDoor:
             return topic
         named = params.get("topic", self._options.topic_default)
         if not isinstance(named, str):
-            raise InvalidError("query: names no topic, or several: give `topic` once")
+            raise InvalidError("query: names no topic, or several: give `topic` once, as UTF-8")
         check_topic_name(named)
         return named
 

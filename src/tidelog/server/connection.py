@@ -111,7 +111,7 @@ class Connection(HttpToolsProtocol):
         if self._in_head and self._is_too_large():  # a URL that the parser does not take any more
             self._refuse_head()
             return
-        self._refuse(400, InvalidError.kind, "request: is no HTTP/1.1: send well-formed requests")
+        self._refuse(400, InvalidError.kind, "request: is not HTTP/1.1: send well-formed requests")
 
     def _is_busy(self) -> bool:
         """Whether the app works on a request."""

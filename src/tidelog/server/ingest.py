@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from tidelog.codec.event_json import event_of_line
+from tidelog.codec.event_json import event_of_line, json_problem
 from tidelog.errors import (
     InvalidError,
     NotFoundError,
@@ -177,7 +177,7 @@ class Ingest:
             try:
                 lines: Sequence[Any] = _array.decode(body)
             except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
-                raise InvalidError(f"body: is no JSON: {exc}") from exc
+                raise InvalidError(f"body: is not JSON: {json_problem(body, exc)}") from exc
             except RecursionError as exc:  # much deeper than an event may be
                 raise too_deep("body") from exc
         elif kind in _LINES:

@@ -107,9 +107,15 @@ def _parameters() -> list[Json]:
     return [path_topic(), _id(), why]
 
 
+_ID = (
+    "The event's id, percent-encoded. Encode the dots of the ids `.` and `..` too (`%2E`, "
+    "`%2E%2E`): clients remove such parts from a path"
+)
+
+
 def _id() -> Json:
     schema = {"type": "string", "minLength": 1, "maxLength": ID_BYTES_MAX}
-    return parameter("id", schema, "path", "The event's id, percent-encoded")
+    return parameter("id", schema, "path", _ID)
 
 
 def _object(**properties: Json) -> Json:

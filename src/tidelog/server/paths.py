@@ -1,9 +1,10 @@
-"""Paths of requests: routes that match the whole path, and paths that are text.
+"""Paths and queries of requests: routes that match the whole path, and both are text.
 
 What a path names is read, updated and erased, so a path names exactly one thing. Starlette's own
 routes end at ``$``, which also matches before a last newline, and ``.`` does not match newlines;
 and percent-encoded bytes that are not UTF-8 arrive here as U+FFFD. Both would let a
-request for one id reach the event of another.
+request for one id reach the event of another. In a query such bytes would change what is stored or
+searched for.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from starlette.types import Scope
 
 from tidelog.errors import InvalidError
 
-__all__ = ["WholeRoute", "check_path"]
+__all__ = ["WholeRoute", "check_path", "check_query"]
 
 _PARAMETER = re.compile(r"\{(\w+)(:path)?\}")
 _ANY, _NO_SLASH = r"[\s\S]*", "[^/]+"
@@ -46,6 +47,20 @@ def check_path(scope: Scope) -> None:
     except UnicodeDecodeError as exc:
         raise InvalidError(
             f"path `{path[:80]}`: is not UTF-8: percent-encode the UTF-8 bytes of names and ids"
+        ) from exc
+
+
+def check_query(scope: Scope) -> None:
+    """Refuse a query that is not percent-encoded UTF-8. ``InvalidError``."""
+    query: bytes = scope.get("query_string") or b""
+    try:
+        if not query.isascii():
+            raise ValueError("not ASCII")
+        if b"%" in query:
+            unquote_to_bytes(query).decode()
+    except ValueError as exc:
+        raise InvalidError(
+            "query: is not UTF-8 with percent-encoding: percent-encode the UTF-8 bytes of each text"
         ) from exc
 
 

@@ -1,15 +1,16 @@
 """``GET /track.gif``: a request becomes an event, and is answered with an image of one pixel.
 
 The event's value is JSON: ``params`` from the query, ``headers`` with the few below, and behind a
-proxy the client's ``address``. The parameters ``topic``, ``id``, ``key`` and ``t`` (its time) go
-into the event itself, ``token`` is for the gate, and ``ack=0`` asks for the answer as soon as the
-event is in the buffer, from which a crash may lose it. ``/track/{topic}.gif`` is the same.
+proxy the client's ``address``. What is not UTF-8 is ``{"base64": "..."}``, as in events. The
+parameters ``topic``, ``id``, ``key`` and ``t`` (its time) go into the event itself, ``token`` is
+for the gate, and ``ack=0`` asks for the answer as soon as the event is in the buffer, from which a
+crash may lose it. ``/track/{topic}.gif`` is the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from urllib.parse import unquote_plus
+from urllib.parse import unquote_to_bytes
 
 import msgspec
 
@@ -19,7 +20,15 @@ from tidelog.server import limits
 from tidelog.server.answers import Pair
 from tidelog.server.ingest import time_of
 
-__all__ = ["GIF", "HEADERS", "HEADERS_KEPT", "OWN_PARAMETERS", "event_of_query", "parse_query"]
+__all__ = [
+    "GIF",
+    "HEADERS",
+    "HEADERS_KEPT",
+    "OWN_PARAMETERS",
+    "Params",
+    "event_of_query",
+    "parse_query",
+]
 
 GIF = bytes.fromhex(  # 1x1, transparent
     "47494638396101000100800000000000ffffff21f90401000000002c00000000010001000002024401003b"
@@ -33,27 +42,33 @@ HEADERS: tuple[Pair, ...] = (
 HEADERS_KEPT = ("user-agent", "referer", "accept-language")
 OWN_PARAMETERS = ("topic", "id", "key", "t", "token", "ack")
 
+Text = str | bytes  # bytes: not UTF-8
+Params = dict[str, Text | list[Text]]
+
 _KEPT = tuple((name, name.encode()) for name in HEADERS_KEPT)
 _encode = msgspec.json.Encoder().encode
 
 
-def parse_query(query: bytes) -> dict[str, str | list[str]]:
+def parse_query(query: bytes) -> Params:
     """The parameters of a query; those given more than once as a list.
 
-    What is no UTF-8 is replaced, since a page cannot be told of its mistake.
+    Values that are not UTF-8 are bytes. ``InvalidError`` for such a name.
     """
-    found: dict[str, str | list[str]] = {}
+    found: Params = {}
     if not query:
         return found
-    parts = query.decode("utf-8", "replace").split("&")
+    parts = query.split(b"&")
     if len(parts) > limits.PARAMETERS_MAX:
         raise InvalidError(f"query: has more than {limits.PARAMETERS_MAX} parameters: send fewer")
     for part in parts:
-        name, _, value = part.partition("=")
-        if not name:
+        raw_name, _, raw_value = part.partition(b"=")
+        if not raw_name:
             continue
-        if "%" in part or "+" in part:
-            name, value = unquote_plus(name), unquote_plus(value)
+        name, value = _decoded(raw_name), _decoded(raw_value)
+        if isinstance(name, bytes):
+            raise InvalidError(
+                "query: the name of a parameter is not UTF-8: percent-encode its UTF-8 bytes"
+            )
         before = found.get(name)
         if before is None:
             found[name] = value
@@ -64,26 +79,51 @@ def parse_query(query: bytes) -> dict[str, str | list[str]]:
     return found
 
 
-def event_of_query(
-    params: dict[str, str | list[str]], headers: Mapping[bytes, bytes], address: str | None
-) -> Event:
+def event_of_query(params: Params, headers: Mapping[bytes, bytes], address: str | None) -> Event:
     """The event of a request, whose own parameters are taken out of ``params``."""
     own = {name: _once(name, params.pop(name)) for name in OWN_PARAMETERS if name in params}
-    value: dict[str, object] = {"params": params}
-    kept = {name: headers[raw].decode("utf-8", "replace") for name, raw in _KEPT if raw in headers}
-    value["headers"] = kept
+    value: dict[str, object] = {"params": {name: _shown(each) for name, each in params.items()}}
+    value["headers"] = {name: _shown(_text(headers[raw])) for name, raw in _KEPT if raw in headers}
     if address is not None:
         value["address"] = address
-    time, key = own.get("t"), own.get("key")
+    key = own.pop("key", None)
+    texts = {name: _own_text(name, each) for name, each in own.items()}
+    time = texts.get("t")
     return Event(
         value=_encode(value),
-        key=None if key is None else key.encode(),
-        id=own.get("id"),
+        key=key.encode() if isinstance(key, str) else key,
+        id=texts.get("id"),
         timestamp=None if time is None else time_of(time),
     )
 
 
-def _once(name: str, value: str | list[str]) -> str:
+def _once(name: str, value: Text | list[Text]) -> Text:
     if isinstance(value, list):
         raise InvalidError(f"query: `{name}` is given {len(value)} times: give it once")
     return value
+
+
+def _own_text(name: str, value: Text) -> str:
+    if isinstance(value, bytes):
+        raise InvalidError(f"query: `{name}` is not UTF-8: percent-encode its UTF-8 bytes")
+    return value
+
+
+def _decoded(raw: bytes) -> Text:
+    if b"%" in raw or b"+" in raw:
+        raw = unquote_to_bytes(raw.replace(b"+", b" "))
+    return _text(raw)
+
+
+def _text(raw: bytes) -> Text:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return raw
+
+
+def _shown(value: Text | list[Text]) -> object:
+    """What stands in JSON for a text, for bytes that are none, or for a list of them."""
+    if isinstance(value, list):
+        return [_shown(each) for each in value]
+    return value if isinstance(value, str) else {"base64": value}

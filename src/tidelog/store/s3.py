@@ -57,7 +57,8 @@ def open_s3(address: Address, environ: Mapping[str, str]) -> RemoteStore:
     if endpoint:
         if not endpoint.startswith(("http://", "https://")):
             raise InvalidError(
-                f"store `{address.text}`: endpoint `{endpoint}` is not an http(s) URL"
+                f"store `{address.text}`: endpoint `{endpoint}` is not an http or https "
+                "address: give http://host:port or https://host:port"
             )
         config["endpoint"] = endpoint
     session = boto3.session.Session()
