@@ -9,8 +9,16 @@ from typing import Any
 
 import pytest
 
+from tidelog.catalog.base import Delete
 from tidelog.catalog.memory import MemoryCatalog
-from tidelog.errors import AlreadyExistsError, InvalidError, PartialAppendError, TidelogError
+from tidelog.errors import (
+    AlreadyExistsError,
+    InvalidError,
+    NotFoundError,
+    PartialAppendError,
+    TidelogError,
+    UnknownOutcomeError,
+)
 from tidelog.log import once
 from tidelog.log.append import Appender
 from tidelog.log.base import Log
@@ -19,7 +27,8 @@ from tidelog.log.positions import Positions
 from tidelog.log.read import Reader
 from tidelog.log.silent import PRODUCER_EXPIRES_MS
 from tidelog.log.sweep import sweep_home
-from tidelog.log.topics import create_topic
+from tidelog.log.topics import create_topic, delete_topic
+from tidelog.model import layout
 from tidelog.model.event import Event
 from tidelog.model.topic import Topic
 from tidelog.store.memory import MemoryStore
@@ -119,6 +128,36 @@ def test_error_shows_what_is_stored_when_the_key_is_used_for_other_events_meanwh
     assert len(found) == 1 + len(EVENTS) - len(rest)
     append_once(world.good, world.topic, "another key", rest)
     assert sorted(world.stored().values()) == sorted([*(e.value for e in EVENTS), b"other"])
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "error", "match"),
+    [("delete", NotFoundError, "was deleted"), ("expire", UnknownOutcomeError, "has expired")],
+)
+def test_row_of_another_request_that_goes_is_explained(
+    monkeypatch: pytest.MonkeyPatch, meanwhile: str, error: type[Exception], match: str
+) -> None:
+    """Another request stores under the key, and its row goes before this one reads it."""
+    world = World()
+    event, find, looks = EVENTS[0], once._Request.stored, 0
+
+    def look(self: Any, part: Any) -> int | None:
+        nonlocal looks
+        looks += 1
+        if looks == 3:  # this request, after its commit was refused
+            if meanwhile == "delete":
+                delete_topic(world.good, "t")
+            where = layout.topic_partition(world.topic.incarnation, part.partition)
+            world.rows.write(where, Delete(layout.producer_row(self._producer)), write_id="gone")
+        found = find(self, part)
+        if looks == 1:
+            append_once(world.good, world.topic, "key", [event])
+        return found
+
+    monkeypatch.setattr(once._Request, "stored", look)
+    with pytest.raises(error, match=match):
+        append_once(world.good, world.topic, "key", [event])
+    assert looks == 3
 
 
 def test_bad_events_are_refused_before_anything_is_stored() -> None:

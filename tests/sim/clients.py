@@ -307,12 +307,12 @@ class ClientsWorld(SimWorld):
                 self._read_once(log, topic, wait_s=0.0)
             log.clock.sleep(self.random.uniform(0, 3))
 
-    def _read_once(self, log: Log, topic: Topic, wait_s: float) -> bool:
+    def _read_once(self, log: Log, topic: Topic, wait_s: float, slow_rate: float = 0.05) -> bool:
         consumer = Consumer(log, topic, "o", "earliest")
 
         def handle(event: Event) -> None:
             self.ledger.deliver("o", topic.incarnation, [event])
-            if self.chance(0.05):
+            if self.chance(slow_rate):
                 log.clock.sleep(10)
 
         done = []
@@ -357,7 +357,7 @@ class ClientsWorld(SimWorld):
     def _trim_with_care(self, log: Log, topic: Topic) -> None:
         """Trims unless that passes a reader; a reader that was there before is never passed."""
         cursors = self.ledger.cursors("c", topic.incarnation)
-        check = partial(readers.check_readers, log, topic)
+        check = partial(readers.check_readers, log, topic, False)
         with contextlib.suppress(InvalidError):
             for done in trim_topic(log, topic, self._trim_to(log, topic), check):
                 now = self.ledger.cursors("c", topic.incarnation)
@@ -432,7 +432,7 @@ class ClientsWorld(SimWorld):
 
     def _drain_once(self, log: Log) -> None:
         topic = find_topic(log, "t")
-        while not self._read_once(log, topic, wait_s=10.0):
+        while not self._read_once(log, topic, wait_s=10.0, slow_rate=0):
             log.clock.sleep(0.1)
 
     def _repair(self, log: Log) -> None:

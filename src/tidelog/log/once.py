@@ -26,7 +26,6 @@ from tidelog.codec.events import check_events, table_of
 from tidelog.codec.segment import encode_segment
 from tidelog.errors import (
     AlreadyExistsError,
-    InternalError,
     InvalidError,
     TidelogError,
     UnavailableError,
@@ -38,10 +37,11 @@ from tidelog.log.flush import Part
 from tidelog.log.outcome import append_error
 from tidelog.log.partitioner import partitions_for, split
 from tidelog.log.positions import Positions
+from tidelog.log.topics import read_head
 from tidelog.model import layout, limits
 from tidelog.model.event import Event
 from tidelog.model.producers import once_producer
-from tidelog.model.run import ProducerState, decode_row
+from tidelog.model.run import Head, ProducerState, decode_row
 from tidelog.model.topic import Topic
 
 __all__ = ["append_once"]
@@ -144,9 +144,16 @@ class _Request:
                 f"append to `{self._topic.name}` with a key: another request has stored events "
                 f"under it, and where cannot be read ({exc}): repeat it with the same key"
             ) from exc
-        if found is None:
-            raise InternalError(f"producer `{self._producer}`: has sequences but no row")
+        if found is None:  # its row went with the topic, or with the time that keys are kept
+            self._appender.check_head(part.partition, self._head(part.partition))
+            raise UnknownOutcomeError(
+                f"append to `{self._topic.name}` with a key: another request has stored events "
+                "under it, and the key has expired since: read the topic before you repeat it"
+            )
         return found
+
+    def _head(self, partition: int) -> Head:
+        return read_head(self._log, self._topic, partition)[0]
 
 
 def _first_sequence(events: Sequence[Event]) -> int:
