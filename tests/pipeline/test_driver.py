@@ -20,8 +20,9 @@ from tidelog.clock import RandomIds, SystemClock
 from tidelog.errors import FencedError, InvalidError, NotFoundError, UnavailableError
 from tidelog.log.base import Log, LogSettings
 from tidelog.model import layout
+from tidelog.model.pipeline import Begin
 from tidelog.pipeline.base import Outcome, Pipeline, Task
-from tidelog.pipeline.cycle import LostError
+from tidelog.pipeline.cycle import Cycle, LostError
 from tidelog.pipeline.driver import Driver, Driving
 from tidelog.pipeline.flush import request_flush
 from tidelog.pipeline.policy import Due, Policy
@@ -298,6 +299,31 @@ def test_an_error_that_passes_is_tried_again(home: Home) -> None:
         return real_read(range)  # type: ignore[arg-type]
 
     home.source.read = read  # type: ignore[method-assign,assignment]
+    home.driver().run()
+    home.check()
+
+
+@pytest.mark.parametrize("accept_loss", [True, False])
+def test_what_another_driver_commits_after_the_look_does_not_end_a_partition(
+    home: Home, accept_loss: bool
+) -> None:
+    """Ends that were read before the head say nothing about a source that was made again."""
+    home.driver().run()
+    real = home.source.bounds
+
+    def then_commit(partitions: Sequence[SourcePartition]) -> dict[SourcePartition, Bounds]:
+        seen = real(partitions)
+        home.source.bounds = real  # type: ignore[method-assign]
+        grow(home, 80)
+        other = Cycle(home.log, home.pipeline, epoch=1)
+        for partition, held in seen.items():
+            other.adopt(partition, Begin(held.first, held.begins, 0))
+        assert other.run(dict.fromkeys(seen, "80"), real(partitions)).events
+        return seen
+
+    home.source.bounds = then_commit  # type: ignore[method-assign]
+    home.driver(accept_loss=accept_loss).run()
+    grow(home, 90)
     home.driver().run()
     home.check()
 

@@ -163,7 +163,7 @@ def _totals_forget_the_dead(patch: Patch) -> None:
 def _range_without_incarnation(patch: Patch) -> None:
     """A range is read from the topic that has the name now."""
     patch.setattr(TopicSource, "_find", lambda self, log, _: topics_find(log, self.topic))
-    patch.setattr(Cycle, "_is_remade", lambda *_: False)
+    patch.setattr(Cycle, "_is_ended", lambda *_: False)
 
 
 def topics_find(log: Any, name: str) -> Any:

@@ -86,7 +86,7 @@ from tidelog.pipeline.losses import (
     check_gaps,
     ended_head,
     gaps_after,
-    is_remade,
+    remade_bounds,
     vanished_head,
 )
 from tidelog.sinks.base import AsideSink
@@ -294,10 +294,10 @@ class Cycle:
     def _is_ended(self, track: Track, held: Bounds) -> bool:
         """Whether a source partition was made again, and ends or begins again, as was accepted."""
         source, accept = self._pipeline.source, self._accept_loss
-        if not is_remade(track.partition, track.head, held, source, accept):
-            return False
-        self._accept(track, ended_head(track.head, held, self._log.clock.now_ms()))
-        return True
+        now = remade_bounds(track.partition, track.head, held, source, accept)
+        if now is not None:
+            self._accept(track, ended_head(track.head, now, self._log.clock.now_ms()))
+        return now is not None
 
     def accept_vanished(self, partition: SourcePartition, end: str) -> None:
         """Record that an adopted partition is gone before its end; a decided range comes first."""

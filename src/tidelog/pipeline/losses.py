@@ -1,4 +1,4 @@
-"""What a source partition has lost, or has become: what a person must decide. Pure.
+"""What a source partition has lost, or has become: what a person must decide.
 
 A source partition that was deleted and made again is another sequence of events. None of it is
 written to an archive that has events of the one before. It is an error of that partition until a
@@ -21,7 +21,7 @@ __all__ = [
     "check_gaps",
     "ended_head",
     "gaps_after",
-    "is_remade",
+    "remade_bounds",
     "vanished_end",
     "vanished_head",
 ]
@@ -44,28 +44,35 @@ class RemadeError(LostError):
     kind = "remade"
 
 
-def is_remade(
+def remade_bounds(
     partition: SourcePartition, head: Progress, bounds: Bounds, source: Source, accept_loss: bool
-) -> bool:
-    """Whether a source partition is another one than the head knows, and that is accepted.
+) -> Bounds | None:
+    """Returns what a source partition holds that is another one than the head knows.
 
-    ``RemadeError`` where it is another one, and that is not accepted.
+    None for the same one. Bounds that were read before the head prove nothing, since another driver
+    may have moved the head on: they are read again before anything is decided. ``RemadeError``
+    where it is another one, and that is not accepted.
     """
-    known, found = head.incarnation, bounds.incarnation
-    if known and found and known != found:
-        what = f"it is {found} now, and was {known}"
-    elif source.before(bounds.end, head.position):
-        what = f"it ends at {bounds.end} now"
-    else:
-        return False
-    if not accept_loss:
+    if not _difference(head, bounds, source):
+        return None
+    now = source.bounds([partition])[partition]
+    what = _difference(head, now, source)
+    if what and not accept_loss:
         raise RemadeError(
             f"source partition `{partition.text}`: was deleted and made again: {what}, and "
             f"{head.position} is committed: {_REMEDY}",
             partition=partition.text,
-            incarnation=found,
+            incarnation=now.incarnation,
         )
-    return True
+    return now if what else None
+
+
+def _difference(head: Progress, bounds: Bounds, source: Source) -> str:
+    """How a source partition differs from the one that the head knows; empty if it does not."""
+    known, found = head.incarnation, bounds.incarnation
+    if known and found and known != found:
+        return f"it is {found} now, and was {known}"
+    return f"it ends at {bounds.end} now" if source.before(bounds.end, head.position) else ""
 
 
 def ended_head(head: Progress, bounds: Bounds, now_ms: int) -> Progress:

@@ -30,7 +30,7 @@ from tidelog.pipeline.account import read_account
 from tidelog.pipeline.failures import read_failures
 from tidelog.pipeline.forgotten import read_aside
 from tidelog.pipeline.listing import track
-from tidelog.pipeline.losses import RemadeError, is_remade
+from tidelog.pipeline.losses import RemadeError, remade_bounds
 from tidelog.pipeline.places import source_at
 from tidelog.sources.base import (
     Bounds,
@@ -234,9 +234,11 @@ class _Look:
         if held is None or head.ended or not head.epoch:
             return ""
         try:
-            is_remade(partition, head, held, self.source, accept_loss=False)
+            remade_bounds(partition, head, held, self.source, accept_loss=False)
         except RemadeError as exc:
             return str(exc)
+        except TidelogError:
+            return ""  # it cannot be asked any more
         return ""
 
     def _unread(self, partition: SourcePartition, head: Progress) -> int:
