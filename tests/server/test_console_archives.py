@@ -9,6 +9,7 @@ from tests.server.test_console_pages import eventually
 from tests.server.visiting import Browser, text_of
 from tidelog import Event, Home
 from tidelog.log.keepers import Keeper, Part, put_keeper
+from tidelog.log.trim import ToOffsets
 from tidelog.model.archive import Archive, Making
 from tidelog.pipeline.archive import committed_files, create_archive, find_archive, open_pipeline
 from tidelog.pipeline.driver import Driver, Driving
@@ -39,9 +40,23 @@ def fill_home(home: Home) -> None:
     Driver(log, pump, Driving()).run()
 
 
-def drive(home: Home) -> None:
+def drive(home: Home, accept_loss: bool = False) -> None:
     pipeline = open_pipeline(home, find_archive(home, "daily"), LocalWorkers())
-    Driver(home.log, pipeline, Driving()).run()
+    Driver(home.log, pipeline, Driving(accept_loss=accept_loss)).run()
+
+
+def test_archive_shows_what_became_of_every_offset(served: Served, browser: Browser) -> None:
+    page = eventually(lambda: browser.get("/console/archives/daily"), "Every offset")
+    # partition, begin, why, position, offsets, archived, dead, dropped, erased, never, gaps
+    assert "t/0 0 earliest 25 25 20 5 0 0 0 0 yes" in text_of(page)
+    assert "Gaps" not in text_of(page)
+    home = served.home
+    home.append("t", [Event(b'{"at": "2026-11-20T10:00:00Z"}') for _ in range(10)])
+    home.trim("t", ToOffsets({0: 30}), past_readers=True)
+    drive(home, accept_loss=True)
+    row = "t/0 0 earliest 35 35 25 5 0 0 0 5 yes"
+    page = eventually(lambda: browser.get("/console/archives/daily"), row)
+    assert "t/0 25 30 5 retention" in text_of(page)  # partition, from, to, offsets, reason
 
 
 def test_archives_and_pumps_are_listed(served: Served, browser: Browser) -> None:
