@@ -12,7 +12,7 @@ origin for one partition are a **unit**.
   that name missing objects is left as it is: it may be the only copy
 - where a journal has a stretch of a unit, it is right, also about events that it lacks: these were
   deleted. Of several journals the newest is right
-- segments that a recovery has made of a unit are no units of their own while the unit is there
+- segments that a recovery has made of a unit are not units of their own while the unit is there
 
 Rows are read after the listing. An object that is there after its rows were read was not swept
 before that, since sweeps delete objects before the rows that list them.
@@ -237,7 +237,7 @@ class Forgotten:
         return read_sources(lambda start, end: data[start:end], len(data), f"journal `{key}`")
 
     def _data(self, info: ObjectInfo) -> bytes | None:
-        """An object's bytes; None for one that is gone, though a cache may have it."""
+        """An object's bytes; None for one that was deleted, though a cache may have it."""
         try:
             self._log.store.head(info.key)
             return self._log.store.get(info.key)
@@ -245,7 +245,7 @@ class Forgotten:
             return None
 
     def _table(self, info: ObjectInfo, partition: int) -> pa.Table | None:
-        """The events that an object has for a partition; None for one that is gone or damaged."""
+        """The events that an object has for a partition; None if it is missing or damaged."""
         if self._read[0] == info.key and info.key.endswith(".parquet"):
             return self._read[1]
         data = self._data(info)

@@ -300,13 +300,13 @@ class Cycle:
         return now is not None
 
     def accept_vanished(self, partition: SourcePartition, end: str) -> None:
-        """Record that an adopted partition is gone before its end; a decided range comes first."""
+        """Record that an adopted partition vanished before its end; a decided range comes first."""
         track = self._tracks[partition]
         if track.intent is None or not track.intent.manifest:
             self._accept(track, vanished_head(track.head, end, self._log.clock.now_ms()))
 
     def _accept(self, track: Track, head: Progress) -> None:
-        """Put the head that says what a person accepted; an undecided intent goes."""
+        """Put the head that says what a person accepted; an undecided intent is deleted."""
         check_gaps(track.partition, head, ())
         changes: list[Change] = [Put("head", encode_row(head), expect=track.head_version)]
         if track.intent is not None:

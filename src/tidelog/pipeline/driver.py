@@ -278,7 +278,7 @@ class Driver:
             self._seen_ends.keep(ends, positions, is_last)
 
     def _accept_vanished(self, cycle: Cycle, errors: dict[SourcePartition, TidelogError]) -> None:
-        """Record gaps where the source is gone before its end, as a person accepted."""
+        """Record gaps where the source vanished before its end, as a person accepted."""
         for partition, error in list(errors.items()):
             if isinstance(error, VanishedError):
                 with _kept(partition, {}, errors):

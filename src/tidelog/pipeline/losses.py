@@ -95,9 +95,9 @@ def ended_head(head: Progress, bounds: Bounds, now_ms: int) -> Progress:
 
 
 def vanished_head(head: Progress, end: str, now_ms: int) -> Progress:
-    """Returns the head of a source partition whose file is gone before its end, as was accepted.
+    """Returns the head of a source partition whose file vanished before its end, as was accepted.
 
-    The gap is behind the position. Should the file come back, reading goes on where it was.
+    The gap is behind the position. If the file comes back, reading resumes where it was.
     """
     totals = msgspec.structs.replace(head.totals, lost=head.totals.lost + 1, lost_ms=now_ms)
     gaps = (*_without_vanished(head.gaps), Gap(head.position, end, "vanished"))

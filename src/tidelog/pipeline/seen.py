@@ -1,7 +1,7 @@
 """Ends of files that a driver saw, kept in the catalog: a file may vanish before they are read.
 
 A row is put as soon as rows wait in a source partition, then at most once a minute while it grows,
-and when a driver ends. So a driver that starts after the file is gone reports the loss as the one
+and when a driver ends. So a driver that starts after the file vanished reports the loss as the one
 that saw it would, until a person accepts it (``losses``); one that was killed may have seen more.
 """
 

@@ -337,7 +337,7 @@ class Tracking(Protocol):
         ...
 
     def seen(self) -> Mapping[SourcePartition, str]:
-        """Return ends that must be remembered: a partition that is gone before its end is a loss.
+        """Return ends that must be remembered: a partition that vanishes before its end is a loss.
 
         ``VanishedError`` is raised for such a one by ``bounds``, also if another process saw it.
         """
@@ -345,7 +345,7 @@ class Tracking(Protocol):
 
 
 class VanishedError(NotFoundError):
-    """A source partition is gone before its end was read; ``end`` is what was seen of it."""
+    """A source partition vanished before its end was read; ``end`` is what was seen of it."""
 
     kind = "vanished"
 

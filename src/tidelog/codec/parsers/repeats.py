@@ -1,4 +1,4 @@
-"""Names that stand twice in a JSON object: the last one counts, as most JSON libraries have it.
+"""Names that occur twice in a JSON object: the last one counts, as most JSON libraries have it.
 
 DuckDB returns the first. So texts that may have a name of a path twice, which are few, are replaced
 by texts with nothing but that path, before DuckDB picks the field.
@@ -31,7 +31,7 @@ class Repeats:
         self._escaped = _ESCAPED_ANY if special else _ESCAPED
 
     def resolved(self, texts: pa.Array) -> pa.Array:
-        """The texts; those in which a name of the path may stand twice have the last one alone."""
+        """The texts; those in which a name of the path may occur twice have the last one alone."""
         suspects = self._suspects(texts)
         if not pc.any(suspects).as_py():
             return texts
@@ -51,7 +51,7 @@ def _picked(text: str, path: list[str]) -> str:
     try:
         return _last(text, path)
     except (msgspec.MsgspecError, RecursionError, ValueError):
-        return text  # it is no JSON, or has no such path: DuckDB says so
+        return text  # it is not JSON, or has no such path: DuckDB says so
 
 
 def _last(text: str, path: list[str]) -> str:
