@@ -7,6 +7,7 @@ seeds that each one takes.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,6 +30,8 @@ from tidelog.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
+from tidelog.journal import recover
+from tidelog.journal.forgotten import Forgotten
 from tidelog.log import (
     leftovers,
     losses,
@@ -54,7 +57,7 @@ from tidelog.log.silent import PRODUCER_EXPIRES_MS
 from tidelog.log.sweep import sweep_home
 from tidelog.log.unused import Uses
 from tidelog.model import layout
-from tidelog.model.run import Head, Known, encode_row
+from tidelog.model.run import Head, Known, Source, encode_row
 from tidelog.model.topic import Topic
 from tidelog.store.base import ObjectInfo, exists_already
 from tidelog.testing.faults import Fault, Faults, FaultyCatalog, FaultyStore
@@ -326,7 +329,7 @@ def forget_by_own_clock(
     return is_old and silent._remove_producer(log, *place, row)
 
 
-def no_readers(log: Log, topic: Topic, starts: Any) -> list[Any]:
+def no_readers(log: Log, topic: Topic, starts: Any, past: Any = False) -> list[Any]:
     """Finds no reader that a trim would pass."""
     return []
 
@@ -440,6 +443,28 @@ def known_of_own_runs(self: Appender, partitions: Sequence[int]) -> dict[int, Kn
     }
 
 
+_fresh = itertools.count()
+
+
+def recovery_without_numbers(origin: str, partition: int) -> str:
+    """Lets each recovery of the same events count from zero."""
+    return f"~recovery-{next(_fresh)}"
+
+
+def no_claim(self: Appender, stored: Stored, partition: int, now_ms: int) -> list[Put]:
+    """Commits a copy of a segment without regard to a recovery of it."""
+    return []
+
+
+def never_recovered(self: Appender, *given: object) -> None:
+    """Commits a copy of a segment that a recovery has appended."""
+
+
+def no_sources(self: Forgotten, key: str, data: bytes) -> list[Source]:
+    """Takes a journal for another origin than the segments that it was made of."""
+    return []
+
+
 def _protocols(breaks: str, **parts: Any) -> Bug:
     return Bug(breaks, lambda seed: World(seed, Parts(**parts)), World)
 
@@ -505,5 +530,12 @@ BUGS: dict[str, Bug] = {
         "P1", (sweep, "is_shared", never_shared), (verify, "is_shared", never_shared)
     ),
     "the week begins at the upload": _rollback("P1", (sweep, "_kept_since", week_from_upload)),
+    "recovery without numbers": _rollback(
+        "P1", (recover, "recovery_producer", recovery_without_numbers)
+    ),
+    "copy committed beside a recovery": _rollback(
+        "P1", (Appender, "_claim", no_claim), (Appender, "_recovered_at", never_recovered)
+    ),
+    "journal recovered beside its segments": _rollback("P1", (Forgotten, "_sources", no_sources)),
     "proof by dates": _rollback("P1", (losses._Check, "_is_lost", lost_by_dates)),
 }

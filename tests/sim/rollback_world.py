@@ -6,7 +6,9 @@ to that copy, perhaps weeks later and perhaps with a store that dates its object
 and others go on, with fresh clients, from what it knows. After every step each event that was
 acknowledged, and never trimmed while the catalog knew it, is in some object. In the end the
 sweep refuses the topic wherever a lost commit was seen by another lost one, and ``verify`` names an
-object of every lost event. Rows and objects are read here as plain MessagePack, Arrow and Parquet.
+object of every lost event. In some worlds recoveries run beside the others after the loss. Then
+each event is in the topic once in the end, unless a row names an object that is missing. Rows and
+objects are read here as plain MessagePack, Arrow and Parquet.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ from tidelog.codec.events import table_of
 from tidelog.codec.segment import encode_segment
 from tidelog.errors import ConflictError, CorruptError
 from tidelog.journal.compile import compile_topic
+from tidelog.journal.lookup import Lookup
 from tidelog.journal.policy import Policy
+from tidelog.journal.recover import RecoverReport, recover_topic
 from tidelog.log.append import Appender
 from tidelog.log.base import Log
 from tidelog.log.sweep import sweep_home
@@ -77,6 +81,7 @@ class RollbackWorld(SimWorld):
         self.copies_between = self.chance(0.4)  # two commits of one flush
         self.copied: dict[str, dict[str, Row]] | None = None
         self.has_swept = False  # since the copy was taken
+        self.recovers = seed % 3 == 0
         self._deletes = 0
         self._values: dict[str, frozenset[bytes]] = {}
 
@@ -99,8 +104,10 @@ class RollbackWorld(SimWorld):
             self._spawn(f"producer-{number}", self.append_many)
         if self.chance(0.7):
             self._spawn("compiler", self.compile)
-        if self.chance(0.5):
+        if self.chance(0.5) and not (self.phase and self.recovers):
             self._spawn("trimmer", self.trim)
+        for number in range(self.random.choice([1, 2]) if self.phase and self.recovers else 0):
+            self._spawn(f"recoverer-{number}", self.recover)
         if self.phase or self.chance(0.5):
             self._spawn("sweeper", self.sweep)
 
@@ -162,6 +169,16 @@ class RollbackWorld(SimWorld):
             log.clock.sleep(self.random.uniform(0, 2))
             with contextlib.suppress(*ACCEPTED, ConflictError):
                 sweep_home(log, 1)
+
+    def recover(self) -> None:
+        log = self._log()
+        for _ in range(2):
+            log.clock.sleep(self.random.uniform(0, 2))
+            with contextlib.suppress(*ACCEPTED, ConflictError):
+                self._recover(log)
+
+    def _recover(self, log: Log) -> RecoverReport:
+        return recover_topic(log, Lookup(log, find_topic(log, "t")))
 
     # The catalog goes back.
 
@@ -226,11 +243,53 @@ class RollbackWorld(SimWorld):
     def check_end(self) -> None:
         report = in_peace(self, "sweeper", lambda log: sweep_home(log, 0), PEACE_S)
         self._check_stored()
+        if self.recovers:
+            self._check_recovered()
+            return
         self._check_reported(in_peace(self, "verify", self._verify, PEACE_S))
         lost = list(self._seen_losses())
         if lost:
             refused = [each.topic for each in report.refused]
             assert refused == ["t"], f"no sweep refuses, though {lost[0]} was lost"
+
+    def _check_recovered(self) -> None:
+        for _ in range(2):
+            in_peace(self, "recoverer", self._recover, PEACE_S)
+            self._check_once()
+            in_peace(self, "sweeper", lambda log: sweep_home(log, 0), PEACE_S)
+        self._check_stored()
+
+    def _check_once(self) -> None:
+        """No event is in the topic twice; none that was acknowledged is absent."""
+        found: Counter[bytes] = Counter()
+        is_whole = True
+        for partition in range(PARTITIONS):
+            head = self._head(partition)
+            for name, row in self.rows.bare(self._place(partition)).items():
+                run = fields(row.value) if name.startswith(("run/", "journal/")) else None
+                if run is None or run["base"] + run["count"] <= head["start"]:
+                    continue
+                if name.startswith("run/") and run["base"] < head["journaled"]:
+                    continue
+                if not self.objects.holds(run["object"]):
+                    is_whole = False
+                    continue
+                found.update(self._values_of(run["object"], partition, head["start"]))
+        for value, times in found.items():
+            assert times == 1, f"event {value!r} is in the topic {times} times"
+        for each in self.sent if is_whole else ():
+            assert each.value in found or each.value in self.trimmed, f"{each} was not recovered"
+
+    def _values_of(self, key: str, partition: int, start: int) -> list[bytes]:
+        """Of a partition, in an object; of a journal only those from the start on."""
+        ours = b"%d " % partition
+        if not key.endswith(".parquet"):
+            return [value for value in self._read(key) if value.startswith(ours)]
+        table = pq.read_table(BytesIO(self.objects.data(key)), use_threads=False)
+        pairs = zip(
+            table.column("offset").to_pylist(), table.column("value").to_pylist(), strict=True
+        )
+        return [value for offset, value in pairs if offset >= start]
 
     def _verify(self, log: Log) -> VerifyReport:
         return verify_topic(log, self.topic)
@@ -284,6 +343,8 @@ class RollbackWorld(SimWorld):
     def acknowledged(self) -> int:
         return len(self.sent)
 
+    def _place(self, partition: int) -> str:
+        return f"topic/{self.topic.incarnation}/{partition}"
+
     def _head(self, partition: int) -> dict[str, Any]:
-        row = self.rows.bare(f"topic/{self.topic.incarnation}/{partition}")["head"]
-        return fields(row.value)
+        return fields(self.rows.bare(self._place(partition))["head"].value)

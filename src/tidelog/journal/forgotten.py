@@ -189,7 +189,8 @@ class Forgotten:
         journals: Sequence[ObjectInfo],
         references: Sequence[References],
     ) -> None:
-        held: dict[int, dict[str, bool]] = {}  # by partition: origins, and whether they are there
+        # By partition: origins, and whether they are there; None where that cannot be read.
+        held: dict[int, dict[str, bool] | None] = {}
         for info in journals:
             data = self._data(info)
             if data is None:
@@ -201,18 +202,24 @@ class Forgotten:
                 self.unreadable.append(info.key)
                 continue
             if partition not in held:
-                held[partition] = self._held(references[partition])
-            forgotten = [each for each in sources if each.origin not in held[partition]]
+                held[partition] = self._held(partition, references[partition])
+            here = held[partition]
+            if here is None:
+                continue  # it may be the only copy, or not: left
+            forgotten = [each for each in sources if each.origin not in here]
             for source in forgotten:
                 key = (source.origin, partition)
                 unit = found.setdefault(key, Unit(source.origin, partition, source.base))
                 unit.at = source.base
                 unit.journals.append((info, source))
-            if not forgotten and all(held[partition][each.origin] for each in sources):
+            if not forgotten and all(here[each.origin] for each in sources):
                 self.unneeded.append(info)
 
-    def _held(self, rows: References) -> dict[str, bool]:
-        """The origins of all events that a partition holds, and whether their objects are there."""
+    def _held(self, partition: int, rows: References) -> dict[str, bool] | None:
+        """The origins of all events that a partition holds, and whether their objects are there.
+
+        None where a row names a journal that is missing, so that its sources are not known.
+        """
         there = {origin_of(key)[0] for key in self._keys if key.endswith(".arrow")}
         listed = (*rows.leftovers, *(key for row in rows.unused for key in row.objects))
         found = {origin: True for key in listed if (origin := origin_of(key)[0]) in there}
@@ -228,7 +235,13 @@ class Forgotten:
                     f"journal `{key}`",
                 )
             except NotFoundError:
-                raise self._changing() from None
+                if key not in self._references(partition).objects:
+                    raise self._changing() from None
+                self.unreadable.append(key)
+                return None
+            except CorruptError:
+                self.unreadable.append(key)
+                return None
             for source in sources:
                 found[source.origin] = key in self._keys
         return found
