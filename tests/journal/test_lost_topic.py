@@ -155,3 +155,25 @@ def test_call_that_dies_while_it_makes_the_topic_is_finished_by_the_next(
     found = find_topic(log, "late")
     assert (found.incarnation, found.partitions) == (lost.incarnation, 2)
     assert LostTopic(log, "late", lost.incarnation).is_registered
+
+
+def test_compiled_events_without_ids_come_back_once(tmp_path: Path) -> None:
+    path = tmp_path / "home"
+    create_home(load_settings(str(path), {}, tmp_path))[0].close()
+    catalog = path / "catalog.sqlite"
+    saved = catalog.read_bytes()
+    with open_home(path) as home:
+        incarnation = home.create_topic("late").incarnation
+        for value in (b"a", b"b", b"c"):
+            home.append("late", [Event(value)])
+        home.compile("late")
+        home.append("late", [Event(b"d")])
+    for file in path.glob("catalog.sqlite*"):
+        file.unlink()
+    catalog.write_bytes(saved)
+    with open_home(path) as home:
+        dry = home.recover_topic("late", incarnation=incarnation, dry_run=True)
+        assert (dry.objects, dry.events, dry.appended) == (5, 4, 4)
+        assert home.recover_topic("late", incarnation=incarnation).appended == 4
+        assert values(home, "late") == [[b"a", b"b", b"c", b"d"]]
+        assert home.sweep(0).refused == ()

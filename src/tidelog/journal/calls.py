@@ -151,10 +151,8 @@ class JournalCalls(ABC):
         if incarnation is not None:
             lost = LostTopic(self.log, topic, incarnation)
             if not lost.is_registered and dry_run:
-                there = lost.as_topic(partitions, duration_ms(slot))
-                if there is None:
-                    return lost.count(partitions, duration_ms(slot))
-                return recover_topic(self.log, self._lookups.of(there), dry_run=True)
+                log, there = lost.as_if(partitions, duration_ms(slot))
+                return recover_topic(log, Lookups(log, self._pool).of(there), dry_run=True)
             if not dry_run:
                 lost.register(partitions, duration_ms(slot))
         found = self.topic(topic)

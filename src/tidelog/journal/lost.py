@@ -11,11 +11,9 @@ call that dies is finished by the next one. Nothing is deleted or changed before
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import replace
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
+from tidelog.catalog.memory import MemoryCatalog
 from tidelog.codec.segment import read_known
 from tidelog.errors import (
     AlreadyExistsError,
@@ -23,7 +21,6 @@ from tidelog.errors import (
     InvalidError,
     NotFoundError,
 )
-from tidelog.journal.recover import RecoverReport
 from tidelog.log.base import Log
 from tidelog.log.incarnations import is_deleted
 from tidelog.log.leftovers import decode_run
@@ -36,16 +33,6 @@ from tidelog.store.base import ObjectInfo
 __all__ = ["LostTopic"]
 
 _INCARNATION = re.compile(r"[0-9a-f]{32}")
-
-
-@dataclass(frozen=True, slots=True)
-class _Contents:
-    """What objects of an incarnation hold."""
-
-    objects: int
-    events: int
-    partitions: int  # that they have events of, counted from 0
-    unreadable: list[str]
 
 
 class LostTopic:
@@ -94,23 +81,20 @@ class LostTopic:
             )
         return topic
 
-    def count(self, partitions: int | None, slot_ms: int) -> RecoverReport:
-        """What a recovery would append, where the catalog has no rows of it."""
-        self._wanted(partitions, slot_ms)
-        found = self._read()
-        report = RecoverReport(self._name, True, found.objects, found.events, found.events)
-        report.unreadable += found.unreadable
-        report.values = sum(1 for _ in self._log.store.list(layout.amendments(self._incarnation)))
-        return report
+    def as_if(self, partitions: int | None, slot_ms: int) -> tuple[Log, Topic]:
+        """The topic that it would be, and a log in which it is that: for reading.
 
-    def as_topic(self, partitions: int | None, slot_ms: int) -> Topic | None:
-        """The topic that it would be, if the catalog has all heads of it; None otherwise."""
+        Where heads are missing, that log has a catalog of its own, in memory, with new ones.
+        """
         wanted = self._wanted(partitions, slot_ms)
-        return wanted if self._heads() == wanted.partitions else None
+        if self._heads() == wanted.partitions:
+            return self._log, wanted
+        log = replace(self._log, catalog=MemoryCatalog())
+        return log, create_topic(log, wanted)
 
     def _wanted(self, partitions: int | None, slot_ms: int) -> Topic:
-        heads, found = self._heads(), self._read()
-        needed = max(heads, found.partitions)
+        heads = self._heads()
+        needed = max(heads, self._partitions())
         if not needed:
             raise NotFoundError(f"{self._what}: has no events here: give one that `verify` names")
         if partitions is not None and partitions < needed:
@@ -165,30 +149,21 @@ class LostTopic:
         rows = self._log.catalog.scan(where, name, name + "\U0010ffff", limit=1)
         return next(iter(rows), None) is not None
 
-    def _read(self) -> _Contents:
-        objects = events = partitions = 0
-        unreadable: list[str] = []
+    def _partitions(self) -> int:
+        """How many partitions its objects have events of, counted from 0."""
+        highest = -1
         for folder in (layout.segments, layout.journals):
             for info in self._log.store.list(folder(self._incarnation)):
                 try:
-                    found = self._partitions_of(info)
+                    highest = max(highest, *self._partitions_of(info))
                 except NotFoundError:
                     continue  # a sweep has deleted it meanwhile
-                except (CorruptError, ValueError, OSError, pa.ArrowInvalid):
-                    unreadable.append(info.key)
-                    continue
-                objects += 1
-                events += sum(found.values())
-                partitions = max(partitions, *(each + 1 for each in found), 0)
-        return _Contents(objects, events, partitions, unreadable)
+                except (CorruptError, ValueError):
+                    continue  # recovery names it
+        return highest + 1
 
-    def _partitions_of(self, info: ObjectInfo) -> dict[int, int]:
-        """How many events an object has for each partition."""
-        data = self._log.store.get(info.key)
+    def _partitions_of(self, info: ObjectInfo) -> list[int]:
         if info.key.startswith(layout.journals(self._incarnation)):
-            rows = pq.read_metadata(pa.BufferReader(data)).num_rows
-            return {layout.journal_place(info.key)[0]: rows}
-        counts: dict[int, int] = {}
-        for known in read_known(data, f"segment `{info.key}`"):
-            counts[known.partition] = counts.get(known.partition, 0) + known.count
-        return counts
+            return [layout.journal_place(info.key)[0], -1]
+        data = self._log.store.get(info.key)
+        return [-1, *(each.partition for each in read_known(data, f"segment `{info.key}`"))]
