@@ -386,7 +386,7 @@ def test_a_promote_that_stalls_too_long_switches_nothing(
 
     with monkeypatch.context() as patch:
         patch.setattr(generations, "missing_ranges", stalling)
-        with pytest.raises(InvalidError, match="drivers have gone on"):
+        with pytest.raises(InvalidError, match="drivers have resumed"):
             promote(home, "daily")
     assert find_archive(home, "daily").generation == 1
     promote(home, "daily")
