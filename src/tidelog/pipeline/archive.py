@@ -46,7 +46,7 @@ from tidelog.model.address import parse_address
 from tidelog.model.archive import Archive, Start, check_archive_name
 from tidelog.model.pipeline import FileEntry, Manifest
 from tidelog.pipeline.base import Pipeline, Workers
-from tidelog.pipeline.fill import FillSource
+from tidelog.pipeline.fill_files import fill_source
 from tidelog.pipeline.gate import Gate
 from tidelog.pipeline.listing import list_seen
 from tidelog.pipeline.places import files_at, source_at, store_at
@@ -131,7 +131,7 @@ def open_pipeline(
     number = archive.generation if generation is None else generation
     if archive.state_of(number) == "building":
         given = source_at(home, making.source or archive.source)
-        source: Source = FillSource(home, archive, number, given)
+        source: Source = fill_source(home, archive, number, given)
     else:
         source = source_at(home, archive.source)
     return Pipeline(

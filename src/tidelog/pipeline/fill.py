@@ -12,6 +12,8 @@ and from its dead letters. So a new generation begins where the live one began, 
 - Where the pipeline numbers events itself (Kinesis, Scylla), all comes from the live generation,
   one of its commits after another, with the numbers that the events have. Cursors of readers, which
   are borders of commits, and offsets in records of erasures so mean the same in both.
+- Files keep the names that the live generation gave them, whatever a rotation has called them since
+  (``fill_files``).
 - Source partitions of topics that are not the archive's own are left out, even if a backup has
   them.
 """
@@ -148,8 +150,11 @@ class FillSource:
                 raise
             return {}  # the topic was deleted: the archive's files are all there is
         own = [each for each in there if not self._given or each.topic in self._topics]
-        bounds = self._source.bounds(own)
+        bounds = self._bounds(own)
         return {each: b for each, b in bounds.items() if are_offsets(b.first, b.end)}
+
+    def _bounds(self, partitions: Sequence[SourcePartition]) -> dict[SourcePartition, Bounds]:
+        return self._source.bounds(partitions)
 
     def _began(self) -> list[SourcePartition]:
         """The source partitions that the live generation has begun."""
@@ -241,7 +246,7 @@ class FillSource:
             "generation that is being built, and backfill again"
         )
 
-    def _carried(self, range: Range, end: str) -> RangeReader:
+    def _carried(self, range: Range, end: str) -> CarriedReader:
         """A range from the files of the live generation."""
         self._filled[range.partition] = range.start
         reader = self._old.reader(_limited(range, end))
