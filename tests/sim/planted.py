@@ -324,8 +324,8 @@ def any_promise(topic: Topic, state: NotifyState, me: str, now_ms: int) -> int:
 def forget_by_own_clock(
     log: Log, place: tuple[Topic, int], row: Any, newest_ms: int, now_ms: int
 ) -> bool:
-    """Forgets a key that is a quarter of an hour old by the sweeper's clock and the producer's."""
-    is_old = log.clock.now_ms() - row.state.seen_ms > PRODUCER_EXPIRES_MS // 700
+    """Forgets a key that is a week old by the sweeper's clock and the producer's."""
+    is_old = log.clock.now_ms() - row.state.seen_ms > PRODUCER_EXPIRES_MS
     return is_old and silent._remove_producer(log, *place, row)
 
 
