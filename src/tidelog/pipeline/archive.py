@@ -62,6 +62,7 @@ __all__ = [
     "find_archive",
     "list_archives",
     "open_pipeline",
+    "refuse_archive_folder",
 ]
 
 
@@ -74,6 +75,7 @@ def create_archive(home: Home, wanted: Archive) -> Archive:
     wanted = msgspec.structs.replace(wanted, source=source.url)  # where `newest` is a time
     wanted = _placed(home, wanted)
     _refuse_own_files(home, wanted)
+    refuse_archive_folder(home, wanted.source, f"archive `{wanted.name}`")
     # Is it there, and how far does it go. One that cannot be reached is seen when it is driven.
     bounds = bounds_apart(source, source.partitions(), {})
     log, name = home.log, layout.archive_row(wanted.name)
@@ -225,6 +227,25 @@ def _refuse_own_files(home: Home, archive: Archive) -> None:
             f"archive `{archive.name}`: source `{archive.source}` {problem}, so the home would "
             "be archived into itself: give a folder beside it"
         )
+
+
+def refuse_archive_folder(home: Home, source: str, what: str) -> None:
+    """Refuse a source of files in the folder of an archive that this home knows.
+
+    A range publishes its files one by one, in no order of offsets, so a reader of the folder may
+    pass some of them. The archive itself, as a source, goes by its commits.
+    """
+    address = parse_address(source)
+    if address.scheme != "file":
+        return
+    place = place_of(address)
+    within = f"{place.store.rstrip('/')}/{place.folder}"
+    for each in list_archives(home):
+        if within.startswith(f"{each.store.rstrip('/')}/{each.root}/"):
+            raise InvalidError(
+                f"{what}: source `{source}` is in the folder of archive `{each.name}`, where files "
+                f"may appear behind a reader: give archive:{each.name}"
+            )
 
 
 def _refuse_taken(home: Home, archive: Archive) -> None:

@@ -15,6 +15,7 @@ from tidelog.errors import InvalidError
 from tidelog.home import Home
 from tidelog.model.address import parse_address
 from tidelog.model.pipeline import NamedPipeline
+from tidelog.pipeline.archive import refuse_archive_folder
 from tidelog.pipeline.base import Pipeline, Workers
 from tidelog.pipeline.places import sink_at, source_at
 from tidelog.pipeline.registry import check_behind, check_loop, ensure_pipeline
@@ -46,6 +47,7 @@ def open_pump(home: Home, wanted: Pumping, workers: Workers, rate: float | None 
     another topic than the pumps do that it goes behind.
     """
     _refuse_moving_start(wanted)
+    refuse_archive_folder(home, wanted.source, f"pump into `{wanted.topic}`")
     source = source_at(home, wanted.source)
     target = f"topic:{wanted.topic}?partition={wanted.partition}"
     sink: TargetSink = sink_at(home, target, source=source.url)

@@ -291,7 +291,8 @@ class FilesSource:
             raise InvalidError(
                 f"source partition `{partition.text}`: a file with offsets before "
                 f"{known.position} came after these were read (dead letters that were replayed, or "
-                "an archive that is being written): read archive:NAME, or start a new pipeline",
+                "an archive that is being written): read archive:NAME with the archive's home, or "
+                "wait until it is written and start a new pipeline",
                 partition=partition.text,
             )
 
