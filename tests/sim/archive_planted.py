@@ -216,7 +216,7 @@ def _promote_compares_ends(patch: Patch) -> None:
         return found
 
     patch.setattr(generations, "missing_ranges", behind)
-    patch.setattr(archives, "FillSource", lambda home, archive, number, given: given)
+    patch.setattr(archives, "fill_source", lambda home, archive, number, given: given)
 
 
 def _fill_leaves_dead_letters_out(patch: Patch) -> None:
