@@ -183,7 +183,8 @@ class Appender:
 
         Only after a commit that stored nothing, or none at all.
         """
-        self._abandoned[partition] = (*self._abandoned.get(partition, ()), stored.key)
+        known = self._abandoned.get(partition, ())  # as many as one row can list
+        self._abandoned[partition] = (*known, stored.key)[: limits.STRAYS_AT_ONCE]
 
     def list_abandoned(self) -> None:
         """List as unused what no commit has listed so far.

@@ -8,6 +8,7 @@ failed, as later sequences must not overtake lost ones.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -86,6 +87,8 @@ class Carrier:
         self._pool.shutdown(wait=True)
         if self._committers is not None:
             self._committers.shutdown(wait=True)
+        with contextlib.suppress(TidelogError):  # a sweep keeps what is not listed for a week
+            self._appender.list_abandoned()
 
     def raise_unreported(self) -> None:
         """Raise the first failure that no call has raised yet."""
@@ -128,7 +131,17 @@ class Carrier:
                     self._commit(flush, parts, stored)
         except BaseException as exc:  # noqa: BLE001 - told to those who wait
             error = exc
+        if stored is not None and (error is not None or behind is not None):
+            self._abandon(flush, parts, stored)
         self._finish(flush, error, behind)
+
+    def _abandon(self, flush: Flush, parts: list[Part], stored: Stored) -> None:
+        """Note which parts of a failed flush will never be committed, so that they get listed."""
+        placed = flush.positions().offsets
+        unknown = flush.unknown_rows()
+        for part in parts:
+            if (placed[part.rows] < 0).all() and not unknown[part.rows].any():
+                self._appender.abandon(part.partition, stored)
 
     def _commit(self, flush: Flush, parts: list[Part], stored: Stored) -> None:
         def commit(part: Part, piece: Piece, stored: Stored) -> Stored:
