@@ -106,6 +106,9 @@ def test_broken_uploads_are_aborted_by_their_age(s3_server: S3, url: str) -> Non
     for key in ("some/prefix/a", "some/prefix/b", "elsewhere/c"):
         client.create_multipart_upload(Bucket=bucket, Key=key)
     begun_ms = SystemClock().now_ms()
+    found = list(store.uploads())
+    assert [upload.name for upload in found] == ["a", "b"]
+    assert all(upload.may_end and upload.read is None for upload in found)
     assert store.abort_uploads(begun_ms - 3_600_000) == 0
     assert store.abort_uploads(begun_ms + 60_000) == 2
     assert store.abort_uploads(begun_ms + 60_000) == 0

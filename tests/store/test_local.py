@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import os
 import random
@@ -15,7 +16,9 @@ import pytest
 from tests.opening import a_store
 from tidelog.clock import RandomIds, SystemClock, system_random
 from tidelog.errors import InvalidError, NotFoundError, UnavailableError
+from tidelog.home import World, create_home
 from tidelog.model.backoff import Backoff
+from tidelog.settings import Settings
 from tidelog.store.base import NoRoomError
 from tidelog.store.local import LocalStore
 from tidelog.store.retry import RetryingStore
@@ -115,16 +118,101 @@ def test_a_folder_is_no_object(store: LocalStore) -> None:
             call("a")
 
 
-def test_leftovers_of_dead_puts_are_removed_when_they_are_old(
+def _dies(folder: Path, step: str) -> None:
+    """Put and replace in a child process, which is killed at one step."""
+    child = os.fork()
+    if child == 0:
+        try:
+            store = a_store(str(folder))
+
+            def die(*_: object, **__: object) -> None:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+            def link_and_die(source: Path, target: Path) -> None:
+                real_link(source, target)
+                die()
+
+            real_link = os.link
+            if step == "replace":
+                etag = store.put("a", b"old")
+                os.rename = die
+                store.replace("a", b"customer-7", etag)
+            name = {"write": "utime", "fsync": "link", "link": "link"}[step]
+            setattr(os, name, link_and_die if step == "link" else die)
+            store.put("a", b"customer-7")
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    assert os.WTERMSIG(status) == signal.SIGKILL
+
+
+@pytest.mark.parametrize("step", ["write", "fsync", "link", "replace"])
+def test_bytes_of_a_killed_put_are_listed_and_removed_by_a_sweep(tmp_path: Path, step: str) -> None:
+    settings = Settings(str(tmp_path / "objects"), str(tmp_path / "c.sqlite"))
+    with create_home(settings, world=World(environ={}))[0] as home:
+        _dies(tmp_path / "objects", step)
+        (upload,) = home.store.uploads()
+        assert not upload.may_end
+        assert upload.read is not None
+        assert upload.read() == b"customer-7"
+        assert home.sweep("1h").uploads_aborted == 0
+        assert len(list(home.store.uploads())) == 1
+        assert home.sweep("0s").uploads_aborted == 1
+        assert list(home.store.uploads()) == []
+    assert list((tmp_path / "objects" / ".tidelog" / "tmp").iterdir()) == []
+    left = {path.name: path.read_bytes() for path in (tmp_path / "objects").glob("a")}
+    assert left == {"link": {"a": b"customer-7"}, "replace": {"a": b"old"}}.get(step, {})
+
+
+def test_sweep_spares_a_put_that_is_under_way_in_another_process(
     store: LocalStore, tmp_path: Path
 ) -> None:
-    store.put("a", b"x")
-    tmp = tmp_path / "objects" / ".tidelog" / "tmp"
-    (tmp / "old").write_bytes(b"half")
-    os.utime(tmp / "old", (time.time() - 100_000, time.time() - 100_000))
-    (tmp / "young").write_bytes(b"half")
-    assert store.remove_leftovers() == 1
-    assert [path.name for path in tmp.iterdir()] == ["young"]
+    go_read, go_write = os.pipe()
+    at_read, at_write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            real = os.link
+
+            def link(source: Path, target: Path) -> None:
+                os.write(at_write, b"x")
+                os.read(go_read, 1)
+                real(source, target)
+
+            os.link = link  # type: ignore[assignment]
+            a_store(str(tmp_path / "objects")).put("a", b"bytes")
+            os._exit(0)
+        finally:
+            os._exit(1)
+    os.read(at_read, 1)
+    (upload,) = store.uploads()
+    assert upload.may_end
+    assert store.abort_uploads(SystemClock().now_ms() + 86_400_000) == 0
+    os.write(go_write, b"x")
+    assert os.waitpid(child, 0)[1] == 0
+    assert store.get("a") == b"bytes"
+    assert list(store.uploads()) == []
+    for descriptor in (go_read, go_write, at_read, at_write):
+        os.close(descriptor)
+
+
+def test_put_whose_file_a_sweep_removed_before_it_was_locked_begins_again(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.put("warm", b"")
+    sweeps = [lambda: store.abort_uploads(SystemClock().now_ms() + 86_400_000)]
+    removed: list[int] = []
+    real = fcntl.flock
+
+    def flock(descriptor: int, how: int) -> None:
+        if how == fcntl.LOCK_EX and sweeps:
+            removed.append(sweeps.pop()())
+        real(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    store.put("a", b"bytes")
+    assert removed == [1]
+    assert store.get("a") == b"bytes"
 
 
 def test_etags_differ_also_within_a_clock_tick(store: LocalStore) -> None:

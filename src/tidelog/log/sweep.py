@@ -47,7 +47,8 @@ Then, for topics that are no more:
 
 Then, for the store as a whole:
 
-13. uploads in parts that began before the grace are aborted: copies whose reply was lost leave them
+13. uploads that began before the grace, and did not end, are removed: copies whose reply was lost
+    leave them on S3, and killed processes in a folder
 
 | dies after | what is on disk                          | who repairs it                          |
 |------------|------------------------------------------|-----------------------------------------|
@@ -262,8 +263,8 @@ def sweep_home(log: Log, grace_ms: int, accept_loss: Collection[str] = ()) -> Sw
 def abort_uploads(store: Store, before_ms: int) -> int:
     """Step 13; how many. Zero also where our credentials may not list uploads.
 
-    The bucket's own rule then aborts them, as the template of ``deploy/aws`` has it; they cost
-    money, and nothing else.
+    The bucket's own rule then aborts them, as the template of ``deploy/aws`` has it. No proof of an
+    erasure is clean there, since parts hold events.
     """
     try:
         return store.abort_uploads(before_ms)

@@ -3,7 +3,8 @@
 Segments and journals of the topic, also those that no row names any more; large values of updates;
 what Spark writers and pipelines have staged; and of every archive that was made of the topic the
 files, sidecars, dead letters and metadata. Then everything in the home is listed, and what nothing
-explains is searched too, with its name; manifests for the names of files. An event is known by its
+explains is searched too, with its name; manifests for the names of files. So are uploads that have
+not ended, which no listing shows. An event is known by its
 id or its key, and in archives by its offset too. An archive's range that is under way counts
 too: its driver may have read the event before it was deleted. A file of an archive that has no
 ids or keys cannot be searched for them, and counts too; one that is not ours is searched in all its
@@ -41,6 +42,7 @@ from tidelog.pipeline.erase import is_under_way
 from tidelog.pipeline.known_objects import event_values, folder_values
 from tidelog.pipeline.places import store_at
 from tidelog.pipeline.proof_names import ManifestNames, erases, is_named_by_field, names_of
+from tidelog.pipeline.proof_uploads import lasting_uploads
 from tidelog.pipeline.registry import list_pipelines
 from tidelog.pipeline.sought import Sought, is_event_lines, own_column, rows_of
 from tidelog.pipeline.tables.registration import stale_entries
@@ -75,6 +77,11 @@ _REBUILD = (
     "then `tidelog archive drop` the old ones: the new ones are named without erased events"
 )
 _AGAIN = "prove again when it is committed"
+_UPLOAD = (
+    "prove again when its writer has ended; if that died, run `tidelog sweep`, which removes what "
+    "is older than its grace"
+)
+_RIGHTS = "give these credentials the right to list uploads (`docs/operating.md`), then prove again"
 _UNREAD = "prove again when its pipeline has published it, or run `tidelog sweep`"
 
 
@@ -124,9 +131,12 @@ def prove_erased(
     store = home.store.inner if isinstance(home.store, CachedStore) else home.store
     search = _Search(home, topic, Sought(deletions), progress)
     search.proof.known = knows_all(home, topic, deletions)
+    of_topic = archives_of(home, topic)
+    others = (store_at(home, archive.store) for archive, _ in of_topic)
+    for where in {each.url: each for each in (*others, store)}.values():
+        search.uploads(where)
     search.topic_objects(store)
     search.staged(store)
-    of_topic = archives_of(home, topic)
     for archive, generation in of_topic:
         search.archive(archive, generation)
     for archive in {each.name: each for each, _ in of_topic}.values():
@@ -148,6 +158,25 @@ class _Search:
         self._living: set[str] = set()  # folders of a generation that have files with events
         self._manifests = ManifestNames(home, sought)
         self.proof = Proof(topic.name)
+
+    # What no listing shows.
+
+    def uploads(self, store: Store) -> None:
+        """Search uploads that did not end. Before objects are listed, as they may become some."""
+        explained = tuple(_explained(self._home, self._topic))
+        try:
+            for upload in lasting_uploads(store, self._home.log.clock):
+                if upload.read is None:
+                    if not upload.name.startswith(explained):
+                        what = "is an upload that has not ended, and cannot be searched"
+                        self._add(upload.name, what, _UPLOAD)
+                    continue
+                with contextlib.suppress(NotFoundError):  # it ended or was removed meanwhile
+                    data = upload.read()
+                    self._count((store.url, upload.name), upload.size)
+                    self._loose(upload.name, data, "its upload has not ended", _UPLOAD)
+        except InvalidError as exc:
+            self._add(store.url, f"its uploads cannot be listed ({exc})", _RIGHTS)
 
     # The topic.
 

@@ -6,7 +6,7 @@ Keys are ``/``-separated text, relative to the store's root. Nothing is overwrit
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,6 +23,7 @@ __all__ = [
     "NoRoomError",
     "ObjectInfo",
     "Store",
+    "Upload",
     "check_data",
     "check_key",
     "check_range",
@@ -44,6 +45,17 @@ class ObjectInfo:
     size: int
     etag: str
     modified_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """A write that has not ended: it holds bytes, and no listing of objects shows it."""
+
+    name: str  # where the bytes are, or the key that they were meant for
+    size: int
+    began_ms: int
+    may_end: bool  # False where the store knows that its writer died
+    read: Callable[[], bytes] | None  # None where the store does not return what it holds
 
 
 class Store(Protocol):
@@ -104,11 +116,20 @@ class Store(Protocol):
         """A URL by which anyone can get the object for this long."""
         ...
 
-    def abort_uploads(self, before_ms: int) -> int:
-        """Abort uploads in parts that began before a time and never ended; how many.
+    def uploads(self) -> Iterator[Upload]:
+        """Yields every write that has not ended, of any process.
 
-        Copies make such uploads on S3, and a lost reply leaves one behind, which costs as much as
-        an object and is in no listing. Zero where there are none.
+        Together with :meth:`list` this is everything that the store holds. Copies make uploads in
+        parts on S3; a store in a folder has a temporary file for each put. ``InvalidError`` where
+        our rights do not allow to list them.
+        """
+        ...
+
+    def abort_uploads(self, before_ms: int) -> int:
+        """Remove uploads that began before a time and never ended; returns how many.
+
+        A lost reply or a killed process leaves such an upload, which costs as much as an object.
+        A put that is still under way in any process succeeds all the same.
         """
         ...
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from tidelog.errors import CorruptError, InvalidError
-from tidelog.store.base import ObjectInfo, Store
+from tidelog.store.base import ObjectInfo, Store, Upload
 
 __all__ = ["CacheStats", "CachedStore", "reread"]
 
@@ -101,6 +101,9 @@ class CachedStore:
 
     def copy(self, source: str, target: str) -> None:
         self._inner.copy(source, target)
+
+    def uploads(self) -> Iterator[Upload]:
+        return self._inner.uploads()
 
     def abort_uploads(self, before_ms: int) -> int:
         return self._inner.abort_uploads(before_ms)

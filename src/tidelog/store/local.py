@@ -2,12 +2,20 @@
 
 A put takes five steps. What a crash after each of them leaves behind:
 
-1. write the bytes to a fresh name under ``.tidelog/tmp``   → a leftover there, removed at open
+1. write the bytes to a fresh name under ``.tidelog/tmp``   → a leftover there, removed by a sweep
 2. fsync that file                                          → the same
 3. link it to its key, which fails if the key is taken      → the object, perhaps gone after a power
-                                                              cut; nobody was told of it
-4. fsync the key's folder                                   → the object, for good
+                                                              cut, never acknowledged; a leftover
+                                                              that is a second name of its bytes
+4. fsync the key's folder                                   → the object, for good; the leftover
 5. remove the fresh name                                    → nothing
+
+A put locks its fresh file (``flock``) until step 5, and the system unlocks it when the process
+ends, however it ends. So a file that is not locked is a leftover, whatever its date says.
+:meth:`LocalStore.abort_uploads`, which every sweep calls for each store, locks a file before it
+removes it. A put that finds its file removed between creating and locking it begins again. A
+replace does step 1 and 2, then renames; what it leaves is a leftover too.
+:meth:`LocalStore.uploads` lists these files, so that a proof of an erasure can search them.
 
 A folder on the way is made if need be and fsynced in its parent before this process first links
 anything into it, also when another process made it and may not have come so far. A link is atomic,
@@ -36,7 +44,7 @@ import fcntl
 import os
 import random
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from tidelog.clock import Clock, Ids
@@ -45,6 +53,7 @@ from tidelog.store.base import (
     NoRoomError,
     ObjectInfo,
     Store,
+    Upload,
     check_data,
     check_key,
     check_range,
@@ -59,7 +68,6 @@ _PRIVATE = ".tidelog"
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _DURABLE_MAX = 50_000  # remembered folders; forgetting them costs an fsync each
 _COUNT_BYTES = 20  # of the number of removals, in the lock's file
-_LEFTOVER_MS = 24 * 3600 * 1000  # a temporary file this old belongs to no running put
 _lock_files: set[int] = set()  # descriptors of locks that threads of this process hold
 
 
@@ -96,12 +104,8 @@ class LocalStore:
     def put(self, key: str, data: bytes) -> str:
         path = self._path(key)
         check_data(key, data)
-        with _translated(key):
-            fresh, etag = self._write_fresh(data)
-            try:
-                self._link(fresh, path, key)
-            finally:
-                os.unlink(fresh)
+        with _translated(key), self._fresh(data) as (fresh, etag):
+            self._link(fresh, path, key)
         return etag
 
     def replace(self, key: str, data: bytes, etag: str) -> str:
@@ -111,9 +115,9 @@ class LocalStore:
             found = _etag(os.stat(path))
             if found != etag:
                 raise replaced_meanwhile(key, etag, found)
-            fresh, new_etag = self._write_fresh(data)
-            os.rename(fresh, path)
-            _fsync_folder(path.parent)
+            with self._fresh(data) as (fresh, new_etag):
+                os.rename(fresh, path)
+                _fsync_folder(path.parent)
         return new_etag
 
     def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
@@ -157,34 +161,25 @@ class LocalStore:
             os.stat(source_path)
             self._link(source_path, target_path, target)
 
+    def uploads(self) -> Iterator[Upload]:
+        with _translated(_PRIVATE):
+            for path in _files_in(self._tmp):
+                with contextlib.suppress(FileNotFoundError):  # its put ended meanwhile
+                    found, is_locked = os.stat(path), _is_locked(path)
+                    began_ms = found.st_mtime_ns // 1_000_000
+                    name = str(path.relative_to(self._root))
+                    yield Upload(name, found.st_size, began_ms, is_locked, _reader(path, name))
+
     def abort_uploads(self, before_ms: int) -> int:
-        return 0
+        with _translated(_PRIVATE):
+            removed = sum(_remove_unlocked(path, before_ms) for path in _files_in(self._tmp))
+            if removed:
+                _fsync_folder(self._tmp)
+        return removed
 
     def presign(self, key: str, expires_s: int) -> str:
         self.head(key)
         return self._path(key).as_uri()
-
-    def remove_leftovers(self) -> int:
-        """Remove what puts that were killed left in the private folder; how many."""
-        removed = 0
-        if self._tmp.is_dir():
-            oldest_ms = min(self._clock.now_ms(), self._file_system_ms()) - _LEFTOVER_MS
-            for entry in os.scandir(self._tmp):
-                with contextlib.suppress(FileNotFoundError):
-                    if entry.stat().st_mtime_ns // 1_000_000 < oldest_ms:
-                        os.unlink(entry.path)
-                        removed += 1
-        return removed
-
-    def _file_system_ms(self) -> int:
-        """The time by which the file system dates a file: a shared one has a clock of its own."""
-        path = self._tmp / self._ids.new()
-        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644)
-        try:
-            return os.fstat(descriptor).st_mtime_ns // 1_000_000
-        finally:
-            os.close(descriptor)
-            os.unlink(path)
 
     def _path(self, key: str) -> Path:
         check_key(key)
@@ -192,15 +187,10 @@ class LocalStore:
             raise InvalidError(f"object key `{key}`: begins with `{_PRIVATE}`, which is reserved")
         return self._root / key
 
-    def _write_fresh(self, data: bytes) -> tuple[Path, str]:
-        """Steps 1 and 2: the bytes under a name of their own, durable; its path and etag."""
-        fresh = self._tmp / self._ids.new()
-        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
-        try:
-            descriptor = os.open(fresh, flags, 0o644)
-        except (FileNotFoundError, NotADirectoryError):
-            self._ensure_folder(self._tmp)
-            descriptor = os.open(fresh, flags, 0o644)
+    @contextlib.contextmanager
+    def _fresh(self, data: bytes) -> Iterator[tuple[Path, str]]:
+        """Steps 1, 2 and 5: the bytes under a name of their own, durable; its path and etag."""
+        fresh, descriptor = self._create_fresh()
         try:
             view = memoryview(data)
             while view:
@@ -209,11 +199,28 @@ class LocalStore:
             modified_ns = self._clock.now_ms() * 1_000_000 + jitter_ns
             os.utime(descriptor, ns=(modified_ns, modified_ns))
             os.fsync(descriptor)
-            return fresh, _etag(os.fstat(descriptor))
-        except BaseException:
-            os.unlink(fresh)
-            raise
+            yield fresh, _etag(os.fstat(descriptor))
         finally:
+            with contextlib.suppress(FileNotFoundError):  # a replace has renamed it
+                os.unlink(fresh)
+            _lock_files.discard(descriptor)
+            os.close(descriptor)
+
+    def _create_fresh(self) -> tuple[Path, int]:
+        """Create a file of its own and lock it, so that no sweep takes it for a leftover."""
+        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
+        while True:
+            fresh = self._tmp / self._ids.new()
+            try:
+                descriptor = os.open(fresh, flags, 0o644)
+            except (FileNotFoundError, NotADirectoryError):
+                self._ensure_folder(self._tmp)
+                descriptor = os.open(fresh, flags, 0o644)
+            _lock_files.add(descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if os.fstat(descriptor).st_nlink:
+                return fresh, descriptor
+            _lock_files.discard(descriptor)  # a sweep removed it before it was locked
             os.close(descriptor)
 
     def _link(self, source: Path, target: Path, key: str) -> None:
@@ -386,6 +393,49 @@ def _stat_of(entry: os.DirEntry[str]) -> os.stat_result:
         raise
     except OSError:
         return entry.stat(follow_symlinks=False)
+
+
+def _files_in(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _reader(path: Path, name: str) -> Callable[[], bytes]:
+    def read() -> bytes:
+        with _translated(name):
+            return path.read_bytes()
+
+    return read
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether a running put holds a temporary file."""
+    with open(path, "rb") as file:
+        return not _locks(file.fileno(), fcntl.LOCK_SH)
+
+
+def _remove_unlocked(path: Path, before_ms: int) -> bool:
+    """Remove a temporary file whose put died, if it is old enough; whether it was removed."""
+    try:
+        with open(path, "r+b", buffering=0) as file:
+            is_old = os.fstat(file.fileno()).st_mtime_ns // 1_000_000 <= before_ms
+            if not is_old or not _locks(file.fileno(), fcntl.LOCK_EX):
+                return False
+            os.unlink(path)
+            return True
+    except FileNotFoundError:  # its put ended, or another sweep was faster
+        return False
+
+
+def _locks(descriptor: int, how: int) -> bool:
+    """Whether a lock is free; it is ours until the descriptor is closed."""
+    try:
+        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _make_folders(folder: Path) -> None:

@@ -11,6 +11,7 @@ from tidelog.clock import Clock
 from tidelog.store.base import (
     ObjectInfo,
     Store,
+    Upload,
     check_data,
     check_key,
     check_range,
@@ -78,6 +79,9 @@ class MemoryStore:
             if target in self._objects:
                 raise exists_already(target)
             self._store(target, data)
+
+    def uploads(self) -> Iterator[Upload]:
+        return iter(())
 
     def abort_uploads(self, before_ms: int) -> int:
         return 0

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from tidelog.clock import Clock
-from tidelog.store.base import ObjectInfo, Store
+from tidelog.store.base import ObjectInfo, Store, Upload
 
 __all__ = ["Meter", "MeteredStore", "Usage"]
 
@@ -83,6 +83,9 @@ class MeteredStore:
 
     def copy(self, source: str, target: str) -> None:
         self._count("copy", lambda: self._inner.copy(source, target))
+
+    def uploads(self) -> Iterator[Upload]:
+        yield from self._count("list", self._inner.uploads)
 
     def abort_uploads(self, before_ms: int) -> int:
         return self._count("list", lambda: self._inner.abort_uploads(before_ms))

@@ -29,6 +29,7 @@ from tidelog.model.address import Address
 from tidelog.store.base import (
     ObjectInfo,
     Store,
+    Upload,
     check_data,
     check_key,
     check_range,
@@ -301,6 +302,13 @@ class RemoteStore:
             return obstore.sign(client, "GET", key, timedelta(seconds=expires_s))
         except STORE_ERRORS as exc:
             raise self._error(key, exc) from exc
+
+    def uploads(self) -> Iterator[Upload]:
+        """Yields multipart uploads on S3; Google's and Azure's stores get objects in one request.
+
+        Their copies are one request of the server too.
+        """
+        yield from () if self._bucket is None else self._bucket.uploads()
 
     def abort_uploads(self, before_ms: int) -> int:
         return 0 if self._bucket is None else int(self._bucket.abort_uploads(before_ms))

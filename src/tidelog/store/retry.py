@@ -21,7 +21,7 @@ from tidelog.errors import (
 )
 from tidelog.model.backoff import Backoff
 from tidelog.model.limits import COPY_CHUNK_BYTES
-from tidelog.store.base import NoRoomError, ObjectInfo, Store
+from tidelog.store.base import NoRoomError, ObjectInfo, Store, Upload
 
 __all__ = ["RetryingStore"]
 
@@ -89,6 +89,9 @@ class RetryingStore:
     def delete(self, keys: Iterable[str]) -> None:
         wanted = list(keys)
         self._repeat(lambda: self._inner.delete(wanted))
+
+    def uploads(self) -> Iterator[Upload]:
+        yield from self._repeat(lambda: list(self._inner.uploads()))
 
     def abort_uploads(self, before_ms: int) -> int:
         return self._repeat(lambda: self._inner.abort_uploads(before_ms))

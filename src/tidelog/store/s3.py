@@ -17,7 +17,7 @@ from obstore.store import S3Store
 
 from tidelog.errors import InvalidError, TidelogError
 from tidelog.model.address import Address
-from tidelog.store.base import ObjectInfo
+from tidelog.store.base import ObjectInfo, Upload
 from tidelog.store.remote import (
     CONNECT_TIMEOUT_S,
     NO_RETRY,
@@ -161,17 +161,28 @@ class S3Bucket:
 
     def abort_uploads(self, before_ms: int) -> int:
         """Abort multipart uploads that began before a time; how many."""
+        return sum(
+            self._abort(upload["Key"], upload["UploadId"])
+            for upload in self._uploads()
+            if upload["Initiated"].timestamp() * 1000 < before_ms
+        )
+
+    def uploads(self) -> Iterator[Upload]:
+        """Yields multipart uploads. No request returns the bytes of their parts."""
+        for upload in self._uploads():
+            began_ms = int(upload["Initiated"].timestamp() * 1000)
+            name = upload["Key"].removeprefix(self._prefix)
+            yield Upload(name, 0, began_ms, may_end=True, read=None)
+
+    def _uploads(self) -> Iterator[dict[str, Any]]:
         request: dict[str, Any] = {"Bucket": self._bucket, "Prefix": self._prefix}
-        aborted = 0
         while True:
             page = self._page("list_multipart_uploads", request, "")
             if "IsTruncated" not in page:
                 raise broken_reply(self._url, "/", "it is not a whole listing of uploads")
-            for upload in page.get("Uploads", []):
-                if upload["Initiated"].timestamp() * 1000 < before_ms:
-                    aborted += self._abort(upload["Key"], upload["UploadId"])
+            yield from page.get("Uploads", [])
             if not page["IsTruncated"]:
-                return aborted
+                return
             request["KeyMarker"] = page["NextKeyMarker"]
             request["UploadIdMarker"] = page.get("NextUploadIdMarker", "")
 

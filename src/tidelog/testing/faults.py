@@ -39,7 +39,7 @@ from tidelog.catalog.settle import LostReplyError, Repeat, read_repeated, write_
 from tidelog.clock import Clock
 from tidelog.errors import TidelogError, UnavailableError, UnknownOutcomeError
 from tidelog.model.backoff import Backoff
-from tidelog.store.base import ObjectInfo, Store
+from tidelog.store.base import ObjectInfo, Store, Upload
 from tidelog.testing.clock import FakeClock
 from tidelog.testing.scheduler import Crash, Group, Scheduler
 
@@ -308,6 +308,9 @@ class FaultyStore:
             if rows is None or len(found) < rows:
                 return
             start_after = found[-1].key
+
+    def uploads(self) -> Iterator[Upload]:
+        return self.inner.uploads()
 
     def abort_uploads(self, before_ms: int) -> int:
         return self.inner.abort_uploads(before_ms)
