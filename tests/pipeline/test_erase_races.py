@@ -17,7 +17,7 @@ from tidelog.errors import CorruptError
 from tidelog.model.archive import Archive
 from tidelog.pipeline import erase, sweep
 from tidelog.pipeline.archive import find_archive
-from tidelog.pipeline.contents import Wanted, archived_rows
+from tidelog.pipeline.contents import ArchiveFiles, Wanted, archived_rows
 from tidelog.pipeline.descent import archives_of
 from tidelog.pipeline.erase import erase_from_archives
 from tidelog.pipeline.erasure import ArchiveEraser, carry_out
@@ -366,6 +366,32 @@ def test_dead_letters_that_a_replay_removed_do_not_stop_an_erasure_that_died(
     assert prove_erased(home, home.topic("t"), ["three"]).is_erased
     assert problems(home, archive) == []
     assert values(home, archive) == [value(6).decode()]
+
+
+@pytest.mark.parametrize("changed_by", ["replay", "erasure"])
+def test_proof_beside_files_that_are_changed_says_to_prove_again(
+    home: Home, monkeypatch: pytest.MonkeyPatch, changed_by: str
+) -> None:
+    archive = an_archive(home, parser=AT)
+    for number, name in ((1, "one"), (2, "two"), (3, "dead")):
+        home.append("t", [Event(value(number), id=name)], partition=0)
+    drive(home, archive)
+    home.delete("t", ["one"])
+    carry_out(home, home.topic("t"), grace_ms=0)
+    batches = ArchiveFiles.batches
+
+    def changing(files: ArchiveFiles, manifest: Any, file: Any) -> Any:
+        monkeypatch.setattr(ArchiveFiles, "batches", batches)
+        if changed_by == "replay":
+            replay(home, archive, Replaying(parser=AT_OR_WHEN), LocalWorkers(1))
+        else:
+            erase_from_archives(home, home.topic("t"), {0: {1}})
+        return batches(files, manifest, file)
+
+    monkeypatch.setattr(ArchiveFiles, "batches", changing)
+    proof = prove_erased(home, home.topic("t"), ["one"])
+    assert {trace.what for trace in proof.traces} == {"was changed while it was searched"}
+    assert prove_erased(home, home.topic("t"), ["one"]).is_erased
 
 
 def _dies(*_: object) -> None:

@@ -26,12 +26,13 @@ from tidelog.errors import CorruptError, InvalidError, NotFoundError
 from tidelog.home import Home
 from tidelog.journal.lookup import check_id
 from tidelog.journal.rows import covering
-from tidelog.log.archives import read_partitions
+from tidelog.log.archives import read_commits, read_partitions
 from tidelog.log.contents import describe_run, read_run
 from tidelog.log.replays import counting_files, replay_pipeline
 from tidelog.log.topics import read_head
 from tidelog.model import layout
 from tidelog.model.archive import Archive, Making
+from tidelog.model.pipeline import FileEntry
 from tidelog.model.run import Amendment, Run, decode_row
 from tidelog.model.topic import Topic
 from tidelog.pipeline.archive import list_archives
@@ -82,6 +83,7 @@ _UPLOAD = (
     "is older than its grace"
 )
 _RIGHTS = "give these credentials the right to list uploads (`docs/operating.md`), then prove again"
+_CHANGED = "run `tidelog sweep`, which finishes what has died, and prove again"
 _UNREAD = "prove again when its pipeline has published it, or run `tidelog sweep`"
 
 
@@ -292,8 +294,9 @@ class _Search:
                     self._seen.add(key)  # of another topic, be it one that had the same name
                 elif key not in self._seen:
                     self._count(key, file.size)
-                    for batch in reader.batches(manifest, file):
-                        self._archived(file.target, batch, own[partition], gone[partition])
+                    with self._unchanged(pipeline, partition, file):
+                        for batch in reader.batches(manifest, file):
+                            self._archived(file.target, batch, own[partition], gone[partition])
         self._emptied(making, emptied)
         self._manifests.note(archive, generation, self._living)
         for table, what in stale_entries(self._home, archive, generation):
@@ -302,6 +305,19 @@ class _Search:
         prefixes = (f"{archive.folder(generation)}/", f"{archive.dead}/", f"{archive.root}/_")
         for prefix in (*prefixes, layout.staging_of(pipeline)):
             self.staged(store, [prefix])
+
+    @contextlib.contextmanager
+    def _unchanged(self, pipeline: str, partition: str, file: FileEntry) -> Iterator[None]:
+        """Note a file that an erasure or a replay of dead letters changes; that is no damage."""
+        try:
+            yield
+        except CorruptError:
+            log, pipelines = self._home.log, (pipeline, replay_pipeline(pipeline))
+            counts = any(each == file for _, each in counting_files(log, pipeline, partition))
+            commits = (each for name in pipelines for each in read_commits(log, name, partition))
+            if counts and not any(each.rewrite for each in commits):
+                raise
+            self._add(file.target, "was changed while it was searched", _CHANGED)
 
     def _emptied(self, making: Making, files: Mapping[str, tuple[str, bool]]) -> None:
         """Files without events, with their folders, and whether they had some of these.
