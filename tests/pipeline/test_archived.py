@@ -15,7 +15,7 @@ from tests.pipeline.looking import a_home, an_archive, drive
 from tidelog import Event, Home
 from tidelog.catalog.base import Change
 from tidelog.errors import InvalidError
-from tidelog.journal.audit import id_mark, read_audit
+from tidelog.journal.audit import AuditedSource, id_mark, read_audit
 from tidelog.log.ledger import read_erased, was_erased
 from tidelog.log.trim import ToOffsets
 from tidelog.model.archive import Archive
@@ -228,6 +228,7 @@ def test_archive_of_a_deleted_topic_is_erased_by_itself(home: Home) -> None:
     why = home.reason(**WHY)
     with pytest.raises(InvalidError, match="tidelog delete t ID"):
         erase_archived(home, made[0], why, ["id-0"])
+    incarnation = home.topic("t").incarnation
     home.delete_topic("t")
     done = erase_archived(home, made[0], why, ["id-0", "nowhere"])
     assert (done.events, done.ids) == (1, {"id-0"})
@@ -236,7 +237,7 @@ def test_archive_of_a_deleted_topic_is_erased_by_itself(home: Home) -> None:
         assert held(home, archive) == ["v1", "v2", "v3"]
     records = list(read_audit(home.log, made[0]))
     assert [record.state for record in records] == ["done", "done"]
-    assert records[0].sources == ("t/0",)
+    assert records[0].sources == (AuditedSource("t/0", incarnation),)
     assert erase_archived(home, made[0], why, ["id-0"]).events == 0
 
 

@@ -233,7 +233,9 @@ def _record(record: AuditRecord) -> dict[str, Any]:
         "events": [
             {
                 "id": each.id,
-                "partition": record.sources[each.partition] if record.sources else each.partition,
+                "partition": (
+                    record.sources[each.partition].partition if record.sources else each.partition
+                ),
                 "offset": each.offset,
             }
             for each in record.events

@@ -32,6 +32,7 @@ __all__ = [
     "RECORD_BYTES_MAX",
     "AuditRecord",
     "Audited",
+    "AuditedSource",
     "Owner",
     "Why",
     "id_mark",
@@ -67,6 +68,13 @@ class Audited(Persisted, frozen=True, array_like=True):
     offset: int
 
 
+class AuditedSource(Persisted, frozen=True, array_like=True):
+    """A source partition of an archive, and which one of those that had this name."""
+
+    partition: str
+    incarnation: str  # empty: not known
+
+
 class AuditRecord(Persisted, frozen=True):
     """One amendment of some events."""
 
@@ -80,7 +88,7 @@ class AuditRecord(Persisted, frozen=True):
     key: str = ""  # of a delete by key: that key's mark
     archived: bool = False  # the events were found in archives alone; decided once it is written
     until_ms: int = 0  # of those: what the ledger says of their ids and key
-    sources: tuple[str, ...] = ()  # of an archive's own record: what its partitions are called
+    sources: tuple[AuditedSource, ...] = ()  # of an archive's own record: its partitions
 
 
 @dataclass(frozen=True, slots=True)

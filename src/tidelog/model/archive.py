@@ -87,6 +87,7 @@ class Archive(Persisted, frozen=True):
     promotion: Promotion | None = None  # under way
     start: Start = "earliest"  # or latest: the ends that its creation saw; its first generation
     forced: tuple[Forced, ...] = ()  # ranges that live generations lack, by a person's decision
+    former: dict[int, str] = msgspec.field(default_factory=dict)  # sources of dropped backfills
 
     def __post_init__(self) -> None:
         for making in self.makings.values():

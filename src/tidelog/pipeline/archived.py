@@ -18,12 +18,13 @@ on a record of another one, since it leaves out what is deleted already, complet
 
 Of an archive whose topic is gone, or whose source is another system, there is no ledger: its own
 audit (``audit/<archive>``) has the record, step 3 writes its files and those of its copies again,
-and step 4 follows once no range is under way that may hold one of the events.
+and step 4 follows once no range is under way that may hold one of the events. The record says the
+incarnation of each source partition: a copy that holds another one keeps what is at these offsets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -37,6 +38,7 @@ from tidelog.journal.audit import (
     MARK_BYTES,
     RECORD_BYTES_MAX,
     Audited,
+    AuditedSource,
     AuditRecord,
     Why,
     id_mark,
@@ -52,13 +54,20 @@ from tidelog.log.ledger import ErasedIds, announce_erasure, enter_erased
 from tidelog.log.outcome import Sent
 from tidelog.log.replays import counting_files
 from tidelog.log.topics import list_topics, read_head
-from tidelog.model.address import parse_address
 from tidelog.model.archive import Archive
 from tidelog.model.topic import Topic
-from tidelog.pipeline.archive import list_archives
 from tidelog.pipeline.contents import ArchiveFiles
 from tidelog.pipeline.deletions import Deletions, Places, deleted_offsets
-from tidelog.pipeline.descent import archives_of, partitions_of, with_later_ones
+from tidelog.pipeline.descent import (
+    Copy,
+    Line,
+    archives_of,
+    copies_of,
+    held_offsets,
+    line_of,
+    partitions_of,
+    with_later_ones,
+)
 from tidelog.pipeline.erase import ArchiveErasure, erase_aside, erase_from_archive
 from tidelog.pipeline.erase_aside import AsideFiles
 from tidelog.pipeline.places import store_at
@@ -79,10 +88,10 @@ __all__ = [
 
 _PLACE_BYTES = 24  # of an event in a record, beside its id
 _AGAIN = "delete again, which completes it"
-_ASIDE = ""  # in a place: a file that was set aside after a restore
+_ASIDE = Line("", "")  # in a place: a file that was set aside after a restore
 
-Place = tuple[str, int]
-"""A source partition and an offset."""
+Place = tuple[Line, int]
+"""A source partition, with its incarnation, and an offset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,14 +173,18 @@ def erase_trimmed(
     sought = _sought(ids, key)
     found: dict[Place, _Found] = {}
     unseen: list[str] = []
-    numbers: dict[str, int] = {}
+    numbers: dict[Line, int] = {}
     for archive, generation in archives_of(home, topic):
         if archive.state_of(generation) == "removing":
             continue  # all of it is deleted
         own = partitions_of(home.log, archive.pipeline(generation), topic)
         starts = {name: read_head(home.log, topic, p)[0].start for name, p in own.items()}
-        found |= _search(home, archive, generation, starts, (sought, unseen))
-        numbers |= own
+        some = _search(home, archive, generation, starts, (sought, unseen))
+        found |= {
+            (Line(line.partition, topic.incarnation), offset): each
+            for (line, offset), each in some.items()
+        }
+        numbers |= {Line(name, topic.incarnation): p for name, p in own.items()}
     known = settled_offsets(home, topic)  # also if nothing is found: others may have erased it
     new = {
         place: each
@@ -252,30 +265,29 @@ def erase_archived(
     """
     finish_archive(home, archive)
     sought = _sought(ids, key)
-    live = {name for topic in list_topics(home.log) for name in _live(home, archive, topic)}
     found: dict[Place, _Found] = {}
     unseen: list[str] = []
     for generation in archive.in_state("live", "building", "kept"):
         known = read_partitions(home.log, archive.pipeline(generation))
         found |= _search(home, archive, generation, dict.fromkeys(known), (sought, unseen))
-    for name, _ in found:
-        if name in live:
-            topic = name.rpartition("/")[0]
+    for topic in list_topics(home.log):
+        if _are_of(home, archive, topic, found):
             raise InvalidError(
-                f"archive `{archive.name}`: its topic `{topic}` is there: run `tidelog delete "
-                f"{topic} ID`, which erases from its archives too"
+                f"archive `{archive.name}`: its topic `{topic.name}` is there: run `tidelog delete "
+                f"{topic.name} ID`, which erases from its archives too"
             )
-    for each in _with_copies(home, archive):
-        found |= _search_aside(home, each, sought, len(found))
-    sources = sorted({name for name, _ in found})
-    numbers = {name: number for number, name in enumerate(sources)}
+    for copy in copies_of(home, archive):
+        found |= _search_aside(home, copy.archive, sought, len(found))
+    lines = sorted({line for line, _ in found})
+    sources = tuple(AuditedSource(line.partition, line.incarnation) for line in lines)
+    numbers = {line: number for number, line in enumerate(lines)}
     mark = "" if key is None else key_mark(key)
     sent = Sent()
     log = sent.noting(home.log)
     with sent.told(f"erase from archive `{archive.name}`", "erase again"):
         for events, until_ms in _lots(found, numbers):
             record = _record(home, why, events, until_ms, mark)
-            put_record(log, archive, msgspec.structs.replace(record, sources=tuple(sources)))
+            put_record(log, archive, msgspec.structs.replace(record, sources=sources))
         done = finish_archive(home, archive)
     found_ids = frozenset(each.id for each in found.values() if each.id is not None)
     return Erased(len(found), found_ids, len(found), tuple(unseen), tuple(done))
@@ -287,22 +299,19 @@ def finish_archive(home: Home, archive: Archive) -> list[ArchiveErasure]:
     for record, version in list(read_records(home.log, archive)):
         if record.state == "done":
             continue
-        offsets: dict[str, list[int]] = {}
+        wanted: dict[Line, list[int]] = {}
         for event in record.events:
-            offsets.setdefault(record.sources[event.partition], []).append(event.offset)
-
-        def look() -> list[tuple[Archive, int]]:
-            every = _with_copies(home, archive)
-            return [(each, generation) for each in every for generation in each.from_live]
-
+            source = record.sources[event.partition]
+            line = Line(source.partition, source.incarnation)
+            wanted.setdefault(line, []).append(event.offset)
         done = [
             erase_from_archive(home, each, generation, offsets)
-            for each, generation in with_later_ones(look)
+            for each, generation, offsets in _holding(home, archive, wanted)
         ]
         erased = _erased(record)
-        for each in _with_copies(home, archive):
-            done.append(ArchiveErasure(each.name, each.generation))
-            erase_aside(home, each, lambda erased=erased: erased, done[-1])  # type: ignore[misc]
+        for copy in copies_of(home, archive):
+            done.append(ArchiveErasure(copy.archive.name, copy.archive.generation))
+            erase_aside(home, copy.archive, lambda erased=erased: erased, done[-1])  # type: ignore[misc]
         reports += done
         for error in (error for each in done for error in each.failed.values()):
             raise error
@@ -311,25 +320,28 @@ def finish_archive(home: Home, archive: Archive) -> list[ArchiveErasure]:
     return reports
 
 
-def _with_copies(home: Home, archive: Archive) -> list[Archive]:
-    """An archive, and then those that are made of it, also by way of others."""
-    every = [each for each in list_archives(home) if each.state == "ready"]
-    found = [each for each in every if each.incarnation == archive.incarnation] or [archive]
-    for above in found:  # grows while it goes
-        for each in every:
-            urls = {each.source, *(making.source for making in each.makings.values())}
-            parsed = [parse_address(url) for url in urls if url]
-            if each.name not in {known.name for known in found} and any(
-                (url.scheme, url.path) == ("archive", above.name) for url in parsed
-            ):
-                found.append(each)
-    return found
+def _holding(
+    home: Home, archive: Archive, wanted: Mapping[Line, Collection[int]]
+) -> Iterator[tuple[Archive, int, Mapping[str, Sequence[int]]]]:
+    """The generations of an archive and of its copies, and where each has the wanted events."""
+    copies: dict[str, Copy] = {}
+
+    def look() -> list[tuple[Archive, int]]:
+        found = copies_of(home, archive)
+        copies.update({each.archive.name: each for each in found})
+        return [(each.archive, number) for each in found for number in each.archive.from_live]
+
+    for each, generation in with_later_ones(look):
+        # Read when its turn comes: its driver may have begun a source partition since.
+        yield each, generation, held_offsets(home.log, copies[each.name], generation, wanted)
 
 
-def _live(home: Home, archive: Archive, topic: Topic) -> Iterator[str]:
-    """The source partitions of an archive that are those of a topic."""
-    for generation in archive.makings:
-        yield from partitions_of(home.log, archive.pipeline(generation), topic)
+def _are_of(home: Home, archive: Archive, topic: Topic, found: Iterable[Place]) -> bool:
+    """Whether some of the events of an archive are of a topic that is there."""
+    lines = {line for line, _ in found if line.partition.rpartition("/")[0] == topic.name}
+    return any(line.may_be(Line(line.partition, topic.incarnation)) for line in lines) and any(
+        each.incarnation == archive.incarnation for each, _ in archives_of(home, topic)
+    )
 
 
 def _search(
@@ -347,8 +359,10 @@ def _search(
     reader = ArchiveFiles(store_at(home, archive.store), archive.making(generation))
     found: dict[Place, _Found] = {}
     for partition, end in ends.items():
-        files = counting_files(home.log, archive.pipeline(generation), partition)
-        for manifest, file in files if end != 0 else ():
+        own = line_of(home.log, archive.pipeline(generation), partition)
+        if own is None or end == 0:
+            continue
+        for manifest, file in counting_files(home.log, archive.pipeline(generation), partition):
             if file.kind == "sidecar" or (end is not None and file.first_offset >= end):
                 continue
             for batch in reader.batches(manifest, file):
@@ -358,7 +372,7 @@ def _search(
                 for row in sought.rows(batch):
                     offset = offsets[row].as_py()
                     if end is None or offset < end:
-                        found[partition, offset] = _Found(_id(batch, row), _time_ms(batch, row))
+                        found[own[0], offset] = _Found(_id(batch, row), _time_ms(batch, row))
     return found
 
 
@@ -405,18 +419,18 @@ def _sought(ids: Collection[str], key: bytes | None) -> Sought:
 
 
 def _lots(
-    found: Mapping[Place, _Found], numbers: Mapping[str, int]
+    found: Mapping[Place, _Found], numbers: Mapping[Line, int]
 ) -> Iterator[tuple[tuple[Audited, ...], int]]:
     """As many events as one audit record can name, and the latest of their times."""
     some: list[Audited] = []
     size = latest = 0
-    for (name, offset), each in sorted(found.items()):
+    for (line, offset), each in sorted(found.items()):
         own = MARK_BYTES + _PLACE_BYTES
         if some and size + own > RECORD_BYTES_MAX:
             yield tuple(some), latest
             some, size, latest = [], 0, 0
         mark = None if each.id is None else id_mark(each.id)
-        some.append(Audited(mark, numbers[name], offset))
+        some.append(Audited(mark, numbers[line], offset))
         size, latest = size + own, max(latest, each.time_ms)
     if some:
         yield tuple(some), latest

@@ -1,8 +1,16 @@
-"""Which archives hold events of a topic, and in which of their source partitions."""
+"""Which archives hold events of a topic or of another archive, and in which source partitions.
+
+A position is an incarnation, a source partition and an offset. A topic that had the same name
+before is another sequence of events, with other events at the same offsets. Where the pipeline
+numbers events itself (Kinesis, Scylla), a number means the same in the generations of one archive
+and in archives that read this archive as their source, and nowhere else. ``held_offsets`` and
+``partitions_of`` are the only ways from an offset to a file that an erasure changes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 from tidelog.home import Home
 from tidelog.log.archives import read_partitions, read_progress
@@ -11,8 +19,43 @@ from tidelog.model.address import parse_address
 from tidelog.model.archive import Archive
 from tidelog.model.topic import Topic
 from tidelog.pipeline.archive import list_archives
+from tidelog.pipeline.coverage import are_offsets
 
-__all__ = ["archives_of", "partitions_of", "with_later_ones"]
+__all__ = [
+    "Copy",
+    "Line",
+    "archives_of",
+    "copies_of",
+    "held_offsets",
+    "line_of",
+    "partitions_of",
+    "with_later_ones",
+]
+
+
+class Line(NamedTuple):
+    """One sequence of events: a source partition, and which one of those that had its name."""
+
+    partition: str
+    incarnation: str  # empty: the source cannot tell, so it may be any of them
+
+    def may_be(self, other: Line) -> bool:
+        """Whether an offset may mean the same event in both."""
+        known = self.incarnation and other.incarnation
+        same = not known or self.incarnation == other.incarnation
+        return same and self.partition == other.partition
+
+    def is_surely(self, other: Line) -> bool:
+        """Whether an offset means the same event in both, wherever they were read."""
+        return self == other and bool(self.incarnation)
+
+
+class Copy(NamedTuple):
+    """An archive that may hold events of another one, or that one itself."""
+
+    archive: Archive
+    made: frozenset[int]  # its generations whose events may come from that one
+    same_numbers: bool  # whether events that pipelines number have the same numbers in both
 
 
 def archives_of(home: Home, topic: Topic) -> list[tuple[Archive, int]]:
@@ -32,23 +75,93 @@ def archives_of(home: Home, topic: Topic) -> list[tuple[Archive, int]]:
         found = named.get(address.path)
         if address.scheme != "archive" or address.path in above or found is None:
             return None
-        before = [steps(each, above | {address.path}) for each in _sources(found)]
+        before = [steps(each, above | {address.path}) for each in _sources(found, found.newest)]
         return max((each + 1 for each in before if each is not None), default=None)
 
     found = [
         (max(ways), generation != archive.generation, archive, generation)
         for archive in archives
-        for generation, making in sorted(archive.makings.items())
+        for generation in sorted(archive.makings)
         if (
             ways := [
                 way
-                for url in (making.source or archive.source, archive.source)
+                for url in _sources(archive, generation)
                 if (way := steps(url, frozenset())) is not None
             ]
         )
     ]
     ordered = sorted(found, key=lambda each: each[:2])
     return [(archive, generation) for _, _, archive, generation in ordered]
+
+
+def copies_of(home: Home, archive: Archive) -> list[Copy]:
+    """An archive, and then those that were made of it, also by way of others.
+
+    One comes after all those that it was made of.
+    """
+    every = [each for each in list_archives(home) if each.state == "ready"]
+    left = [each for each in every if each.incarnation != archive.incarnation]
+    own = next((each for each in every if each.incarnation == archive.incarnation), archive)
+    found = [Copy(own, frozenset(own.makings), same_numbers=True)]
+    while True:
+        made = [copy for each in left if (copy := _copy(each, found)) is not None]
+        # One that is made of another one of them waits for it, unless they are made of each other.
+        ready = [copy for copy in made if not any(_reads(copy.archive, o) for o in made)] or made
+        if not ready:
+            return found
+        found += ready
+        left = [each for each in left if each.name not in {copy.archive.name for copy in ready}]
+
+
+def _copy(archive: Archive, above: Iterable[Copy]) -> Copy | None:
+    """What an archive is to those that are known, if it was made of one of them."""
+    names = {each.archive.name for each in above}
+    made = frozenset(
+        number
+        for number in archive.makings
+        if any(_archive_in(url) in names for url in _sources(archive, number))
+    )
+    if not made:
+        return None
+    source = _archive_in(archive.source)
+    same = any(each.same_numbers for each in above if each.archive.name == source)
+    return Copy(archive, made, same_numbers=same)
+
+
+def _reads(archive: Archive, other: Copy) -> bool:
+    """Whether an archive was made of another one."""
+    names = {_archive_in(url) for url in _sources(archive, archive.newest)}
+    return archive.name != other.archive.name and other.archive.name in names
+
+
+def held_offsets(
+    log: Log, copy: Copy, generation: int, wanted: Mapping[Line, Collection[int]]
+) -> dict[str, list[int]]:
+    """The offsets that mean the wanted events in a generation, by its source partitions.
+
+    A source that cannot tell its incarnation is the same one where a generation was made of it.
+    """
+    found: dict[str, set[int]] = {}
+    pipeline = copy.archive.pipeline(generation)
+    for partition in read_partitions(log, pipeline):
+        own = line_of(log, pipeline, partition)
+        if own is not None and (copy.same_numbers or own[1]):
+            for line, offsets in wanted.items():
+                if line.may_be(own[0]) and (generation in copy.made or line.is_surely(own[0])):
+                    found.setdefault(partition, set()).update(offsets)
+    return {partition: sorted(offsets) for partition, offsets in found.items()}
+
+
+def line_of(log: Log, pipeline: str, partition: str) -> tuple[Line, bool] | None:
+    """What a generation holds under the name of a source partition; None where it has not begun.
+
+    Also whether its offsets are the source's own, and not numbers that the pipeline gave.
+    """
+    head = read_progress(log, pipeline, partition)
+    if head is None:
+        return None
+    begin = head.position if head.begin is None else head.begin.position
+    return Line(partition, head.incarnation), are_offsets(begin, head.position)
 
 
 def with_later_ones(
@@ -77,12 +190,24 @@ def partitions_of(log: Log, pipeline: str, topic: Topic) -> dict[str, int]:
     for partition in read_partitions(log, pipeline):
         name, _, number = partition.rpartition("/")
         if name == topic.name and number.isascii() and number.isdecimal():
-            head = read_progress(log, pipeline, partition)
-            if head is None or head.incarnation in ("", topic.incarnation):
+            own = line_of(log, pipeline, partition)
+            if own is None or own[0].may_be(Line(partition, topic.incarnation)):
                 found[partition] = int(number)
     return found
 
 
-def _sources(archive: Archive) -> set[str]:
-    """What an archive reads, or one of its generations."""
-    return {archive.source, *(each.source or archive.source for each in archive.makings.values())}
+def _archive_in(url: str) -> str | None:
+    """The name of the archive that a source is, if it is one."""
+    address = parse_address(url)
+    return address.path if address.scheme == "archive" else None
+
+
+def _sources(archive: Archive, generation: int) -> set[str]:
+    """What the events of a generation may come from.
+
+    It reads its own source, that of the archive, and the files of the generation that was live when
+    it was built: an earlier one, which may be dropped since.
+    """
+    given = {number: making.source for number, making in archive.makings.items()} | archive.former
+    before = {url for number, url in given.items() if url and number <= generation}
+    return {archive.source, *before}

@@ -442,7 +442,9 @@ def _remove(home: Home, archive: Archive, generation: int) -> Archive:
     def edit(found: Archive) -> Archive:
         makings = {number: each for number, each in found.makings.items() if number != generation}
         states = {number: each for number, each in found.states.items() if number != generation}
-        return msgspec.structs.replace(found, makings=makings, states=states)
+        given = found.makings[generation].source if generation in found.makings else ""
+        former = {**found.former, generation: given} if given else found.former
+        return msgspec.structs.replace(found, makings=makings, states=states, former=former)
 
     return change_archive(home.log, archive.name, edit)
 
