@@ -104,6 +104,7 @@ class Listed(Persisted, frozen=True):
     end: str = ""  # that was seen when the pipeline was created; empty: it appeared later
     incarnation: str = ""  # of what had that end
     seen_ms: int = 0
+    note: bytes = b""  # of what is before that end, where the source tracks what was read
 
 
 class SeenEnd(Persisted, frozen=True):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from tidelog.clock import Clock, SystemClock
 from tidelog.errors import TidelogError, UnavailableError
+from tidelog.model.pipeline import Aside, Intent, Manifest, Progress
 from tidelog.sinks.base import Sink, Written
 from tidelog.sources.base import (
     Changing,
@@ -22,11 +23,13 @@ from tidelog.sources.base import (
 __all__ = [
     "Carried",
     "CarriedReader",
+    "CycleReport",
     "FrozenError",
     "Outcome",
     "Pipeline",
     "Produced",
     "Task",
+    "Track",
     "Workers",
     "frozen",
 ]
@@ -49,6 +52,7 @@ class Carried:
     generation: int
     as_is: bool  # they hold what a transform returned: no other one gets it
     counted: Counted | None = None  # of ranges whose events the pipeline numbers itself
+    note: bytes = b""  # what a source that tracks knows the source partition by
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,35 @@ class CarriedReader:
 
     def read(self) -> Iterator[Chunk]:
         return self.reader.read()
+
+
+@dataclass
+class CycleReport:
+    """What one cycle did."""
+
+    committed: dict[SourcePartition, Manifest] = field(default_factory=dict)
+    errors: dict[SourcePartition, TidelogError] = field(default_factory=dict)
+    withdrawn: set[SourcePartition] = field(default_factory=set)  # by errors; to plan again
+    decided: set[SourcePartition] = field(default_factory=set)  # ended or begun again by a person
+    aside: list[Aside] = field(default_factory=list)  # ranges that the catalog had forgotten
+
+    @property
+    def events(self) -> int:
+        return sum(manifest.read for manifest in self.committed.values())
+
+
+@dataclass
+class Track:
+    """A source partition as its rows were last seen or written."""
+
+    partition: SourcePartition
+    where: str
+    head: Progress
+    head_version: str
+    intent: Intent | None = None
+    intent_version: str = ""
+    late: Sequence[str] = ()  # manifests that a restored catalog may have forgotten
+    carried: Carried | None = None  # of the range under way, where it is from another generation
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,17 @@ from itertools import pairwise
 from tidelog.log.archives import read_commits_to, read_partitions, read_progress
 from tidelog.log.base import Log
 from tidelog.model.archive import Archive
-from tidelog.model.pipeline import BeginReason, Gap
+from tidelog.model.pipeline import BeginReason, Gap, Progress
+from tidelog.sources.archive import ArchiveSource
+from tidelog.sources.base import Bounds, Source, SourcePartition
 
 __all__ = [
     "Covered",
     "MissingRange",
     "are_offsets",
+    "held_spans",
     "is_behind",
+    "is_same_sequence",
     "missing_ranges",
     "read_covered",
     "without",
@@ -41,6 +45,7 @@ class Covered:
     gaps: tuple[Gap, ...] = ()
     borders: tuple[str, ...] = ()  # of its commits, in order, where positions are not offsets
     begins: BeginReason = "earliest"
+    note: bytes = b""  # what a source that tracks knows it by
 
     @property
     def by_offset(self) -> bool:
@@ -82,6 +87,31 @@ def without(intervals: Iterable[Interval], taken: Iterable[Interval]) -> list[In
     return left
 
 
+def is_same_sequence(one: Covered | Bounds | Progress, other: Covered | Bounds | Progress) -> bool:
+    """Returns whether positions of two source partitions of a name may be compared.
+
+    An incarnation that is not known may be any: a backup has none.
+    """
+    return not one.incarnation or not other.incarnation or one.incarnation == other.incarnation
+
+
+def held_spans(
+    source: Source, partition: SourcePartition, held: Bounds, covered: Covered
+) -> list[Interval]:
+    """Returns which offsets of a source partition its source holds, of those that are covered.
+
+    None of another incarnation, and none of a source's own gaps.
+    """
+    if not is_same_sequence(held, covered) or not are_offsets(held.first, held.end):
+        return []
+    spans = [(int(held.first), int(held.end))]
+    if isinstance(source, ArchiveSource):
+        begin, end = int(covered.begin), int(covered.end)
+        gaps = [(int(gap.start), int(gap.end)) for gap in source.gaps(partition)]
+        spans = without(spans, [(max(begin, a), min(end, b)) for a, b in gaps if a < end])
+    return spans
+
+
 def read_covered(log: Log, pipeline: str, partition: str) -> Covered | None:
     """Returns what a pipeline covers of a source partition; None where it has not begun."""
     head = read_progress(log, pipeline, partition)
@@ -93,7 +123,7 @@ def read_covered(log: Log, pipeline: str, partition: str) -> Covered | None:
         commits = read_commits_to(log, pipeline, partition, head.position)
         borders = (*(commit.start for commit in commits), head.position)
     begins: BeginReason = "earliest" if head.begin is None else head.begin.reason
-    return Covered(begin, head.position, head.incarnation, head.gaps, borders, begins)
+    return Covered(begin, head.position, head.incarnation, head.gaps, borders, begins, head.note)
 
 
 def is_behind(log: Log, archive: Archive, old: int, new: int) -> bool:
@@ -126,8 +156,8 @@ def _lacks(
     partition: str, old: Covered, new: Covered | None, transformed: bool
 ) -> list[MissingRange]:
     """Returns the ranges of one source partition that the new generation lacks."""
-    if new is not None and new.incarnation and old.incarnation not in ("", new.incarnation):
-        new = None  # it is of another topic of this name
+    if new is not None and not is_same_sequence(old, new):
+        new = None  # it is of another topic, or file, of this name
     if not old.by_offset:
         return _lacks_borders(partition, old.borders, () if new is None else new.borders)
     have: list[Interval] = []

@@ -37,7 +37,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import NoReturn
 
 import msgspec
@@ -60,7 +60,6 @@ from tidelog.log.base import Log
 from tidelog.model import layout
 from tidelog.model.backoff import Backoff
 from tidelog.model.pipeline import (
-    Aside,
     Begin,
     Committed,
     Gap,
@@ -74,7 +73,15 @@ from tidelog.model.pipeline import (
 from tidelog.model.run import decode_row, encode_row
 from tidelog.model.sealed import seal_json
 from tidelog.pipeline import base
-from tidelog.pipeline.base import Carried, CarriedReader, Outcome, Pipeline, Produced, Task
+from tidelog.pipeline.base import (
+    CarriedReader,
+    CycleReport,
+    Outcome,
+    Pipeline,
+    Produced,
+    Task,
+    Track,
+)
 from tidelog.pipeline.forgotten import (
     SettingAside,
     committed_manifests,
@@ -108,34 +115,6 @@ ADOPTION = Backoff(attempts=16, base_ms=5, max_ms=1_000)  # 5 to 10 s in all, of
 _NAMES_CHARS = 16  # of an id: as many as no two of them ever share
 
 
-@dataclass
-class CycleReport:
-    """What one cycle did."""
-
-    committed: dict[SourcePartition, Manifest] = field(default_factory=dict)
-    errors: dict[SourcePartition, TidelogError] = field(default_factory=dict)
-    withdrawn: set[SourcePartition] = field(default_factory=set)  # by errors; to plan again
-    aside: list[Aside] = field(default_factory=list)  # ranges that the catalog had forgotten
-
-    @property
-    def events(self) -> int:
-        return sum(manifest.read for manifest in self.committed.values())
-
-
-@dataclass
-class Track:
-    """A source partition as its rows were last seen or written."""
-
-    partition: SourcePartition
-    where: str
-    head: Progress
-    head_version: str
-    intent: Intent | None = None
-    intent_version: str = ""
-    late: Sequence[str] = ()  # manifests that a restored catalog may have forgotten
-    carried: Carried | None = None  # of the range under way, where it is from another generation
-
-
 class Cycle:
     """A driver's work on some source partitions, under one epoch."""
 
@@ -149,8 +128,12 @@ class Cycle:
         self._looked: set[SourcePartition] = set()  # for ranges that the catalog has forgotten
         self._listed: dict[int, dict[str, list[str]]] = {}  # manifests, by epoch and partition
 
-    def adopt(self, partition: SourcePartition, begin: Begin, incarnation: str = "") -> bool:
+    def adopt(
+        self, partition: SourcePartition, begin: Begin, incarnation: str = "", note: bytes = b""
+    ) -> bool:
         """Steps 0 and 1; returns whether it was new. ``begin`` is where one that is new begins.
+
+        ``note`` is what its source knows it by, where it begins after its first event.
 
         ``incarnation`` is the source partition's, which is kept unless one is known already: what
         was made anew is another sequence of events, and no range of it is read.
@@ -167,7 +150,7 @@ class Cycle:
                     raise self._fenced(partition, found.epoch)
             if found is None or not found.position:
                 head = Progress(
-                    begin.position, 0, self._epoch, incarnation=incarnation, begin=begin
+                    begin.position, 0, self._epoch, incarnation=incarnation, begin=begin, note=note
                 )
             else:
                 known = found.incarnation or incarnation
@@ -233,6 +216,7 @@ class Cycle:
                 if track.intent is None or not track.intent.manifest:
                     held = bounds.get(track.partition)
                     if held is not None and self._is_ended(track, held):
+                        report.decided.add(track.partition)
                         continue
                     self._set_aside(track, report)
                 if track.intent is None and track.partition in limits:
@@ -298,6 +282,16 @@ class Cycle:
         if now is not None:
             self._accept(track, ended_head(track.head, now, self._log.clock.now_ms()))
         return now is not None
+
+    def renew(self, partition: SourcePartition, note: bytes) -> None:
+        """Keep what the source now knows an adopted partition by, without another range."""
+        track = self._tracks[partition]
+        head = msgspec.structs.replace(track.head, note=note)
+        try:
+            change = Put("head", encode_row(head), expect=track.head_version)
+            track.head_version, track.head = self._write(track, change), head
+        except FencedError:  # adopting it again says who has it
+            self._stale.add(partition)
 
     def accept_vanished(self, partition: SourcePartition, end: str) -> None:
         """Record that an adopted partition vanished before its end; a decided range comes first."""
@@ -454,7 +448,7 @@ class Cycle:
             left_out=produced.staged.left_out,
             files=produced.staged.files,
             lost=(*intent.lost, *missing.gaps),
-            note=produced.note,
+            note=produced.note or ((carried.note or track.head.note) if carried else b""),
             deleted=missing.deleted,
             absent=missing.absent,
             filled=carried.generation if carried else 0,

@@ -134,7 +134,7 @@ class Driver:
             report = self._cycle(cycle, ends)
             events += report.events
             _raise_fenced(report)
-            if report.errors or not report.committed:
+            if report.errors or not (report.committed or report.decided):
                 return events
 
     def _flushes_at_end(self) -> bool:
@@ -337,12 +337,18 @@ class Driver:
             with _kept(partition, bounds, errors):
                 if lineage.is_ready(partition, self._how.accept_loss):
                     held = bounds[partition]
-                    cycle.adopt(partition, self._begin(partition, held), held.incarnation)
+                    begin, note = self._begin(partition, held)
+                    cycle.adopt(partition, begin, held.incarnation, note)
                 else:
                     del bounds[partition]
+        source = self._pipeline.source
+        for partition, note in source.renewed().items() if isinstance(source, Tracking) else ():
+            if partition in bounds:
+                with _kept(partition, bounds, errors):
+                    cycle.renew(partition, note)
 
-    def _begin(self, partition: SourcePartition, held: Bounds) -> Begin:
-        """Where a partition begins that has no head.
+    def _begin(self, partition: SourcePartition, held: Bounds) -> tuple[Begin, bytes]:
+        """Where a partition begins that has no head, and what its source knows it by.
 
         At its own first event, unless it was there, as it is, when the pipeline was created: only
         then does ``latest`` mean the end that it had.
@@ -353,8 +359,8 @@ class Driver:
         start = self._how.start or self._pipeline.start
         if start == "latest" and seen is not None and was_there:
             position = self._pipeline.source.cut(seen.end, seen.end, 0)
-            return Begin(position, "latest", now_ms)
-        return Begin(held.first, held.begins, now_ms)
+            return Begin(position, "latest", now_ms), seen.note
+        return Begin(held.first, held.begins, now_ms), b""
 
     def _seen(self) -> dict[str, Listed]:
         """The partitions that the pipeline's creation saw; else, those of this first look."""
@@ -407,8 +413,8 @@ class Driver:
         if report.errors.keys() - self._ended.keys():
             self._how.stop.wait(0.2)
             return False
-        if report.committed:
-            return False
+        if report.committed or report.decided:
+            return False  # one that begins again may hold events
         for error in self._ended.values():
             raise error
         return True

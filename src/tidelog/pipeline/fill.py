@@ -26,24 +26,36 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
-from tidelog.errors import InvalidError, NotFoundError
+from tidelog.errors import InvalidError, NotFoundError, TidelogError
 from tidelog.home import Home
 from tidelog.log.archives import read_partitions
 from tidelog.model.archive import Archive
 from tidelog.pipeline.base import Carried, CarriedReader
 from tidelog.pipeline.contents import ArchiveFiles
-from tidelog.pipeline.coverage import Covered, Interval, are_offsets, read_covered, without
+from tidelog.pipeline.coverage import (
+    Covered,
+    Interval,
+    are_offsets,
+    held_spans,
+    is_same_sequence,
+    read_covered,
+)
 from tidelog.pipeline.places import source_at, store_at
 from tidelog.sources.archive import ArchiveSource
 from tidelog.sources.base import (
     Bounds,
+    Branching,
     Chunk,
+    Completing,
     Explaining,
     Missing,
     Range,
     RangeReader,
     Source,
     SourcePartition,
+    Telling,
+    bounds_apart,
+    check_wrapping,
     missing_in,
 )
 
@@ -57,6 +69,7 @@ class _Held:
     old: Covered | None  # by the live generation
     bounds: Bounds
     spans: tuple[Interval, ...] = ()  # offsets that the source holds
+    note: bytes = b""  # what a source that tracks knows it by, after a range of the generation
 
     def end_of_span(self, position: int) -> int | None:
         """Returns up to where the source holds what begins at an offset; None if it does not."""
@@ -70,12 +83,24 @@ class _Held:
 class FillSource:
     """What a generation that is being built reads."""
 
-    def __init__(self, home: Home, archive: Archive, generation: int, source: Source) -> None:
+    def __init__(
+        self,
+        home: Home,
+        archive: Archive,
+        generation: int,
+        source: Source,
+        *,
+        follows: bool = False,
+    ) -> None:
+        # What numbers events itself is never read: the live generation has all that is.
+        check_wrapping(self, source, (Branching, Telling, Completing))
         self._home = home
         self._archive = archive
         self._pipeline = archive.pipeline(generation)
         self._given = archive.making(generation).source
         self._source = source
+        self._follows = follows  # never ahead of the live generation
+        self._errors: dict[SourcePartition, TidelogError] = {}  # of the source
         old = source_at(home, f"archive:{archive.name}?generation={archive.generation}")
         if not isinstance(old, ArchiveSource):  # pragma: no cover - its address says so
             raise InvalidError(f"source `{old.url}`: is not an archive")
@@ -89,7 +114,8 @@ class FillSource:
 
     def partitions(self) -> list[SourcePartition]:
         """Those of the source that are the archive's own, and those of the live generation."""
-        return sorted({*self._held(), *self._began()})
+        held, began = self._held(), self._began()
+        return began if self._follows else sorted({*held, *self._errors, *began})
 
     def bounds(self, partitions: Sequence[SourcePartition]) -> dict[SourcePartition, Bounds]:
         held = self._held()
@@ -107,7 +133,7 @@ class FillSource:
             self.bounds([range.partition])
             held = self._known[range.partition]
         if held.old is not None and not held.old.by_offset:
-            return self._carried(range, self._next_border(range, held.old))
+            return self._carried(range, self._next_border(range, held.old), b"")
         end = held.end_of_span(int(range.start))
         if end is not None:
             return self._source.reader(_limited(range, str(end)))
@@ -115,7 +141,7 @@ class FillSource:
         if held.old is None:
             return self._source.reader(range)
         ends = [int(held.old.end), *([] if following is None else [following])]
-        return self._carried(range, str(min(ends)))
+        return self._carried(range, str(min(ends)), held.note)
 
     def missing(self, range: Range, read: int) -> Missing:
         """As the one says that the range was read from."""
@@ -150,11 +176,9 @@ class FillSource:
                 raise
             return {}  # the topic was deleted: the archive's files are all there is
         own = [each for each in there if not self._given or each.topic in self._topics]
-        bounds = self._bounds(own)
+        self._errors = {}
+        bounds = bounds_apart(self._source, own, self._errors)
         return {each: b for each, b in bounds.items() if are_offsets(b.first, b.end)}
-
-    def _bounds(self, partitions: Sequence[SourcePartition]) -> dict[SourcePartition, Bounds]:
-        return self._source.bounds(partitions)
 
     def _began(self) -> list[SourcePartition]:
         """The source partitions that the live generation has begun."""
@@ -181,6 +205,10 @@ class FillSource:
     def _look(self, partition: SourcePartition, source: Bounds | None) -> _Held:
         log = self._home.log
         old = read_covered(log, self._archive.pipeline(), partition.text)
+        if partition in self._errors and not self._follows and (old is None or old.by_offset):
+            raise self._errors[partition]
+        if source is not None and old is not None:
+            source = self._usable(partition, old, source)
         if old is None or (old.by_offset and not self._is_restorable):
             if source is None:
                 raise NotFoundError(
@@ -199,14 +227,9 @@ class FillSource:
     def _join(self, partition: SourcePartition, old: Covered, source: Bounds | None) -> _Held:
         """What both hold; the source first."""
         bounds = Bounds(old.begin, old.end, old.incarnation, begins=old.begins)
-        if source is not None and source.incarnation and old.incarnation:
-            source = source if source.incarnation == old.incarnation else None
         if source is None:
-            return _Held(old, bounds)
-        spans = [(int(source.first), int(source.end))]
-        if isinstance(self._source, ArchiveSource):  # it may have gaps of its own
-            gaps = [(int(gap.start), int(gap.end)) for gap in self._source.gaps(partition)]
-            spans = without(spans, [each for each in gaps if each[1] <= int(old.end)])
+            return _Held(old, bounds, note=old.note)
+        spans = held_spans(self._source, partition, source, old)
         first, begins = bounds.first, bounds.begins
         if int(source.first) <= int(first):
             first, begins = source.first, source.begins
@@ -220,7 +243,17 @@ class FillSource:
         end = str(max(int(source.end), int(old.end)))
         incarnation = source.incarnation or old.incarnation
         joined = Bounds(first, end, incarnation, begins=begins)
-        return _Held(old, joined, tuple(spans))
+        return _Held(old, joined, tuple(spans), source.note or old.note)
+
+    def _usable(self, partition: SourcePartition, old: Covered, held: Bounds) -> Bounds | None:
+        """What may be read from the source beside the live generation; None: nothing."""
+        if not is_same_sequence(held, old):
+            return None
+        if not self._follows:
+            return held
+        if int(held.first) > int(old.end):
+            return None
+        return replace(held, end=str(min(int(held.end), int(old.end))))
 
     def _position(self, partition: SourcePartition) -> int | None:
         """How far the generation that is being built has read."""
@@ -246,13 +279,13 @@ class FillSource:
             "generation that is being built, and backfill again"
         )
 
-    def _carried(self, range: Range, end: str) -> CarriedReader:
+    def _carried(self, range: Range, end: str, note: bytes) -> RangeReader:
         """A range from the files of the live generation."""
         self._filled[range.partition] = range.start
         reader = self._old.reader(_limited(range, end))
         making = self._archive.making()
         numbers = None if are_offsets(range.start, end) else self._old.counted(reader.range)
-        carried = Carried(self._archive.generation, bool(making.transform), numbers)
+        carried = Carried(self._archive.generation, bool(making.transform), numbers, note)
         return CarriedReader(reader, carried)
 
 

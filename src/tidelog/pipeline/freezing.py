@@ -24,17 +24,24 @@ import msgspec
 
 from tidelog.catalog.base import ABSENT, Change, Delete, Put
 from tidelog.errors import ConflictError, UnavailableError, UnknownOutcomeError
-from tidelog.log.archives import read_partitions, read_progress
+from tidelog.log.archives import (
+    list_partitions,
+    read_listed,
+    read_partitions,
+    read_progress,
+)
 from tidelog.log.base import Log
 from tidelog.model import layout
 from tidelog.model.archive import Promotion
 from tidelog.model.pipeline import Progress
 from tidelog.model.run import decode_row, encode_row
 from tidelog.pipeline.base import Pipeline
+from tidelog.pipeline.coverage import is_same_sequence
 from tidelog.pipeline.cycle import Cycle, CycleReport, Track
+from tidelog.pipeline.seen import copy_seen
 from tidelog.sources.base import SourcePartition
 
-__all__ = ["carry_ends", "freeze_heads", "release_heads"]
+__all__ = ["carry_known", "freeze_heads", "release_heads"]
 
 _ATTEMPTS = 50  # of a write that others keep changing
 
@@ -62,31 +69,53 @@ def release_heads(log: Log, pipeline: str, promotion: Promotion) -> None:
             log.catalog.write(where, change, write_id=log.ids.new())
 
 
-def carry_ends(log: Log, old: str, new: str) -> None:
-    """Let partitions end in the new generation that ended in the old one, by a person's decision.
+def carry_known(log: Log, old: str, new: str) -> None:
+    """Copy what a frozen generation knows of its source to the one that replaces it.
 
-    Otherwise a driver would ask again whether a topic that was made again may be left at its old
-    end.
+    That is: what its source recognises files by, the ends that its creation listed and that drivers
+    saw, and what a person accepted: partitions that ended, and rows of files that vanished. A
+    driver would otherwise take other files for those that were read, or ask the person again.
     """
+    list_partitions(log, new, read_listed(log, old).values())
+    copy_seen(log, old, new)
     for partition in read_partitions(log, old):
         before = read_progress(log, old, partition)
         where = layout.pipeline_partition(new, partition)
         row = log.catalog.get(where, "head")
         head = decode_row(row.value, Progress, where) if row is not None else None
-        if row is None or head is None or before is None or not before.ended or head.ended:
+        if row is None or head is None or before is None:
             continue
-        known = {(gap.start, gap.end, gap.reason) for gap in head.gaps}
-        more = [gap for gap in before.gaps if (gap.start, gap.end, gap.reason) not in known]
-        if head.position == before.position:
-            lost = head.totals.lost + len(more)
-            ended = msgspec.structs.replace(
-                head,
-                ended=before.ended,
-                gaps=(*head.gaps, *more),
-                totals=msgspec.structs.replace(head.totals, lost=lost),
-            )
-            change = Put("head", encode_row(ended), expect=row.version)
+        carried = _with_note(head, before)
+        same = head.position == before.position and is_same_sequence(head, before)
+        if same and not head.ended:
+            carried = _with_decisions(carried, before)
+        if carried != head:
+            change = Put("head", encode_row(carried), expect=row.version)
             log.catalog.write(where, change, write_id=log.ids.new())
+
+
+def _with_note(head: Progress, before: Progress) -> Progress:
+    """The head with the note of another generation, of the same file or topic.
+
+    A note may be of more than was read. Notes of sources without incarnations are lists of files,
+    which each generation has read for itself.
+    """
+    same = head.incarnation and head.incarnation == before.incarnation
+    return msgspec.structs.replace(head, note=before.note) if same else head
+
+
+def _with_decisions(head: Progress, before: Progress) -> Progress:
+    """The head with gaps and an end that a person accepted at the same position."""
+    decided = [gap for gap in before.gaps if before.ended or gap.reason == "vanished"]
+    known = {(gap.start, gap.end, gap.reason) for gap in head.gaps}
+    more = [gap for gap in decided if (gap.start, gap.end, gap.reason) not in known]
+    lost = head.totals.lost + len(more)
+    return msgspec.structs.replace(
+        head,
+        ended=before.ended,
+        gaps=(*head.gaps, *more),
+        totals=msgspec.structs.replace(head.totals, lost=lost),
+    )
 
 
 class _Freeze(Cycle):

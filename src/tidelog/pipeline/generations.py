@@ -21,7 +21,8 @@ Promote; rollback is the same with a kept generation, which step 0 makes one tha
    the new one must cover, of every source partition, all that
    the live one covers. If not: the promotion is withdrawn,
    heads are released, and the ranges are listed. Else what
-   the live one accounts for is recorded beside the new heads  → dead: the same
+   the live one knows of its source is copied (``freezing``),
+   and what it accounts for is recorded beside the new heads   → dead: the same
 5. switch, in one write that expects the promotion's id: the
    new one is live, the other one kept, no promotion            → dead: tables list the old files
 6. every table of the archive lists the files of the new one   → dead: the next register, or drop
@@ -62,20 +63,23 @@ from tidelog.pipeline.base import Pipeline, Workers
 from tidelog.pipeline.coverage import (
     MissingRange,
     are_offsets,
+    held_spans,
     is_behind,
     missing_ranges,
+    read_covered,
     without,
 )
 from tidelog.pipeline.cycle import CycleReport
 from tidelog.pipeline.driver import Driver, Driving
-from tidelog.pipeline.freezing import carry_ends, freeze_heads, release_heads
+from tidelog.pipeline.freezing import carry_known, freeze_heads, release_heads
 from tidelog.pipeline.gate import is_stale, withdraw
+from tidelog.pipeline.listing import track
 from tidelog.pipeline.places import files_at, source_at
 from tidelog.pipeline.policy import Policy
 from tidelog.pipeline.removal import close_heads, delete_below, remove_work
 from tidelog.pipeline.tables import check_tables, replace_files
 from tidelog.pipeline.workers import LocalWorkers
-from tidelog.sources.base import SourcePartition
+from tidelog.sources.base import SourcePartition, bounds_apart
 
 __all__ = [
     "begin_backfill",
@@ -257,7 +261,7 @@ class _Promote:
             archive, now_ms = self._archive, log.clock.now_ms()
             before, after = archive.generation, archive.pipeline(self._generation)
             reason = "--force" if force else ""
-            carry_ends(log, archive.pipeline(), after)
+            carry_known(log, archive.pipeline(), after)
             note_before(log, (before, archive.pipeline()), after, now_ms, reason)
             switched = self._switch(lacking)
         except TidelogError:
@@ -403,19 +407,25 @@ def _only_there(home: Home, archive: Archive, generation: int) -> list[MissingRa
     lacking = missing_ranges(home.log, archive, generation, archive.generation)
     if not lacking:
         return []
+    pipeline = archive.pipeline(generation)
     try:
         source = source_at(home, archive.source)
-        held = source.bounds(source.partitions())
+        track(home.log, pipeline, source)
+        held = bounds_apart(source, source.partitions(), {})
     except TidelogError:
         return lacking  # a source that cannot be reached counts as empty
     left: list[MissingRange] = []
     for each in lacking:
-        bounds = held.get(SourcePartition.named(each.partition))
-        if bounds is None or not are_offsets(each.start, each.end, bounds.first, bounds.end):
+        partition = SourcePartition.named(each.partition)
+        bounds, covered = held.get(partition), read_covered(home.log, pipeline, each.partition)
+        if bounds is None or covered is None or not are_offsets(each.start, each.end):
             left.append(each)
             continue
-        taken = [(int(bounds.first), int(bounds.end))]
-        pieces = without([(int(each.start), int(each.end))], taken)
+        if bounds.incarnation != covered.incarnation:  # one that is not known may be another
+            left.append(each)
+            continue
+        spans = held_spans(source, partition, bounds, covered)
+        pieces = without([(int(each.start), int(each.end))], spans)
         left += [MissingRange(each.partition, str(start), str(end)) for start, end in pieces]
     return left
 

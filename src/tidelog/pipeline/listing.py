@@ -3,13 +3,17 @@
 An archive's creation does it, and the first driver of any other pipeline. One that appears after
 that begins at its own first event, with any start of a driver: nothing that came since is skipped.
 Killed half-way, it leaves partitions unlisted, which then begin at their first event too.
+
+An end is listed together with what its source knows it by: the incarnation, and in files a mark of
+all that is before it. A file of the same name, or with the same first line, may be another one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
-from tidelog.log.archives import list_partitions, read_partitions, read_progress
+from tidelog.log.archives import list_partitions, read_listed, read_progress
 from tidelog.log.base import Log
 from tidelog.model.pipeline import Listed, Progress
 from tidelog.pipeline.losses import vanished_end
@@ -23,7 +27,7 @@ from tidelog.sources.base import (
     bounds_apart,
 )
 
-__all__ = ["list_seen", "look_at_source", "track"]
+__all__ = ["list_seen", "look_at_source", "read_known", "track"]
 
 
 def look_at_source(log: Log, pipeline: str, source: Source) -> None:
@@ -44,24 +48,31 @@ def track(
     """
     if not isinstance(source, Tracking):
         return {}
-    known = dict(heads or {})
-    for name in read_partitions(log, pipeline):
-        partition = SourcePartition.named(name)
-        if partition not in known and (head := read_progress(log, pipeline, name)) is not None:
-            known[partition] = head
+    found = dict(heads or {})
+    known = read_known(log, pipeline, found)
     seen = read_seen(log, pipeline) if heads is None else {}
-    source.track(
-        {
-            each: Known(
-                head.position,
-                head.incarnation,
-                head.note,
-                seen.get(each, ""),
-                vanished_end(head),
-            )
-            for each, head in known.items()
-        }
-    )
+    source.track({each: replace(one, seen=seen.get(each, "")) for each, one in known.items()})
+    return found
+
+
+def read_known(
+    log: Log, pipeline: str, heads: dict[SourcePartition, Progress]
+) -> dict[SourcePartition, Known]:
+    """Return what a pipeline knows of its source partitions, also of those that it only listed.
+
+    Heads that are not in ``heads`` are read and put there.
+    """
+    known: dict[SourcePartition, Known] = {}
+    for name, listed in read_listed(log, pipeline).items():
+        partition = SourcePartition.named(name)
+        head = heads.get(partition) or read_progress(log, pipeline, name)
+        if head is not None:
+            heads[partition] = head
+        elif listed.end:  # nothing of it was read
+            known[partition] = Known("0", listed.incarnation, listed.note)
+    for partition, head in heads.items():
+        lost = vanished_end(head)
+        known[partition] = Known(head.position, head.incarnation, head.note, lost=lost)
     return known
 
 
@@ -71,5 +82,8 @@ def list_seen(log: Log, pipeline: str, bounds: Mapping[SourcePartition, Bounds])
     list_partitions(
         log,
         pipeline,
-        (Listed(each.text, held.end, held.incarnation, now_ms) for each, held in bounds.items()),
+        (
+            Listed(each.text, held.end, held.incarnation, now_ms, held.note)
+            for each, held in bounds.items()
+        ),
     )

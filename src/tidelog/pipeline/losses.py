@@ -89,6 +89,7 @@ def ended_head(head: Progress, bounds: Bounds, now_ms: int) -> Progress:
         position=bounds.first,
         incarnation=bounds.incarnation,
         begin=Begin(bounds.first, bounds.begins, now_ms),
+        note=b"",
         totals=totals,
         gaps=gaps,
     )

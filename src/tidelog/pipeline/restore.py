@@ -28,7 +28,17 @@ from tidelog.pipeline.driver import Driver, Driving
 from tidelog.pipeline.places import sink_at, source_at
 from tidelog.pipeline.registry import check_reach, ensure_pipeline, is_inside
 from tidelog.sinks.base import TargetSink
-from tidelog.sources.base import Bounds, Chunk, Range, RangeReader, Source, SourcePartition
+from tidelog.sources.base import (
+    Bounds,
+    Chunk,
+    Missing,
+    Range,
+    RangeReader,
+    Source,
+    SourcePartition,
+    check_wrapping,
+    missing_in,
+)
 
 __all__ = ["Restoring", "open_restore", "restore", "restore_limit"]
 
@@ -109,6 +119,9 @@ class _Held:
     source: Source
     ends: dict[SourcePartition, Bounds] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        check_wrapping(self, self.source)
+
     @property
     def url(self) -> str:
         return self.source.url
@@ -135,6 +148,9 @@ class _Held:
 
     def count(self, start: str, end: str) -> int | None:
         return self.source.count(start, end)
+
+    def missing(self, range: Range, read: int) -> Missing:
+        return missing_in(self.source, range, read)
 
 
 def _named(home: Home, archive: Archive, sink: TargetSink) -> NamedPipeline:

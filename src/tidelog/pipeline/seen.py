@@ -17,7 +17,7 @@ from tidelog.model.pipeline import SeenEnd
 from tidelog.model.run import decode_row, encode_row
 from tidelog.sources.base import SourcePartition
 
-__all__ = ["SeenEnds", "read_seen"]
+__all__ = ["SeenEnds", "copy_seen", "read_seen"]
 
 _EVERY_S = 60.0
 
@@ -28,6 +28,22 @@ def read_seen(log: Log, pipeline: str) -> dict[SourcePartition, str]:
     found = log.catalog.scan(where, rows, f"{rows}\uffff")
     seen = [decode_row(row.value, SeenEnd, f"row `{row.row}`") for row in found]
     return {SourcePartition.named(each.partition): each.end for each in seen}
+
+
+def copy_seen(log: Log, old: str, new: str) -> None:
+    """Let another pipeline know the ends that drivers of a pipeline have seen."""
+    _put(log, new, read_seen(log, old))
+
+
+def _put(log: Log, pipeline: str, ends: Mapping[SourcePartition, str]) -> None:
+    rows = [
+        Put(layout.seen_row(each.text), encode_row(SeenEnd(each.text, end)))
+        for each, end in ends.items()
+    ]
+    where = layout.pipeline_shards(pipeline)
+    for first in range(0, len(rows), limits.CHANGES_MAX):
+        some = rows[first : first + limits.CHANGES_MAX]
+        log.catalog.write(where, *some, write_id=log.ids.new())
 
 
 @dataclass
@@ -50,16 +66,12 @@ class SeenEnds:
             found = read_seen(self.log, self.pipeline) if ends else {}
             self._stored = {each: int(end) for each, end in found.items()}
         now_s = self.log.clock.monotonic_s()
-        rows: list[Put] = []
+        rows: dict[SourcePartition, str] = {}
         for partition, text in ends.items():
             end, read = int(text), int(positions.get(partition) or 0)
             stored = self._stored.get(partition, 0)
             due = is_last or stored <= read or now_s >= self._due_s.get(partition, now_s)
             if end > max(read, stored) and due:
-                value = encode_row(SeenEnd(partition.text, text))
-                rows.append(Put(layout.seen_row(partition.text), value))
+                rows[partition] = text
                 self._stored[partition], self._due_s[partition] = end, now_s + _EVERY_S
-        where = layout.pipeline_shards(self.pipeline)
-        for first in range(0, len(rows), limits.CHANGES_MAX):
-            some = rows[first : first + limits.CHANGES_MAX]
-            self.log.catalog.write(where, *some, write_id=self.log.ids.new())
+        _put(self.log, self.pipeline, rows)

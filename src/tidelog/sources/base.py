@@ -14,6 +14,7 @@ from typing import Protocol, runtime_checkable
 import pyarrow as pa
 
 from tidelog.errors import (
+    InternalError,
     InvalidError,
     NotFoundError,
     TidelogError,
@@ -23,6 +24,7 @@ from tidelog.errors import (
 from tidelog.model.pipeline import BeginReason, Gap, offsets_between
 
 __all__ = [
+    "OPTIONAL",
     "Bounds",
     "Branching",
     "Changing",
@@ -45,6 +47,7 @@ __all__ = [
     "VanishedError",
     "bounds_apart",
     "check_incarnation",
+    "check_wrapping",
     "checked_at_end",
     "missing_in",
     "offset_at",
@@ -87,6 +90,7 @@ class Bounds:
     incarnation: str = ""  # changes when the partition is made anew, where the source can tell
     is_dense: bool = False  # each position of it had an event whenever it was read
     begins: BeginReason = "earliest"  # why nothing is held before ``first``
+    note: bytes = b""  # of what is before ``end``, where a source tracks and knows none yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,11 +330,16 @@ class Known:
     note: bytes  # of the last range that was committed
     seen: str = ""  # the end that some driver saw; empty: none was recorded
     lost: str = ""  # what is before this is lost, as a person accepted; empty: nothing is
+    further: bytes = b""  # note of another pipeline that has read more of the same partition
 
 
 @runtime_checkable
 class Tracking(Protocol):
-    """A source that recognises partitions by what was read of them."""
+    """A source that recognises partitions by what was read of them.
+
+    A position after the first event is worth something together with the note of what is before it
+    alone: each is recorded with the other, and a source never trusts a position without a note.
+    """
 
     def track(self, known: Mapping[SourcePartition, Known]) -> None:
         """Use this in all later calls."""
@@ -340,6 +349,13 @@ class Tracking(Protocol):
         """Return ends that must be remembered: a partition that vanishes before its end is a loss.
 
         ``VanishedError`` is raised for such a one by ``bounds``, also if another process saw it.
+        """
+        ...
+
+    def renewed(self) -> Mapping[SourcePartition, bytes]:
+        """Return notes to keep instead of the known ones, as ``bounds`` found partitions by them.
+
+        A file that got another name is found again by that name.
         """
         ...
 
@@ -357,6 +373,24 @@ class LeavingOut(Protocol):
     def left_out(self) -> dict[str, str]:
         """What is not read, and why, as it was when the partitions were last asked for."""
         ...
+
+
+OPTIONAL = (Branching, Telling, Completing, Explaining, Tracking, LeavingOut)
+"""What a source may also be."""
+
+
+def check_wrapping(wrapper: Source, source: Source, answered: tuple[type, ...] = ()) -> None:
+    """Raise ``InternalError`` where a source that wraps another one does not pass all of it on.
+
+    ``answered`` is what the wrapper does without.
+    """
+    for protocol in OPTIONAL:
+        passes = isinstance(wrapper, protocol) or protocol in answered
+        if isinstance(source, protocol) and not passes:
+            raise InternalError(
+                f"source `{source.url}`: is {protocol.__name__}, and "
+                f"{type(wrapper).__name__} does not pass that on"
+            )
 
 
 def parents_of(

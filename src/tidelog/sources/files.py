@@ -61,7 +61,7 @@ from tidelog.sources.file_names import (
 )
 from tidelog.sources.merge import Stream, gathered, merged, noted, within
 from tidelog.sources.objects import naming, opened
-from tidelog.sources.row_marks import Passed, inode_of, mark_from, matches
+from tidelog.sources.row_marks import Passed, RowMark, inode_of, mark_from, mark_of, matches
 from tidelog.sources.row_reader import PlannedRows, not_held
 from tidelog.sources.row_tracking import Bound, RowTracking
 from tidelog.sources.rows import RowFile
@@ -152,12 +152,21 @@ class _Counted:
 
     etag: str
     passed: Passed  # up to the end of the last line that has one
-    has_rest: bool  # a line without an end follows
-    size: int  # with that one
+    ended: Passed | None  # with the line without an end that follows, if one does
 
     @property
     def rows(self) -> int:
         return self.passed.rows
+
+    @property
+    def size(self) -> int:
+        return self.passed.size if self.ended is None else self.ended.size
+
+    def note(self, rows: int, etag: str, name: str) -> bytes:
+        """A mark of all rows that count."""
+        is_open = self.ended is not None and rows > self.rows
+        passed = self.ended if self.ended is not None and is_open else self.passed
+        return passed.mark(is_open, etag, name).note()
 
 
 class FilesSource:
@@ -187,6 +196,10 @@ class FilesSource:
         """How many rows files were seen to have."""
         return self._tracking.seen()
 
+    def renewed(self) -> dict[SourcePartition, bytes]:
+        """Marks of files that were found again by other names."""
+        return self._tracking.renewed()
+
     def left_out(self) -> dict[str, str]:
         """Which files of the folder are not read, and why, as they were last seen."""
         return dict(self._seen.left_out)
@@ -205,8 +218,11 @@ class FilesSource:
                 files = self._files(listing, each)
                 self._check_passed(each, files)
                 first, end = self._offsets(store, files)
+                known = self._tracking.known(each)
+                is_noted = known is not None and known.note
+                note = b"" if is_noted else _FilesMark.of(files, end).note()
                 found[each] = Bounds(
-                    str(first), str(end), begins="retention" if first else "earliest"
+                    str(first), str(end), begins="retention" if first else "earliest", note=note
                 )
         return found
 
@@ -229,8 +245,9 @@ class FilesSource:
         if range.partition in listing.rows:
             info = listing.rows[range.partition]
             file, known = _row_file(info, self._place), self._tracking.known(range.partition)
-            note = known.note if known is not None else b""
-            return PlannedRows(range, info, file, self._place.store, note)
+            notes = (known.note, known.further) if known is not None else (b"", b"")
+            name = self._tracking.name(range.partition)
+            return PlannedRows(range, info, file, self._place.store, name, *notes)
         files = self._files(listing, range.partition)
         first, end = self._offsets(store, files)
         if start < first or limit > end:
@@ -283,9 +300,9 @@ class FilesSource:
     def _check_passed(self, partition: SourcePartition, files: _Chain) -> None:
         """Refuse files that came after their offsets were passed: they would never be read."""
         known = self._tracking.known(partition)
-        before = _FilesMark.read(known.note) if known is not None else None
-        if known is None or before is None:
+        if known is None:
             return
+        before = _FilesMark.read(known.note)
         found = _FilesMark.of(files, offset_at(known.position))
         if not found.digests <= before.digests:
             raise InvalidError(
@@ -315,18 +332,24 @@ class FilesSource:
 
     def _row_bounds(self, store: Store, partition: SourcePartition, info: ObjectInfo) -> Bounds:
         file, known = _row_file(info, self._place), self._tracking.known(partition)
-        mark = mark_from(known.note) if known is not None else None
+        mark = mark_from(known.further or known.note) if known is not None else None
+        note, name = b"", self._tracking.name(partition)
         if not file.has_lines:
             rows = self._rows(store, info, file)
+            if known is None and rows:
+                note = mark_of(store, info, rows, name).note()
         else:
             counted = self._count(store, info, file)
-            if mark is not None and mark.is_open and counted.size > mark.size:
+            was_open = mark is not None and mark.is_open and _is_read(mark, known)
+            if mark is not None and was_open and counted.size > mark.size:
                 raise _went_on(partition, info, mark.rows)
-            is_last = counted.has_rest and self._is_finished(info, file)
-            rows = counted.rows + is_last
+            is_last = was_open or self._is_finished(info, file)
+            rows = counted.rows + (counted.ended is not None and is_last)
+            if known is None and rows:
+                note = counted.note(rows, info.etag, name)
         self._tracking.note_end(partition, rows)
-        incarnation = self._tracking.incarnation(store, info) if file.has_lines else ""
-        return Bounds("0", str(rows), incarnation, is_dense=True)
+        incarnation = self._tracking.incarnation(store, partition, info)
+        return Bounds("0", str(rows), incarnation, is_dense=True, note=note)
 
     def _is_finished(self, info: ObjectInfo, file: RowFile) -> bool:
         """Whether nothing will be added to a file."""
@@ -344,16 +367,16 @@ class FilesSource:
             mark, inode = before.passed.mark(), inode_of(info.etag)
             whole = not inode or inode != inode_of(before.etag)
             passed = replace(before.passed) if matches(store, info, mark, None, whole) else passed
-        has_rest, size = False, passed.size
+        ended: Passed | None = None
         with opened(store, info.key, info.size) as data:
             data.seek(passed.size)
             for found in file.lines(data, passed.rows):
-                size += len(found.text)
                 if found.is_open:
-                    has_rest = True
+                    ended = replace(passed)
+                    ended.add(found.text, len(found.lines))
                 else:
                     passed.add(found.text, len(found.lines))
-        counted = _Counted(info.etag, passed, has_rest, size)
+        counted = _Counted(info.etag, passed, ended)
         self._lines[info.key] = counted
         return counted
 
@@ -501,15 +524,21 @@ class _FilesMark(NamedTuple):
         return cls(frozenset(digest[:_NAME_BYTES] for digest in digests))
 
     @classmethod
-    def read(cls, note: bytes) -> _FilesMark | None:
+    def read(cls, note: bytes) -> _FilesMark:
+        """The files of a note; none where there is no note."""
         if not note.startswith(_FILES):
-            return None
+            return cls(frozenset())
         data = note.removeprefix(_FILES)
         starts = range(0, len(data), _NAME_BYTES)
         return cls(frozenset(data[at : at + _NAME_BYTES] for at in starts))
 
     def note(self) -> bytes:
         return _FILES + b"".join(sorted(self.digests))
+
+
+def _is_read(mark: RowMark, known: Known | None) -> bool:
+    """Whether what was marked was read, and not only seen."""
+    return known is not None and (bool(known.further) or mark.rows <= offset_at(known.position))
 
 
 def _went_on(partition: SourcePartition, info: ObjectInfo, rows: int) -> InvalidError:

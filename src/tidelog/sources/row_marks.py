@@ -55,6 +55,7 @@ class RowMark(Persisted, frozen=True):
     etag: str = ""  # of the file when it was read
     blocks: str = ""  # digest of all whole blocks; empty: only the ends are known
     rest: str = ""  # digest of what follows them
+    name: str = ""  # that the file had when it was last found; empty: that of its source partition
 
     @property
     def is_whole(self) -> bool:
@@ -91,10 +92,10 @@ class Passed:
                 self.blocks = _digest(self.blocks.encode() + view[at : at + _BLOCK_BYTES])
             self.rest = bytes(view[whole:])
 
-    def mark(self, is_open: bool = False, etag: str = "") -> RowMark:
+    def mark(self, is_open: bool = False, etag: str = "", name: str = "") -> RowMark:
         ends = _digest(self.head), _digest(self.tail)
         rest = "" if self.rest is None else _digest(self.rest)
-        return RowMark(self.rows, self.size, *ends, is_open, etag, self.blocks, rest)
+        return RowMark(self.rows, self.size, *ends, is_open, etag, self.blocks, rest, name)
 
     def is_at(self, mark: RowMark) -> bool:
         """Whether these are the bytes that were marked."""
@@ -112,11 +113,11 @@ def mark_from(note: bytes) -> RowMark | None:
     return decode_row(note.removeprefix(_ROWS), RowMark, "mark of a file")
 
 
-def mark_of(store: Store, info: ObjectInfo, rows: int) -> RowMark:
+def mark_of(store: Store, info: ObjectInfo, rows: int, name: str) -> RowMark:
     """Mark an object as it is now, by its ends."""
     passed = _probed(store, info.key, info.size)
     passed.rows = rows
-    return passed.mark(etag=info.etag)
+    return passed.mark(etag=info.etag, name=name)
 
 
 def passed_at(store: Store, info: ObjectInfo, mark: RowMark) -> Passed:

@@ -12,7 +12,7 @@ from tidelog.errors import NotFoundError
 from tidelog.sources.base import Chunk, Range, RangeReader, offset_at, range_offsets
 from tidelog.sources.merge import gathered, noted
 from tidelog.sources.objects import opened
-from tidelog.sources.row_marks import Passed, mark_from, mark_of, matches, passed_at
+from tidelog.sources.row_marks import Passed, RowMark, mark_from, mark_of, matches, passed_at
 from tidelog.sources.rows import RowFile
 from tidelog.store.base import ObjectInfo, Store
 from tidelog.store.here import open_store_here
@@ -30,7 +30,9 @@ class PlannedRows:
     info: ObjectInfo
     file: RowFile
     store: str  # URL
+    name: str = ""  # that the file has
     note: bytes = b""  # of what was read of it before
+    further: bytes = b""  # of what another pipeline has read of it, which may be more
 
     def read(self) -> Iterator[Chunk]:
         """The same chunks as ``FilesSource.read``; the last one has the mark of the file.
@@ -63,8 +65,8 @@ class PlannedRows:
                     break
         if passed.rows < limit:
             raise not_held(self.range, 0, passed.rows)
-        mark = passed.mark(is_open, self.info.etag)
-        if self.file.is_plain and not matches(store, self.info, mark, None):
+        mark = passed.mark(is_open, self.info.etag, self.name)
+        if self.file.is_plain and not self._is_still(store, mark):
             raise self._replaced()
         if not self.file.is_plain and store.head(self.info.key).etag != self.info.etag:
             raise self._replaced()
@@ -85,7 +87,7 @@ class PlannedRows:
         at, limit = range_offsets(self.range)
         if at == limit:
             return
-        known, mark = mark_from(self.note), mark_of(store, self.info, limit)
+        known, mark = mark_from(self.note), mark_of(store, self.info, limit, self.name)
         if known is not None and not matches(store, self.info, known, None):
             raise self._replaced()
         with opened(store, self.info.key, self.info.size) as data:
@@ -97,9 +99,14 @@ class PlannedRows:
                     break
         if at != limit:
             raise not_held(self.range, 0, at)
-        if not matches(store, self.info, mark, None):
+        if not self._is_still(store, mark):
             raise self._replaced()
         notes.append(mark.note())
+
+    def _is_still(self, store: Store, mark: RowMark) -> bool:
+        """Whether the file still is what was read now, and what another pipeline had read."""
+        marks = (mark, mark_from(self.further))
+        return all(matches(store, self.info, each, None) for each in marks if each is not None)
 
     def _piece(self, rows: pa.RecordBatch, row: int) -> tuple[pa.RecordBatch, str]:
         batch = with_position(rows, self.range.partition.topic, 0, row)

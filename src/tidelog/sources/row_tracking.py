@@ -14,22 +14,32 @@ later is decided by what was read of it (``row_marks``) together with an inode o
 
 Any other file becomes a new source partition, even if it begins like one that was read. Where its
 path's name is taken, ``~2`` and so on is added. Each file is one source partition at most, and each
-source partition one file.
+source partition one file. A new source partition gets an incarnation that no other one has, and
+keeps it for as long as its file is found again: names alone say nothing. A position without a mark
+of what is before it is not trusted: no file is that source partition.
+
+The name that a file has now goes into its mark (``renewed``), so that the next rotation is followed
+from there.
 
 A file with a rotation's name beside its original is left out as long as all of it is the beginning
 of the original: it is a copy that is being made before the original is cut off, or compressed. All
 that are left out are listed with the reason. A file that became shorter and still begins with the
-same line, and is nowhere else, is an error: it was cut off. So is one that vanished before all of
-it was read: the pipeline keeps how many rows were seen (``pipeline.seen``), so a process that never
-saw the file raises it too, until a person accepts the loss.
+same line, under the name that it was last found by, and is nowhere else, is an error: it was cut
+off. So is one that vanished before all of it was read: the pipeline keeps how many rows were seen
+(``pipeline.seen``), so a process that never saw the file raises it too, until a person accepts the
+loss.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import product
 from typing import TypeVar
+
+import msgspec
 
 from tidelog.clock import Clock
 from tidelog.errors import NotFoundError, TidelogError
@@ -55,6 +65,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 _BEGINS_MAX = 2_000  # of 4 KiB
+_ID_CHARS = 24  # of an incarnation
 _KEPT_MAX = 100_000  # answers about files that are remembered
 
 
@@ -86,12 +97,16 @@ class RowTracking:
         self._same: dict[tuple[str, str, bytes, bool], bool] = {}
         self._copies: dict[tuple[str, str, str, str], bool | None] = {}
         self._lines: dict[tuple[str, str], str] = {}
+        self._renewed: dict[SourcePartition, bytes] = {}
+        self._minted: dict[SourcePartition, tuple[str, str]] = {}  # inode, and incarnation
         self._begins: dict[tuple[str, str], bytes] = {}
 
     def track(self, known: Mapping[SourcePartition, Known]) -> None:
         """Learn what was read of source partitions."""
         self._known = dict(known)
-        self._marks = {each: mark_from(found.note) for each, found in known.items()}
+        self._marks = {
+            each: mark_from(found.further or found.note) for each, found in known.items()
+        }
         for partition, found in known.items():
             if found.seen:
                 self._ends.setdefault(partition, int(found.seen))
@@ -107,7 +122,29 @@ class RowTracking:
         """Remember how many rows a source partition was seen to have."""
         self._ends[partition] = rows
 
-    def incarnation(self, store: Store, info: ObjectInfo) -> str:
+    def renewed(self) -> dict[SourcePartition, bytes]:
+        """Notes with the names that files were last found by."""
+        return dict(self._renewed)
+
+    def name(self, partition: SourcePartition) -> str:
+        """The name that the file of a source partition was last found by."""
+        last, _ = self._last.get(partition, ("", ""))
+        return last or _path(partition.name)
+
+    def incarnation(self, store: Store, partition: SourcePartition, info: ObjectInfo) -> str:
+        """The incarnation that is known, or one that no other file ever gets."""
+        known = self._known.get(partition)
+        if known is not None and known.incarnation:
+            return known.incarnation
+        inode, minted = self._minted.get(partition, ("", ""))
+        if not minted or inode != inode_of(info.etag):
+            seen = f"{info.key} {info.etag} {self._clock.now_ms()}"
+            digest = hashlib.sha256(seen.encode()).hexdigest()[:_ID_CHARS]
+            minted = f"{self._first_line(store, info)}~{digest}"
+            self._minted[partition] = inode_of(info.etag), minted
+        return minted
+
+    def _first_line(self, store: Store, info: ObjectInfo) -> str:
         """What a file of lines is known by before anything of it was read."""
         key, file = (info.key, info.etag), self._row_file(info)
         if key not in self._lines and file.has_lines:
@@ -132,7 +169,9 @@ class RowTracking:
         bound, free = Bound(), dict(files)
         self._index(files)
         ours = [each for each in self._known if each.topic == topic]
-        ours.sort(key=lambda each: (self._marks[each] is None, -_number(each.name), each.name))
+        ours.sort(key=lambda each: (-_number(each.name), each.name))
+        marked = [each for each in ours if self._marks[each] is not None]
+        others = [each for each in ours if self._marks[each] is None]
 
         def give(partition: SourcePartition, name: str) -> None:
             bound.files[partition] = info = free.pop(name)
@@ -146,12 +185,13 @@ class RowTracking:
             self._by_rotation,
             self._by_higher_number,
         )
-        for prefer in ways:
-            for partition in ours:
+        for group in (marked, others):
+            for prefer, partition in product(ways, group):
                 if partition not in bound.files:
                     found = prefer(store, partition, free)
                     if found is not None:
                         give(partition, found)
+        self._renew(bound)
         self._add_missing(store, ours, free, bound)
         for left in sorted(free):
             if only in ("", left):
@@ -231,7 +271,7 @@ class RowTracking:
     ) -> str | None:
         """The first of some names whose file begins with all that was read, if anything was."""
         mark, known = self._marks[partition], self._known[partition]
-        if not known.incarnation if mark is None else not mark.is_whole:
+        if not _line(known.incarnation) if mark is None else not mark.is_whole:
             return None  # nothing to compare
         found = (name for name in names if name in free and self._row_file(free[name]).has_lines)
         return next(
@@ -242,8 +282,9 @@ class RowTracking:
     def _names(self, partition: SourcePartition) -> list[str]:
         """The names that a source partition is known to have had."""
         last, _ = self._last.get(partition, ("", ""))
-        path = _path(partition.name)
-        return [path, last] if last not in ("", path) else [path]
+        mark = self._marks[partition]
+        names = (_path(partition.name), mark.name if mark is not None else "", last)
+        return list(dict.fromkeys(name for name in names if name))
 
     def _may_be_named(self, partition: SourcePartition, name: str) -> bool:
         """Whether a name is an old one of a source partition, or one that a rotation makes."""
@@ -255,9 +296,9 @@ class RowTracking:
         """Whether a file begins with what was read of a source partition."""
         known, mark = self._known[partition], self._marks[partition]
         if mark is None:
-            line = self.incarnation(store, info)
-            return not known.incarnation or not line or known.incarnation == line
-        key = (info.key, info.etag, known.note, whole and mark.is_whole)
+            before, line = _line(known.incarnation), self._first_line(store, info)
+            return not int(known.position) and (not before or not line or before == line)
+        key = (info.key, info.etag, known.further or known.note, whole and mark.is_whole)
         if key not in self._same:
             file = self._row_file(info)
             codec = file.codec if file.has_lines else None
@@ -266,6 +307,15 @@ class RowTracking:
         return self._same[key]
 
     # What is left.
+
+    def _renew(self, bound: Bound) -> None:
+        """Note names that are not those of the marks."""
+        self._renewed = {}
+        for partition, info in bound.files.items():
+            mark, (name, _) = self._marks[partition], self._last[partition]
+            if mark is not None and name != (mark.name or _path(partition.name)):
+                mark = msgspec.structs.replace(mark, name=name, etag=info.etag)
+                self._renewed[partition] = mark.note()
 
     def _add_missing(
         self,
@@ -279,11 +329,13 @@ class RowTracking:
             mark, known = self._marks[partition], self._known[partition]
             if partition in bound.files:
                 continue
-            info = free.get(_path(partition.name))
+            name = (mark.name if mark is not None else "") or _path(partition.name)
+            info = free.get(name)
             shorter = info is not None and mark is not None and 0 < info.size < mark.size
-            if info is not None and shorter and known.incarnation:
-                if self.incarnation(store, info) == known.incarnation:
-                    del free[_path(partition.name)]
+            before = _line(known.incarnation)
+            if info is not None and shorter and before:
+                if self._first_line(store, info) == before:
+                    del free[name]
                     bound.errors[partition] = _cut_off(partition, info)
             elif self._ends.get(partition, 0) > max(int(known.position), int(known.lost or 0)):
                 ends = int(known.position), self._ends[partition]
@@ -326,6 +378,11 @@ def _keep(kept: dict[K, V], key: K, value: V, most: int = _KEPT_MAX) -> None:
     if len(kept) >= most:
         kept.clear()
     kept[key] = value
+
+
+def _line(incarnation: str) -> str:
+    """The first line's part of an incarnation; empty where the line had no end yet."""
+    return incarnation.partition("~")[0]
 
 
 def _path(name: str) -> str:

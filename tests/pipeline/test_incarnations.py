@@ -1,0 +1,160 @@
+"""Offsets are compared together with incarnations, and gaps of a source are not what it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from tests.pipeline.looking import a_home, an_archive, fill
+from tidelog import Event, Home
+from tidelog.errors import InvalidError, NotFoundError
+from tidelog.log.archives import read_progress
+from tidelog.log.trim import ToOffsets
+from tidelog.model.archive import Making
+from tidelog.model.pipeline import Progress
+from tidelog.pipeline.archive import find_archive, open_pipeline
+from tidelog.pipeline.driver import Driver, Driving
+from tidelog.pipeline.generations import begin_backfill, drop_generation, promote
+from tidelog.pipeline.losses import RemadeError
+from tidelog.pipeline.workers import LocalWorkers
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    with a_home(tmp_path) as made:
+        made.create_topic("t", 1)
+        yield made
+
+
+def run(home: Home, name: str, generation: int | None = None, **how: object) -> int:
+    archive = find_archive(home, name)
+    pipeline = open_pipeline(home, archive, LocalWorkers(1), generation)
+    return Driver(home.log, pipeline, Driving(**how)).run()  # type: ignore[arg-type]
+
+
+def offsets(folder: Path, name: str, generation: int) -> list[int]:
+    files = f"{folder}/o/archives/{name}/g{generation}/**/*.parquet"
+    found = duckdb.sql(f"SELECT \"offset\" FROM read_parquet('{files}') ORDER BY 1")
+    return [row[0] for row in found.fetchall()]
+
+
+def make_again(home: Home, events: int) -> None:
+    home.delete_topic("t", past_readers=True)
+    home.create_topic("t", 1)
+    home.append("t", [Event(b"other")] * events, partition=0)
+
+
+def head_of(home: Home, name: str) -> Progress:
+    found = read_progress(home.log, find_archive(home, name).pipeline(), "t/0")
+    assert found is not None
+    return found
+
+
+def test_drop_keeps_what_a_topic_that_was_made_again_does_not_have(
+    home: Home, tmp_path: Path
+) -> None:
+    fill(home, range(60))
+    an_archive(home, "d")
+    fill(home, range(60, 100))
+    run(home, "d", start="latest")
+    begin_backfill(home, "d", Making())
+    run(home, "d", 2)
+    make_again(home, 100)
+    with pytest.raises(InvalidError, match="`t/0` from 0 to 60"):
+        drop_generation(home, "d", 2)
+    assert offsets(tmp_path, "d", 2) == list(range(100))
+
+
+def test_drop_counts_what_the_same_topic_still_holds(home: Home) -> None:
+    fill(home, range(60))
+    an_archive(home, "d")
+    run(home, "d", start="latest")
+    begin_backfill(home, "d", Making())
+    run(home, "d", 2)
+    drop_generation(home, "d", 2)
+    assert 2 not in find_archive(home, "d").makings
+
+
+def test_drop_keeps_what_is_a_gap_of_the_source(home: Home, tmp_path: Path) -> None:
+    """The source is an archive that spans the offsets, and has a gap there."""
+    an_archive(home, "raw")
+    fill(home, range(50))
+    run(home, "raw")
+    an_archive(home, "d", source="archive:raw")
+    run(home, "d")
+    begin_backfill(home, "d", Making(source="topic:t"))
+    fill(home, range(50, 60))
+    run(home, "d", 2)
+    fill(home, range(60, 90))
+    home.trim("t", ToOffsets({0: 80}), past_readers=True)
+    run(home, "raw", accept_loss=True)
+    with pytest.raises(InvalidError, match="`t/0` from 50 to 60"):
+        drop_generation(home, "d", 2)
+    assert offsets(tmp_path, "d", 2) == list(range(60))
+
+
+def test_backfill_takes_from_live_files_what_is_in_a_gap_of_its_source(
+    home: Home, tmp_path: Path
+) -> None:
+    """The gap reaches past the end of the live generation."""
+    an_archive(home, "raw")
+    an_archive(home, "d")
+    fill(home, range(50))
+    run(home, "raw")
+    fill(home, range(50, 60))
+    run(home, "d")
+    fill(home, range(60, 90))
+    home.trim("t", ToOffsets({0: 80}), past_readers=True)
+    run(home, "raw", accept_loss=True)
+    begin_backfill(home, "d", Making(source="archive:raw"))
+    run(home, "d", 2)
+    promote(home, "d")
+    assert offsets(tmp_path, "d", 2) == [*range(60), *range(80, 90)]
+
+
+def test_gap_of_the_source_before_the_live_files_begin_stays_a_gap(
+    home: Home, tmp_path: Path
+) -> None:
+    an_archive(home, "raw")
+    fill(home, range(30))
+    run(home, "raw")
+    fill(home, range(30, 50))
+    an_archive(home, "d")
+    fill(home, range(50, 60))
+    run(home, "d", start="latest")
+    fill(home, range(60, 90))
+    home.trim("t", ToOffsets({0: 80}), past_readers=True)
+    run(home, "raw", accept_loss=True)
+    begin_backfill(home, "d", Making(source="archive:raw"))
+    run(home, "d", 2)
+    promote(home, "d")
+    assert offsets(tmp_path, "d", 2) == [*range(30), *range(50, 60), *range(80, 90)]
+    gaps = [(gap.start, gap.end, gap.reason) for gap in head_of(home, "d").gaps]
+    assert gaps == [("30", "50", "upstream"), ("60", "80", "upstream")]
+
+
+def test_run_drains_a_partition_that_begins_again(home: Home, tmp_path: Path) -> None:
+    fill(home, range(10))
+    an_archive(home, "d")
+    run(home, "d", start="latest")  # adopts it, and commits nothing
+    make_again(home, 7)
+    with pytest.raises(RemadeError):
+        run(home, "d")
+    assert run(home, "d", accept_loss=True) == 7
+    assert offsets(tmp_path, "d", 1) == list(range(7))
+
+
+def test_generation_of_columns_takes_nothing_of_a_topic_that_was_made_again(home: Home) -> None:
+    fill(home, range(10))
+    an_archive(home, "d", format_settings={"schema": "n INT", "keep_value": False})
+    run(home, "d")
+    make_again(home, 10)
+    an_archive(home, "copy")
+    run(home, "copy")
+    begin_backfill(home, "d", Making(source="archive:copy"))
+    with pytest.raises(NotFoundError, match="neither the source nor a file of"):
+        run(home, "d", 2)
+    assert read_progress(home.log, find_archive(home, "d").pipeline(2), "t/0") is None
