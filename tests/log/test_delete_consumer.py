@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,7 +18,13 @@ from tidelog.errors import FencedError, InvalidError, NotFoundError
 from tidelog.log.base import Log, LogSettings
 from tidelog.log.consumers import delete_consumer
 from tidelog.log.lag import consumer_names
-from tidelog.log.lease import Member, Membership, read_lease, read_lease_row
+from tidelog.log.lease import (
+    Member,
+    Membership,
+    decode_registered,
+    read_lease,
+    read_lease_row,
+)
 from tidelog.log.topics import create_topic
 from tidelog.log.trim import ToOffsets
 from tidelog.model import layout
@@ -326,3 +333,100 @@ def test_error_says_where_the_member_runs(home: Home) -> None:
     object.__setattr__(home.log, "clock", clock)
     with pytest.raises(InvalidError, match=rf"member `{member.id}` \(.+, process [0-9]+\) is"):
         home.delete_consumer("t", "c")
+
+
+class StallingCatalog:
+    """Runs ``meanwhile`` once, before a call by its number: what others do while we stall."""
+
+    def __init__(self, inner: MemoryCatalog, call: int, meanwhile: Callable[[], object]) -> None:
+        self._inner = inner
+        self._left = call
+        self._meanwhile = meanwhile
+
+    @property
+    def has_stalled(self) -> bool:
+        return self._left <= 0
+
+    def __getattr__(self, name: str) -> Any:
+        self._left -= 1
+        if not self._left:
+            self._meanwhile()
+        return getattr(self._inner, name)
+
+
+STALLS = range(1, 25)
+AFTER_STEP_2 = 10  # the call of a delete that is the first of step 3
+
+
+def state_of(catalog: MemoryCatalog, topic: Topic) -> str:
+    row = catalog.get(layout.REGISTRY, layout.consumer_row(topic.incarnation, "c"))
+    assert row is not None
+    return decode_registered(row).state
+
+
+@pytest.mark.parametrize("call", STALLS)
+def test_delete_that_stalls_changes_nothing_of_a_new_consumer_of_the_name(call: int) -> None:
+    clock, catalog = SleepingClock(), MemoryCatalog()
+    log = a_log(catalog, clock)
+    topic = create_topic(log, Topic("t", "first", 2, 0))
+    a_member(log, topic, 0, 1).leave()
+    fresh: list[Membership] = []
+
+    def meanwhile() -> None:
+        delete_consumer(a_log(catalog, clock, 3), topic, "c")
+        fresh.append(a_member(log, topic, 0, 1))
+        fresh[0].commit(0, 7)
+        fresh[0].commit(1, 5)
+        clock.asleep = fresh[0].beat
+
+    stalling: Any = StallingCatalog(catalog, call, meanwhile)
+    with contextlib.suppress(NotFoundError, InvalidError):
+        delete_consumer(a_log(stalling, clock, 2), topic, "c")
+    if not stalling.has_stalled:
+        assert call > 20, "the table covers every call"
+        return
+    assert rows(catalog, topic) == [layout.member_row(fresh[0].id), "0", "1"]
+    fresh[0].commit(0, 8)
+    fresh[0].commit(1, 6)
+    a_member(log, topic)  # the name is open
+
+
+@pytest.mark.parametrize("call", STALLS)
+def test_delete_that_stalls_wipes_no_cursor_after_another_has_refused(call: int) -> None:
+    """A member joins between the looks of two calls that began together."""
+    clock, catalog = FakeClock(), MemoryCatalog()
+    log = a_log(catalog, clock)
+    topic = create_topic(log, Topic("t", "first", 2, 0))
+    before = a_member(log, topic, 0, 1)
+    before.commit(0, 7)
+    before.commit(1, 5)
+    before.leave()
+    joined = Membership(log, topic, "c", "earliest")
+    joined._register()  # and then it stalls
+    has_begun, may_go_on = threading.Event(), threading.Event()
+
+    def delete(calls: int, meanwhile: Callable[[], object], seed: int) -> None:
+        stalling: Any = StallingCatalog(catalog, calls, meanwhile)
+        with contextlib.suppress(InvalidError, NotFoundError, tidelog.UnavailableError):
+            delete_consumer(a_log(stalling, clock, seed), topic, "c")
+
+    def stall() -> None:
+        has_begun.set()
+        may_go_on.wait()
+
+    first = threading.Thread(target=delete, args=(AFTER_STEP_2, stall, 2))
+
+    def first_goes_on() -> None:
+        joined.beat()
+        may_go_on.set()
+        first.join()
+
+    first.start()
+    has_begun.wait()
+    assert state_of(catalog, topic) == "deleting"
+    delete(call, first_goes_on, 3)
+    may_go_on.set()
+    first.join()
+    if state_of(catalog, topic) == "ready":
+        leases = [read_lease(log, topic, "c", partition) for partition in range(2)]
+        assert [each and each[0].cursor for each in leases] == [7, 5]

@@ -1,13 +1,21 @@
 """Deleting a consumer: its cursors and members, so that trims need not wait for it any more.
 
 1. check that no member is alive, unless forced         → nothing
-2. registry row as ``deleting``, by its version         → takes no new member; delete it again
+2. registry row as ``deleting``, by its version, also
+   over that of another call: the version is ours alone → takes no new member; delete it again
 3. check again, without waiting: a member that joined
-   since 1 puts the row back to ``ready``               → the same
+   since 1 puts the row back to ``ready``, if this call
+   found it so in 2                                     → the same
 4. write every lease as ``deleted``, also one that is
    not there yet or is so: no owner, a higher epoch     → a member that had one is fenced; the same
-5. delete the ``member`` rows                           → the same
-6. registry row as ``deleted``                          → the name is free, trims do not wait
+5. delete the ``member`` rows, by their versions        → the same
+6. registry row as ``deleted``, by the version of 2     → the name is free, trims do not wait
+
+Every write of 4 and 5 is bound to the decision of 2: the row is read, then the registry must still
+have the version of 2, then the row is written by the version that was read. A call that finds
+another version there stops. So one that stalls, however long, changes no row that was written
+since another call took over: that call writes every lease, and then this one's version is over. No
+call puts ``ready`` back once another may have begun with 4, since that one took the version.
 
 Rows of the registry and leases stay, some bytes each, until the topic is deleted. So a delayed
 repeat of an old write, which expects no row or an older version, brings nothing back, and epochs
@@ -21,15 +29,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from tidelog.catalog.base import Row
-from tidelog.errors import InvalidError, NotFoundError, UnavailableError
+from tidelog.catalog.base import Change, Delete, Row
+from tidelog.errors import (
+    ConflictError,
+    InvalidError,
+    NotFoundError,
+    UnavailableError,
+    UnknownOutcomeError,
+)
 from tidelog.log.base import Log
 from tidelog.log.heads import RACE
 from tidelog.log.hold import put_held
 from tidelog.log.lag import consumer_names
 from tidelog.log.lease import Lease, Member, Registered, decode_registered, read_lease_row
-from tidelog.log.topics import remove_partition
-from tidelog.model import layout
+from tidelog.model import layout, limits
 from tidelog.model.address import nearest
 from tidelog.model.run import decode_row, encode_row
 from tidelog.model.topic import Topic
@@ -57,6 +70,10 @@ class _Sign:
     who: str
 
 
+class _OvertakenError(Exception):
+    """The registry row is no longer as step 2 wrote it."""
+
+
 class _Deletion:
     """The steps for one consumer."""
 
@@ -80,9 +97,13 @@ class _Deletion:
                 if before == "ready":
                     self._put("ready", version)
                 raise
-        for partition in range(self._topic.partitions):
-            self._end_lease(partition)
-        remove_partition(self._log, self._members)
+        try:
+            for partition in range(self._topic.partitions):
+                self._end_lease(partition, version)
+            self._remove_members(version)
+        except _OvertakenError:
+            self._check_deleted()
+            return
         if self._put("deleted", version) is None:
             self._check_deleted()
 
@@ -97,14 +118,12 @@ class _Deletion:
     def _begin(self) -> tuple[str, str]:
         """Step 2: the state before, and the version of the row that says ``deleting``."""
         for delay_s in RACE.delays_s(self._log.random):
-            found, row = self._found()
-            if found.state == "deleting":  # one that died, or one beside us
-                return found.state, row.version
+            found, row = self._found()  # perhaps ``deleting``, by one that died or is beside us
             version = self._put("deleting", row.version)
             if version is not None:
                 return found.state, version
             self._log.clock.sleep(delay_s)
-        raise UnavailableError(f"{self._what}: too many writers at once: delete it again")
+        raise self._busy()
 
     def _put(self, state: Literal["ready", "deleting", "deleted"], version: str) -> str | None:
         """Change the registry row by its version; the new one, or None if another was first."""
@@ -112,10 +131,23 @@ class _Deletion:
         return put_held(self._log, layout.REGISTRY, self._row, wanted, version, self._what)
 
     def _check_deleted(self) -> None:
-        """Return if another call has finished the delete, or a delete of the topic has."""
+        """Return if another call has finished the delete, or a delete of the topic has.
+
+        Also where the name is in use again: after step 2 the row is ``ready`` only after it was
+        ``deleted``.
+        """
         row = self._log.catalog.get(layout.REGISTRY, self._row)
-        if row is not None and decode_registered(row).state != "deleted":
-            raise UnavailableError(f"{self._what}: changed meanwhile: delete it again")
+        if row is not None and decode_registered(row).state == "deleting":
+            raise UnavailableError(f"{self._what}: another call deletes it too: delete it again")
+
+    def _check_ours(self, version: str) -> None:
+        """Raise when another call has changed the registry row since step 2.
+
+        What is written after this must expect a version that was read before it.
+        """
+        row = self._log.catalog.get(layout.REGISTRY, self._row)
+        if row is None or row.version != version:
+            raise _OvertakenError
 
     def _wait_for_silence(self) -> Mapping[str, _Sign]:
         """Step 1: the rows that have not changed for long enough."""
@@ -156,7 +188,7 @@ class _Deletion:
                 signs[f"lease/{partition}"] = _Sign(version, who)
         return signs
 
-    def _end_lease(self, partition: int) -> None:
+    def _end_lease(self, partition: int, version: str) -> None:
         """Step 4 for one partition.
 
         Also one that an earlier delete has ended: a member may have seen it so, and the consumer
@@ -166,12 +198,32 @@ class _Deletion:
         what = f"lease on `{self._topic.name}/{partition}`"
         for delay_s in RACE.delays_s(self._log.random):
             found = read_lease_row(self._log, self._topic, self._name, partition)
-            epoch, version = (1, None) if found is None else (found[0].epoch + 1, found[1])
+            self._check_ours(version)
+            epoch, read = (1, None) if found is None else (found[0].epoch + 1, found[1])
             ended = encode_row(Lease("", epoch, 0, deleted=True))
-            if put_held(self._log, where, "lease", ended, version, what) is not None:
+            if put_held(self._log, where, "lease", ended, read, what) is not None:
                 return
             self._log.clock.sleep(delay_s)
-        raise UnavailableError(f"{self._what}: too many writers at once: delete it again")
+        raise self._busy()
+
+    def _remove_members(self, version: str) -> None:
+        """Step 5; a row that a member writes meanwhile is read again."""
+        for delay_s in RACE.delays_s(self._log.random):
+            rows = list(self._log.catalog.scan(self._members))
+            self._check_ours(version)
+            try:
+                for first in range(0, len(rows), limits.CHANGES_MAX):
+                    some = rows[first : first + limits.CHANGES_MAX]
+                    gone: list[Change] = [Delete(each.row, each.version) for each in some]
+                    self._log.catalog.write(self._members, *gone, write_id=self._log.ids.new())
+            except (ConflictError, UnknownOutcomeError):
+                self._log.clock.sleep(delay_s)
+            else:
+                return
+        raise self._busy()
+
+    def _busy(self) -> UnavailableError:
+        return UnavailableError(f"{self._what}: too many writers at once: delete it again")
 
 
 def _shown(member_id: str, mark: str) -> str:
