@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from typing import Any
 
@@ -13,13 +12,13 @@ import pyarrow.orc
 import pyarrow.parquet as pq
 
 from tidelog.codec.formats import Format, open_format, settings_of
+from tidelog.codec.formats.avro import AvroFormat
 from tidelog.codec.formats.base import MISFIT_SCHEMA
 from tidelog.errors import InternalError
 from tidelog.model.archive import Making
 from tidelog.model.pipeline import FileEntry, Manifest
 from tidelog.pipeline.contents import ArchiveFiles
 from tidelog.sinks.spool import Spool
-from tidelog.sources.objects import fetched
 from tidelog.store.base import Store
 
 __all__ = ["Lessened", "Lessener"]
@@ -39,7 +38,6 @@ class Lessener:
     """Takes events out of files of one generation, by their offsets."""
 
     def __init__(self, store: Store, making: Making) -> None:
-        self._store = store
         self._files = ArchiveFiles(store, making)
         settings = settings_of(making.format_settings)
         self._format: Format = open_format(making.format, making.codec or None, settings)
@@ -78,7 +76,7 @@ class Lessener:
         if file.kind == "dead":
             return Lessened(_dead_letters(kept), None, events, erased)
         if not self._files.restorable:
-            return Lessened(self._own_columns(file, kept), None, events, erased)
+            return Lessened(self._own_columns(kept), None, events, erased)
         return Lessened(*self._of_events(kept), events, erased)
 
     def _of_events(self, kept: list[pa.RecordBatch]) -> tuple[bytes, bytes | None]:
@@ -92,30 +90,21 @@ class Lessener:
         writer.close()
         return data.take(), sidecar.take() if sidecar else None
 
-    def _own_columns(self, file: FileEntry, kept: list[pa.RecordBatch]) -> bytes:
-        """Typed columns without the raw value: rows go over as they are."""
+    def _own_columns(self, kept: list[pa.RecordBatch]) -> bytes:
+        """Typed columns without the raw value: rows are copied as they are."""
+        if isinstance(self._format, AvroFormat):
+            file = Spool()
+            self._format.write_columns(file, kept)
+            return file.take()
         table = pa.Table.from_batches(kept)
         codec = self._format.codec
         sink = pa.BufferOutputStream()
         if self._format.name == "parquet":
             pq.write_table(table, sink, compression=codec, write_page_checksum=True)
-        elif self._format.name == "orc":
+        else:
             name = "uncompressed" if codec == "none" else codec
             pyarrow.orc.write_table(table, sink, compression=name)
-        else:
-            return self._avro(file, table)
         return bytes(sink.getvalue().to_pybytes())
-
-    def _avro(self, file: FileEntry, table: pa.Table) -> bytes:
-        """With the schema and the codec that the file says itself."""
-        import fastavro  # noqa: PLC0415 - an extra
-
-        with fetched(self._store, file) as data:
-            reader = fastavro.reader(data)
-            schema, codec = reader.writer_schema, reader.codec
-        out = io.BytesIO()
-        fastavro.writer(out, schema, table.to_pylist(), codec=codec)
-        return out.getvalue()
 
 
 def _dead_letters(kept: list[pa.RecordBatch]) -> bytes:

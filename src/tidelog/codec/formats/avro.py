@@ -6,40 +6,26 @@
 
 from __future__ import annotations
 
-import io
-import zlib
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar, Self
+from collections.abc import Iterable, Iterator, Mapping
+from typing import ClassVar, Self
 
 import msgspec
 import pyarrow as pa
 
 from tidelog.codec.events import EVENT_SCHEMA
+from tidelog.codec.formats.avro_container import MAGIC, AvroContainer, check_installed, pack
 from tidelog.codec.formats.avro_encoding import avro_schema, encode_records, zigzag
 from tidelog.codec.formats.base import Data, Format, FormatSettings, Sink, file_name
 from tidelog.codec.formats.batches import Encoder, Pending, binary_data, sync_marker
 from tidelog.codec.formats.columnar import ColumnarFormat
-from tidelog.codec.formats.streams import (
-    ZLIB_LEVEL,
-    CountedSink,
-    decoding,
-    exactly,
-    open_data,
-)
+from tidelog.codec.formats.streams import CountedSink, decoding, open_data
 from tidelog.codec.sizes import slices
-from tidelog.errors import CorruptError, InvalidError
+from tidelog.errors import CorruptError
 from tidelog.model.limits import BATCH_EVENTS_MAX
-
-try:
-    import fastavro
-except ImportError:  # pragma: no cover
-    fastavro = None  # type: ignore[assignment]
 
 __all__ = ["AvroFormat"]
 
 BLOCK_BYTES = 1 << 20  # before compression; a reader decodes a block at a time
-_BLOCK_BYTES_MAX = 1 << 30  # a longer one is nonsense
-_MAGIC = b"Obj\x01"
 _AVRO_NAMES = {"deflate": "deflate", "snappy": "snappy", "zstd": "zstandard", "none": "null"}
 
 
@@ -60,8 +46,7 @@ class AvroFormat(ColumnarFormat):
 
     def read(self, data: Data, sidecar: Data | None = None) -> Iterator[pa.RecordBatch]:
         """The events of a file, block by block."""
-        if fastavro is None:
-            raise InvalidError("avro reader is not installed: pip install 'tidelog[formats]'")
+        check_installed()
         return super().read(data, sidecar)
 
     def _encoder(self, sink: Sink) -> Encoder:
@@ -69,20 +54,33 @@ class AvroFormat(ColumnarFormat):
 
     def _read(self, data: Data) -> Iterator[pa.RecordBatch]:
         what = file_name(self.name, data)
-        file = open_data(data)
         with decoding(what):
-            words = _read_header(file)
-            sync = exactly(file, 16)
-            decode = _decoder(words, what, self.columns.names)
-            codec = words.get("avro.codec", b"null").decode()
-            while first := file.read(1):
-                count, size = _read_long(file, first), _read_long(file)
-                if not 0 <= size <= _BLOCK_BYTES_MAX or count < 0:
-                    raise ValueError(f"a block has {count} records in {size} bytes")
-                block = _unpack(exactly(file, size), codec)
-                if exactly(file, 16) != sync:
-                    raise ValueError("a block does not end with the file's sync marker")
-                yield decode(count, block)
+            container = AvroContainer(open_data(data))
+            names = self.columns.names
+            _check_fields(container, what, names)
+            for records in container.records(plain=True):
+                arrays = [
+                    pa.array([record[names[field.name]] for record in records], field.type)
+                    for field in EVENT_SCHEMA
+                ]
+                yield pa.record_batch(arrays, schema=EVENT_SCHEMA)
+
+    def read_columns(self, data: Data) -> Iterator[pa.RecordBatch]:
+        """Returns the rows of a file in its own columns, with the types of this format's schema."""
+        schema = self.columns.schema
+        what = file_name(self.name, data)
+        with decoding(what):
+            container = AvroContainer(open_data(data))
+            _check_fields(container, what, {name: name for name in schema.names})
+            for records in container.records(plain=True):
+                yield pa.RecordBatch.from_pylist(records, schema=schema)
+
+    def write_columns(self, sink: Sink, batches: Iterable[pa.RecordBatch]) -> None:
+        """Write a file of rows that :meth:`read_columns` returned."""
+        blocks = _Blocks(sink, self.columns.schema, self.codec)
+        for batch in batches:
+            blocks.append(batch)
+        blocks.finish()
 
 
 class _Blocks:
@@ -116,7 +114,7 @@ class _Blocks:
         for batch in self._pending.take().combine_chunks().to_batches():
             for piece in slices(batch, BLOCK_BYTES):
                 self._begin(piece)
-                packed = _pack(binary_data(encode_records(piece)), self._codec)
+                packed = pack(binary_data(encode_records(piece)), self._codec)
                 self._sink.write(zigzag(piece.num_rows) + zigzag(len(packed)))
                 self._sink.write(packed)
                 self._sink.write(self._sync)
@@ -131,130 +129,17 @@ class _Blocks:
             b"avro.codec": _AVRO_NAMES[self._codec].encode(),
         }
         pairs = [zigzag(len(part)) + part for pair in words.items() for part in pair]
-        self._sink.write(b"".join([_MAGIC, zigzag(len(words)), *pairs, zigzag(0), self._sync]))
+        self._sink.write(b"".join([MAGIC, zigzag(len(words)), *pairs, zigzag(0), self._sync]))
 
 
-Decode = Callable[[int, bytes], pa.RecordBatch]
-
-_parse_json = msgspec.json.Decoder().decode
-
-
-def _decoder(words: Mapping[str, bytes], what: str, names: Mapping[str, str]) -> Decode:
-    """What makes events of the records of a block, by the schema that the file has itself."""
-    schema = _without_logical_types(_parse_json(words["avro.schema"]))
-    known = [field["name"] for field in schema["fields"]]
+def _check_fields(container: AvroContainer, what: str, names: Mapping[str, str]) -> None:
+    known = container.fields
     missing = [name for name in names.values() if name not in known]
     if missing:
         raise CorruptError(
             f"{what}: has no field `{missing[0]}`, it has {', '.join(known)}: "
             "open it with the format and settings that wrote it"
         )
-    # The records of a block are an array's items: its count before them and a zero after.
-    try:
-        array = fastavro.parse_schema({"type": "array", "items": schema})
-    except fastavro.schema.SchemaParseException as exc:
-        raise ValueError(f"its schema is wrong: {exc}") from exc
-
-    def decode(count: int, block: bytes) -> pa.RecordBatch:
-        source = io.BytesIO(zigzag(count) + block + zigzag(0) if count else zigzag(0) + block)
-        records: Any = fastavro.schemaless_reader(source, array, None)
-        if source.read(1) or len(records) != count:
-            raise ValueError(f"a block of {count} records does not add up")
-        arrays = [
-            pa.array([record[names[field.name]] for record in records], field.type)
-            for field in EVENT_SCHEMA
-        ]
-        return pa.record_batch(arrays, schema=EVENT_SCHEMA)
-
-    return decode
-
-
-def _without_logical_types(schema: Any) -> Any:
-    """Times as numbers: faster to read, and exact."""
-    if isinstance(schema, list):
-        return [_without_logical_types(each) for each in schema]
-    if isinstance(schema, dict):
-        return {
-            name: _without_logical_types(each)
-            for name, each in schema.items()
-            if name != "logicalType"
-        }
-    return schema
-
-
-def _read_header(file: pa.NativeFile) -> dict[str, bytes]:
-    if exactly(file, 4) != _MAGIC:
-        raise ValueError("it does not begin as an Avro container does")
-    words: dict[str, bytes] = {}
-    while count := _read_long(file):
-        if count < 0:
-            count = -count
-            _read_long(file)  # the bytes of this part of the map
-        for _ in range(count):
-            name = _read_bytes(file).decode()
-            words[name] = _read_bytes(file)
-    return words
-
-
-def _read_bytes(file: pa.NativeFile) -> bytes:
-    size = _read_long(file)
-    if not 0 <= size <= _BLOCK_BYTES_MAX:
-        raise ValueError(f"a word of its header has {size} bytes")
-    return exactly(file, size)
-
-
-def _read_long(file: pa.NativeFile, first: bytes = b"") -> int:
-    """A number in zigzag digits of seven bits, the lowest first."""
-    number, shift = 0, 0
-    digit = first or exactly(file, 1)
-    while digit[0] & 0x80:
-        number |= (digit[0] & 0x7F) << shift
-        shift += 7
-        if shift > 63:
-            raise ValueError("a number has too many digits")
-        digit = exactly(file, 1)
-    number |= digit[0] << shift
-    return (number >> 1) ^ -(number & 1)
-
-
-def _pack(data: Any, codec: str) -> bytes:
-    if codec == "deflate":
-        deflate = zlib.compressobj(ZLIB_LEVEL, zlib.DEFLATED, -15)
-        return deflate.compress(data) + deflate.flush()
-    if codec == "snappy":
-        packed: bytes = pa.Codec("snappy").compress(data, asbytes=True)
-        return packed + zlib.crc32(data).to_bytes(4, "big")
-    if codec == "zstd":
-        frame: bytes = pa.Codec("zstd", compression_level=1).compress(data, asbytes=True)
-        return frame
-    return bytes(data)
-
-
-def _unpack(data: bytes, codec: str) -> bytes:
-    if codec == "deflate":
-        return zlib.decompress(data, -15)
-    if codec == "snappy":
-        size = _snappy_size(data)
-        block: bytes = pa.Codec("snappy").decompress(data[:-4], size, asbytes=True)
-        if zlib.crc32(block).to_bytes(4, "big") != data[-4:]:
-            raise ValueError("a block's checksum is wrong")
-        return block
-    if codec == "zstandard":
-        frame: bytes = pa.CompressedInputStream(pa.BufferReader(data), "zstd").read()
-        return frame
-    if codec != "null":
-        raise ValueError(f"it is compressed by `{codec}`, which is not read here")
-    return data
-
-
-def _snappy_size(data: bytes) -> int:
-    """How long a block will be: it begins with that, in digits of seven bits."""
-    size = 0
-    for index, digit in enumerate(data[:5]):
-        size |= (digit & 0x7F) << (7 * index)
-        if digit < 0x80 and size <= _BLOCK_BYTES_MAX:
-            return size
-    raise ValueError("a block's length is nonsense")
 
 
 _: type[Format] = AvroFormat

@@ -8,19 +8,14 @@ all the same; so do sidecars. Only formats with columns have them: Parquet, ORC 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tidelog.codec.formats.avro_container import AvroContainer, check_installed
 from tidelog.codec.formats.base import Data, file_name
 from tidelog.codec.formats.streams import decoding, open_data
 from tidelog.errors import InvalidError
-
-try:
-    import fastavro
-except ImportError:  # pragma: no cover
-    fastavro = None  # type: ignore[assignment]
 
 __all__ = ["ROW_FORMATS", "read_rows"]
 
@@ -34,8 +29,8 @@ def read_rows(format: str, data: Data) -> Iterator[pa.RecordBatch]:
         raise InvalidError(
             f"format `{format}`: its files have no columns: those of {', '.join(ROW_FORMATS)} have"
         )
-    if format == "avro" and fastavro is None:
-        raise InvalidError("avro reader is not installed: pip install 'tidelog[formats]'")
+    if format == "avro":
+        check_installed()
     source, what = open_data(data), file_name(format, data)
     return {"parquet": _parquet, "orc": _orc, "avro": _avro}[format](source, what)
 
@@ -58,6 +53,5 @@ def _orc(source: pa.NativeFile, what: str) -> Iterator[pa.RecordBatch]:
 
 def _avro(source: pa.NativeFile, what: str) -> Iterator[pa.RecordBatch]:
     with decoding(what):
-        records = iter(fastavro.reader(source))
-        while rows := list(islice(records, _ROWS)):
+        for rows in AvroContainer(source).records():
             yield pa.RecordBatch.from_pylist(rows)
