@@ -14,6 +14,7 @@ from collections import Counter
 
 from tests.sim import archive_planted, journal_planted
 from tests.sim.archive_world import ArchivesWorld
+from tests.sim.archive_worlds import ErasureWorld, GenerationsWorld, MarkersWorld
 from tests.sim.base import SimWorld
 from tests.sim.clients import ClientsWorld, LossyWorld
 from tests.sim.journal_world import JournalWorld
@@ -42,6 +43,9 @@ WORLDS: dict[str, type[SimWorld]] = {
     "topics": LifecycleWorld,
     "rollback": RollbackWorld,
     "archives": ArchivesWorld,
+    "generations": GenerationsWorld,
+    "erasures": ErasureWorld,
+    "markers": MarkersWorld,
 }
 
 
@@ -100,7 +104,8 @@ def planted() -> int:
     for name, wrong in archive_planted.BUGS.items():
         seeds = archive_planted.seeds_until_caught(wrong, SEEDS_MAX)
         missed += seeds is None
-        print(f"| {name} | {wrong.breaks} | {seeds or 'not caught'} |", flush=True)
+        world = worlds[wrong.world]
+        print(f"| {name} | `{world}` | {wrong.breaks} | {seeds or 'not caught'} |", flush=True)
     return missed
 
 

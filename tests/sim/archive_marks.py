@@ -82,6 +82,8 @@ class Markers:
         began = self._began.get(None if current is None else current.group)
         assert began is not None, f"`{key}` is put by a process that does not finalize"
         archive, number, tick = began
+        now_ms, end_ms = self.scheduler.time.now_ms(), _end_ms(key.rpartition("/")[0])
+        assert now_ms >= end_ms + self.delay_ms, f"`{key}` is put before its events may have come"
         live = [each for each in self.folders.live() if each.archive == archive]
         if live and live[0].number == number:
             self._check(live[0], key.rpartition("/")[0], tick)
@@ -120,6 +122,15 @@ class Markers:
 def _time_and_kind(raw: Raw) -> tuple[int, str]:
     _, time_ms, kind = (raw.value or b"").decode().split("=")
     return int(time_ms), kind
+
+
+def _end_ms(folder: str) -> int:
+    """When the time of a folder is over."""
+    day, *rest = folder.partition("/dt=")[2].split("/")
+    hour, minute = [*(int(part.partition("=")[2]) for part in rest), 0, 0][:2]
+    start = datetime.fromisoformat(day).replace(hour=hour, minute=minute, tzinfo=UTC)
+    length_s = (86_400, 3_600, 60)[len(rest)]
+    return (int(start.timestamp()) + length_s) * 1000
 
 
 def _folder_of(marked: str, raw: Raw) -> str:

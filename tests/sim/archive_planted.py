@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from tests.sim.archive_world import ArchivesWorld
+from tests.sim.archive_worlds import GenerationsWorld, MarkersWorld
 from tidelog.catalog.base import Check, Delete, Put
 from tidelog.errors import TidelogError
 from tidelog.log.archives import read_partitions, read_progress
@@ -48,6 +49,7 @@ class Bug:
 
     breaks: str
     plant: Callable[[Patch], None]
+    world: type[ArchivesWorld] = ArchivesWorld
 
 
 def seeds_until_caught(bug: Bug, seeds: int) -> int | None:
@@ -60,19 +62,19 @@ def notices(bug: Bug, seed: int) -> bool:
     with Patch.context() as patch:
         bug.plant(patch)
         try:
-            ArchivesWorld(seed).run()
+            bug.world(seed).run()
         except (AssertionError, TidelogError):
             pass
         else:
             return False
-    _run_without(seed)
+    _run_without(bug.world, seed)
     return True
 
 
 @lru_cache
-def _run_without(seed: int) -> None:
+def _run_without(world: type[ArchivesWorld], seed: int) -> None:
     """A seed without a bug; many bugs are found by the same one."""
-    ArchivesWorld(seed).run()
+    world(seed).run()
 
 
 # The cycle.
@@ -239,6 +241,11 @@ def _sweep_removes_kept_generations(patch: Patch) -> None:
     patch.setattr(sweep, "finish_removals", all_others)
 
 
+def _drop_leaves_files(patch: Patch) -> None:
+    """What a driver copies into the folder of a removed generation stays there."""
+    patch.setattr(sweep, "remove_strays", lambda *_: None)
+
+
 # Dead letters.
 
 
@@ -357,8 +364,9 @@ BUGS: Mapping[str, Bug] = {
     "a merged manifest lacks files": Bug("P4", _compaction_forgets_a_range),
     "erased events are not counted": Bug("P4a", _erasure_counts_nothing),
     "a marker bounded by nothing": Bug("P4a", _marker_without_bound),
-    "a marker by one clock": Bug("P4a", _marker_by_one_clock),
+    "a marker by one clock": Bug("P4a", _marker_by_one_clock, MarkersWorld),
     "a chain's marker ignores the first source": Bug("P4a", _chain_is_bounded_by_its_source),
     "copies have no numbers": Bug("P4", _copies_have_no_numbers),
     "a trim passes over archives": Bug("P4a", _trim_passes_over_archives),
+    "a removed generation keeps late files": Bug("P5a", _drop_leaves_files, GenerationsWorld),
 }

@@ -13,6 +13,7 @@ offset of the source is accounted for.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,6 +89,8 @@ class Done:
 class ArchivesWorld(ArchivesHome):
     """One seed's world."""
 
+    first_makings: Sequence[Making] = (BY_DAY, BY_MINUTE_A)
+
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         self.done = Done()
@@ -102,7 +105,8 @@ class ArchivesWorld(ArchivesHome):
             for _ in range(2):
                 self.append(self.quiet, partition, [self.event() for _ in range(4)])
         home = self.home(self.quiet)
-        self.create_archive(home, "day", "topic:t", self.random.choice([BY_DAY, BY_MINUTE_A]))
+        making = self.random.choice(self.first_makings)
+        self.create_archive(home, "day", "topic:t", making)
         if "chain" in self.kinds:
             self.create_archive(home, "chain", "archive:day", BY_MINUTE)
         else:

@@ -6,18 +6,27 @@ from collections import Counter
 
 import pytest
 
+from tests.sim.__main__ import WORLDS
 from tests.sim.archive_planted import BUGS, notices, seeds_until_caught
 from tests.sim.archive_world import OTHERS, ArchivesWorld, Done
+from tests.sim.archive_worlds import ErasureWorld, GenerationsWorld, MarkersWorld
 from tests.test_docs import table_after
 
-SEEDS = 12
+SEEDS = 8
 BUG_SEEDS = 200
+FOCUSED = (GenerationsWorld, ErasureWorld, MarkersWorld)
 
 
 @pytest.mark.parametrize("block", range(4))
 def test_every_offset_is_accounted_for(block: int) -> None:
     for seed in range(block, SEEDS, 4):
         ArchivesWorld(seed).run()
+
+
+@pytest.mark.parametrize("world", FOCUSED, ids=lambda world: world.__name__)
+def test_worlds_where_processes_meet_more_often_find_nothing(world: type[ArchivesWorld]) -> None:
+    for seed in range(2):
+        world(seed).run()
 
 
 def test_one_seed_runs_the_same_twice() -> None:
@@ -41,6 +50,19 @@ def test_every_process_gets_something_done() -> None:
     assert all(done.values()), done
 
 
+@pytest.mark.long
+def test_focused_worlds_get_done_what_they_are_for() -> None:
+    done = {world: Counter[str]() for world in FOCUSED}
+    for world, counts in done.items():
+        for seed in range(1_000, 1_010):
+            made = world(seed)
+            made.run()
+            counts.update(vars(made.done))
+    assert min(done[GenerationsWorld][name] for name in ("promoted", "dropped", "backfills"))
+    assert done[ErasureWorld]["proven"]
+    assert min(done[MarkersWorld][name] for name in ("finalized", "replays"))
+
+
 def documented_bugs() -> list[tuple[str, ...]]:
     return table_after("docs/guarantees.md", "### Bugs planted into archives")
 
@@ -48,13 +70,21 @@ def documented_bugs() -> list[tuple[str, ...]]:
 def test_document_lists_the_planted_bugs() -> None:
     rows = documented_bugs()
     assert [row[0] for row in rows] == list(BUGS)
-    assert [row[1] for row in rows] == [bug.breaks for bug in BUGS.values()]
-    assert all(1 <= int(row[2]) <= BUG_SEEDS for row in rows)
+    worlds = {world: f"`{name}`" for name, world in WORLDS.items()}
+    assert [row[1] for row in rows] == [worlds[bug.world] for bug in BUGS.values()]
+    assert [row[2] for row in rows] == [bug.breaks for bug in BUGS.values()]
+    assert all(1 <= int(row[3]) <= BUG_SEEDS for row in rows)
 
 
-@pytest.mark.parametrize("bug", BUGS)
+@pytest.mark.parametrize(
+    "bug",
+    [
+        pytest.param(name, marks=() if bug.world is ArchivesWorld else pytest.mark.long)
+        for name, bug in BUGS.items()
+    ],
+)
 def test_planted_bug_is_caught(bug: str) -> None:
     """By the seed that the document names, which saves time, or by any other."""
-    seeds = {row[0]: int(row[2]) for row in documented_bugs()}
+    seeds = {row[0]: int(row[3]) for row in documented_bugs()}
     caught = notices(BUGS[bug], seeds[bug] - 1) or seeds_until_caught(BUGS[bug], BUG_SEEDS)
     assert caught, f"no seed notices: {bug}"

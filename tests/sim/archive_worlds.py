@@ -1,0 +1,205 @@
+"""Worlds of archives with fewer processes that meet more often: generations, erasures, markers.
+
+``GenerationsWorld``: generations are built, promoted, rolled back and dropped while others append
+and drive all the time, under one shard or two. ``ErasureWorld``: events are deleted by id and by
+key soon after they came, or after the topic was trimmed, and proofs are asked for at any moment,
+while drivers stall and die more often. ``MarkersWorld``: folders of minutes are finalized while
+events come late and dead letters are replayed.
+"""
+
+from __future__ import annotations
+
+from tests.sim import archive_home
+from tests.sim.archive_world import BY_MINUTE, BY_MINUTE_A, ArchivesWorld
+from tests.sim.journal_home import KEYS, PARTITIONS
+from tests.sim.journal_raw import DELETED, TRIMMED
+from tidelog.errors import ConflictError, InvalidError, NotFoundError
+from tidelog.home import Home
+from tidelog.journal.audit import Why
+from tidelog.log.topics import find_topic
+from tidelog.model.event import Event
+from tidelog.model.topic import Topic
+from tidelog.pipeline.archive import find_archive
+from tidelog.pipeline.archived import delete_events, delete_key
+from tidelog.pipeline.erasure import carry_out
+from tidelog.pipeline.generations import begin_backfill, drop_generation, promote
+from tidelog.pipeline.proof import prove_erased
+from tidelog.testing.faults import Fault
+
+__all__ = ["ErasureWorld", "GenerationsWorld", "MarkersWorld"]
+
+SHARDS = ((0, 1), (0, 1), (0, 2), (1, 2))
+WHY = Why("sim", "request")
+RATES = archive_home.RATES | {
+    Fault.LOSE_REQUEST: 0.002,
+    Fault.LOSE_REPLY: 0.006,
+    Fault.TRY_AGAIN: 0.002,
+    Fault.CUT_OFF: 0.0003,
+    Fault.CRASH_BEFORE: 0.0003,
+    Fault.CRASH_AFTER: 0.0006,
+}
+"""Most calls shall reach their ends here, however many requests they make."""
+
+
+class BusyWorld(ArchivesWorld):
+    """Somebody appends to the topic and drives the archive all the time."""
+
+    rates = RATES
+    attempts = (3,)
+    rounds = 8
+
+    def spawn_all(self) -> None:
+        super().spawn_all()
+        self._spawn("busy", self.keep_busy)
+
+    def keep_busy(self) -> None:
+        home = self.home()
+        for _ in range(self.rounds):
+            home.log.clock.sleep(self.random.uniform(0, 2))
+            with self.tolerating(ConflictError, NotFoundError):
+                events = [self.event() for _ in range(self.random.randint(1, 3))]
+                self.append(home.log, self.random.randrange(PARTITIONS), events)
+            with self.tolerating(InvalidError, NotFoundError):
+                self.drive_some(home, None)
+
+    def drive_some(self, home: Home, generation: int | None) -> None:
+        """Drive one shard of one or of two, and change their number now and then."""
+        shard, shards = self.random.choice(SHARDS)
+        take_over = shards == 2 or self.chance(0.3)
+        how = {"shard": shard, "shards": shards, "take_over": take_over}
+        self.drive(home, "day", generation, accept_loss=self.chance(0.5), **how)
+        self.done.drained += 1
+
+
+class GenerationsWorld(BusyWorld):
+    """Generations that change while they are driven."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.kinds = {"build", self.random.choice(["trim", "erase", "replay", "chain"])}
+
+    def spawn_all(self) -> None:
+        super().spawn_all()
+        self._spawn("backfill", self.backfill)
+
+    def backfill(self) -> None:
+        """Drive the generation that is being built, while it may be dropped or promoted."""
+        home = self.home()
+        for _ in range(self.rounds):
+            home.log.clock.sleep(self.random.uniform(0, 3))
+            with self.tolerating(InvalidError, NotFoundError):
+                building = find_archive(home, "day").building
+                if building is not None:
+                    self.drive_some(home, building)
+
+    def change_generation(self, home: Home) -> None:
+        archive = find_archive(home, "day")
+        if archive.building is not None and self.chance(0.6):
+            promote(home, "day")
+            self.done.promoted += 1
+            return
+        if archive.building is None and self.chance(0.6):
+            super().change_generation(home)
+            return
+        making = archive.makings.get(archive.building or 0, BY_MINUTE)
+        _, number = begin_backfill(home, "day", making)
+        self.done.backfills += 1
+        home.log.clock.sleep(self.random.uniform(0, 4))
+        drop_generation(home, "day", number, force=True)
+        self.done.dropped += 1
+
+
+class ErasureWorld(BusyWorld):
+    """Events that are deleted while they are archived, and proofs at any moment."""
+
+    rates = RATES | {Fault.STALL: 0.006, Fault.LOSE_REQUEST: 0.001, Fault.LOSE_REPLY: 0.003}
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.kinds = {"erase", self.random.choice(["build", "trim", "replay", "chain", "trim"])}
+        self.wanted: set[str] = set()  # ids whose delete has returned
+
+    def erase(self) -> None:
+        home = self.home()
+        for _ in range(3):
+            home.log.clock.sleep(self.random.uniform(0, 8))
+            ids: list[str] = []
+            with self.tolerating(NotFoundError, InvalidError, ConflictError):
+                ids = self.delete(home)
+                self.wanted.update(ids)
+                self.done.erased += 1
+            for _ in range(4):
+                home.log.clock.sleep(self.random.uniform(0, 4))
+                with self.tolerating(NotFoundError, InvalidError, ConflictError):
+                    self.prove(home, ids)
+
+    def delete(self, home: Home) -> list[str]:
+        """Delete new events, some, or all of one key; the ids that are gone then."""
+        chance = self.random.random()
+        if chance < 0.2:
+            key = f"k{self.random.randrange(KEYS)}".encode()
+            ids = self.ids_of(key)
+            self.accountant.asked.update(ids)
+            delete_key(home, "t", key, WHY)
+            self.accountant.asked.update(self.ids_of(key))
+            return ids
+        newest = sorted(self.truth.by_id)[-3:]
+        ids = [self.random.choice(newest)] if chance < 0.7 else self.some_ids(2)
+        self.accountant.asked.update(ids)
+        delete_events(home, "t", ids, WHY)
+        return ids
+
+    def ids_of(self, key: bytes) -> list[str]:
+        """Ids of events of the topic with a key."""
+        own = self.topic.incarnation
+        events = self.truth.events.items()
+        return [raw.id for place, raw in events if raw.key == key and place[0] == own and raw.id]
+
+    def prove(self, home: Home, ids: list[str]) -> None:
+        """A proof that is clean must be true, whatever was carried out before it."""
+        topic = find_topic(home.log, "t")
+        if self.chance(0.6):
+            carry_out(home, topic, 0)
+        proof = prove_erased(home, topic, ids) if ids else None
+        if proof is not None and proof.is_erased and proof.known:
+            gone = [each for each in ids if self.is_gone(each, topic)]
+            self.erasures.prove(gone)
+            self.done.proven += len(gone)
+
+    def is_gone(self, event_id: str, topic: Topic) -> bool:
+        """Whether it was deleted from the topic; or from its archives, after it was trimmed.
+
+        Not asked for the latter in the end: a journal that the start of its topic cuts keeps them
+        until it is compiled again or trimmed as a whole, and the proof says so.
+        """
+        if super().is_gone(event_id, topic):
+            return True
+        if self.scheduler.current is None or self.scheduler.current.name == "end":
+            return False
+        places = self.truth.by_id.get(event_id, [])
+        return event_id in self.wanted and all(
+            place[0] == topic.incarnation
+            and any(state in (DELETED, TRIMMED) for _, state in self.truth.history[place])
+            for place in places
+        )
+
+
+class MarkersWorld(ArchivesWorld):
+    """Folders of minutes, events that come late, and replays into folders that are marked."""
+
+    rates = RATES
+    attempts = (3,)
+    first_makings = (BY_MINUTE_A,)
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.kinds = {"finalize", "replay", self.random.choice(["chain", "erase", "build"])}
+
+    def event(self) -> Event:
+        """Some events are late by up to some minutes."""
+        event = super().event()
+        if not self.chance(0.15):
+            return event
+        event_id, _, kind = (event.value or b"").decode().split("=")
+        time_ms = self.scheduler.time.now_ms() - self.random.randrange(30_000, 240_000)
+        return Event(f"{event_id}={time_ms}={kind}".encode(), key=event.key, id=event.id)
