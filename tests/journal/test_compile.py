@@ -415,3 +415,20 @@ def test_a_listing_beside_a_compile_names_no_offset_twice(
     assert at == 20
     trim_topic(press.log, topic, ToOffsets({0: 6}))
     assert [(each.base, each.start) for each in list_journals(press.log, topic)] == [(0, 6)]
+
+
+def test_journal_that_holds_the_start_is_made_without_what_was_trimmed(press: Press) -> None:
+    topic = filled(press)
+    press.compile(topic, ALL)
+    (before,) = press.journals(topic)
+    trim_topic(press.log, topic, ToOffsets({0: 7}))
+    assert press.compile(topic, Policy()) == CompileReport(), "not by itself"
+    assert press.compile(topic, Policy.trimmed()).events == 13
+    (journal,) = press.journals(topic)
+    assert (journal.base, journal.end, journal.events) == (before.base, before.end, 13)
+    assert b"1.2" not in press.store.get(journal.object)
+    check(press, topic, {at: value for at, value in values().items() if at >= 7})
+    for policy in (Policy.trimmed(), ALL):
+        assert press.compile(topic, policy) == CompileReport(), "once is enough"
+    trim_topic(press.log, topic, ToOffsets({0: 8}))
+    assert press.compile(topic, ALL).events == 12

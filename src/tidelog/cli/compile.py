@@ -40,7 +40,9 @@ _OPTIONS = (
     ),
     click.option("--older-than", metavar="D", help="and younger, such as 1h."),
     click.option(
-        "--amended", is_flag=True, help="Apply every update and delete now, not only many together."
+        "--amended",
+        is_flag=True,
+        help="Apply every update, delete and trim now, not only many together.",
     ),
 )
 
@@ -55,6 +57,7 @@ def policy_options(command: F) -> F:
 def policy_of(given: dict[str, Any], otherwise: Policy) -> Policy:
     """The policy that the options ask for; where none is given, another one's values."""
     amendments = 1 if given["amended"] else otherwise.min_amendments
+    trimmed = 1 if given["amended"] else otherwise.min_trimmed
     wanted = [given["min_events"], given["min_bytes"], given["older_than"]]
     if all(each is None for each in wanted):
         return Policy(
@@ -62,12 +65,14 @@ def policy_of(given: dict[str, Any], otherwise: Policy) -> Policy:
             min_bytes=otherwise.min_bytes,
             older_than_ms=otherwise.older_than_ms,
             min_amendments=amendments,
+            min_trimmed=trimmed,
         )
     return Policy(
         min_events=given["min_events"] or _NEVER,
         min_bytes=given["min_bytes"] or _NEVER,
         older_than_ms=None if wanted[2] is None else duration_ms(wanted[2]),
         min_amendments=amendments,
+        min_trimmed=trimmed,
     )
 
 

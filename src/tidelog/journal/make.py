@@ -1,6 +1,7 @@
 """Making journals of a group of rows: step 3 of compile. Needs nothing but the store.
 
-Rows are read as a stream, with amendments applied, and encoded as they come; what is held at a time
+Rows are read as a stream from the partition's start on, with amendments applied, and encoded as
+they come: a journal never has events that were trimmed before it was made. What is held at a time
 is a row group and the bytes of one journal. A group becomes one journal, or several where updates
 have made it much larger than it was.
 """
@@ -12,6 +13,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 
+import msgspec
 import pyarrow as pa
 
 from tidelog.clock import Ids
@@ -77,7 +79,11 @@ def make_journals(
             work.topic.incarnation, work.partition, work.epoch, base, work.id, ids.new()
         )
         put_fresh(store, key, encoded.data)
-        journals.append(encoded.run(base, end - base, key, committed_ms))
+        run = encoded.run(base, end - base, key, committed_ms)
+        if run.journal is not None and base < work.start:
+            journal = msgspec.structs.replace(run.journal, start=work.start)
+            run = msgspec.structs.replace(run, journal=journal)
+        journals.append(run)
         base = end
     return Made(tuple(journals), reading.amendments)
 

@@ -55,15 +55,17 @@ class Marks:
     sequences: _Numbers
     times_ms: _Numbers
 
-    def of(self, run: Run) -> Candidate:
-        """A row with the amendments that are not in it yet."""
+    def of(self, run: Run, start: int) -> Candidate:
+        """A row with the amendments that are not in it yet, and with what was trimmed of it."""
+        trimmed = len(run.trimmed(start))
         first, last = np.searchsorted(self.offsets, (run.base, run.end)).tolist()
         if first == last:
-            return Candidate(run)
+            return Candidate(run, trimmed=trimmed)
         applied = 0 if run.journal is None else run.journal.applied
         new = self.sequences[first:last] > applied
         times_ms = self.times_ms[first:last][new]
-        return Candidate(run, len(times_ms), int(times_ms.min()) if len(times_ms) else None)
+        amended_ms = int(times_ms.min()) if len(times_ms) else None
+        return Candidate(run, len(times_ms), amended_ms, trimmed)
 
 
 def make_plan(log: Log, place: tuple[Topic, int], head: Head, policy: Policy, marks: Marks) -> Plan:
@@ -75,7 +77,7 @@ def make_plan(log: Log, place: tuple[Topic, int], head: Head, policy: Policy, ma
         rows = _read_rows(log, topic, partition, head)
         if _tile(rows, head):
             living = [run for run in rows if run.end > head.start and run.base < marks.next]
-            candidates = [marks.of(run) for run in living]
+            candidates = [marks.of(run, head.start) for run in living]
             journals = [each for each in candidates if each.run.journal is not None]
             runs = candidates[len(journals) :]
             groups = choose_groups(journals, runs, policy, log.clock.now_ms())

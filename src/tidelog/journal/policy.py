@@ -2,9 +2,10 @@
 
 Runs are taken from the oldest on, as many as one journal holds; the last of such groups waits until
 it has enough events or bytes, or is old enough. Journals are taken again when amendments wait for
-them, or when several small neighbours make a better one. A merge never rewrites a journal for the
-sake of less than its own size, so an event is rewritten a few times at most, however small the
-first journals were.
+them, when several small neighbours make a better one, or, where the policy says so, when the
+partition's start lies inside one: a new one is made without the trimmed events. A merge never
+rewrites a journal for the sake of less than its own size, so an event is rewritten a few times at
+most, however small the first journals were.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ __all__ = ["JOURNALS_AT_ONCE", "RUNS_AT_ONCE", "Candidate", "Group", "Policy", "
 JOURNALS_AT_ONCE = 6  # that one swap replaces: each has up to three rows, and a write has a limit
 RUNS_AT_ONCE = 10_000  # rows of one group, which are held in memory
 _MERGE_MIN = 4  # neighbours that make a merge worth while
+_NEVER = 1 << 62  # events or bytes
 _SMALL = 4  # a journal is small where so many of them fit into one
 
 
@@ -32,6 +34,7 @@ class Policy:
     older_than_ms: int | None = 3_600_000  # fewer are compiled when the oldest waits so long
     min_amendments: int = 1_000  # that wait for one journal
     amended_before_ms: int | None = 86_400_000  # fewer are applied when one waits so long
+    min_trimmed: int | None = None  # offsets below the start in one journal; None: they stay
     max_events: int = 1_000_000  # of one journal
     max_bytes: int = 32 << 20  # of one journal, in the store: what one amendment writes anew
     max_raw_bytes: int = 512 << 20  # of one journal, before compression
@@ -44,8 +47,20 @@ class Policy:
 
     @classmethod
     def everything(cls) -> Policy:
-        """All that waits in runs, and every amendment."""
-        return cls(min_events=1, min_amendments=1)
+        """All that waits in runs, every amendment, and every trimmed event."""
+        return cls(min_events=1, min_amendments=1, min_trimmed=1)
+
+    @classmethod
+    def trimmed(cls) -> Policy:
+        """Trimmed events only, and what fills a journal."""
+        return cls(
+            min_events=_NEVER,
+            min_bytes=_NEVER,
+            older_than_ms=None,
+            min_amendments=_NEVER,
+            amended_before_ms=None,
+            min_trimmed=1,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +70,7 @@ class Candidate:
     run: Run
     amendments: int = 0
     amended_ms: int | None = None  # when the oldest of them was made
+    trimmed: int = 0  # offsets below the partition's start whose events it still holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +177,12 @@ def _is_amended(part: _Part, policy: Policy, now_ms: int) -> bool:
     return bool(times) and before_ms is not None and now_ms - min(times) >= before_ms
 
 
+def _is_cut(part: _Part, policy: Policy) -> bool:
+    """Whether enough of it was trimmed; its bytes would stay until the start has passed it."""
+    trimmed = sum(each.trimmed for each in part.candidates)
+    return policy.min_trimmed is not None and trimmed >= policy.min_trimmed
+
+
 def _merged(parts: list[_Part], journals: int, policy: Policy, now_ms: int) -> Iterator[_Part]:
     """Journals that are to be made anew, alone or with neighbours; what follows them always is."""
     at = 0
@@ -170,7 +192,7 @@ def _merged(parts: list[_Part], journals: int, policy: Policy, now_ms: int) -> I
             yield _Part(tuple(each for part in window for each in part.candidates))
             at += len(window)
             continue
-        if at >= journals or _is_amended(parts[at], policy, now_ms):
+        if at >= journals or _is_amended(parts[at], policy, now_ms) or _is_cut(parts[at], policy):
             yield parts[at]
         at += 1
 

@@ -110,7 +110,8 @@ ROWS = (
     Kind("registry · consumer/<t>/<name>", "a consumer, and whether it was deleted"),
     Kind(
         "registry · archive/<name>",
-        "incarnation, source, folder, settings, generation, tables, state",
+        "incarnation, source, folder, settings, generation, tables, state, "
+        "sources of dropped backfills",
     ),
     Kind("registry · token/<id>", "a token of the server: hash of its secret, scopes, label"),
     Kind("registry · pipeline/<name>", "incarnation, source, sink and its incarnation, state"),

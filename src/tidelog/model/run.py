@@ -120,6 +120,7 @@ class Journal(Persisted, frozen=True, array_like=True):
     footer_crc: int  # crc32c of those bytes; the pages have checksums of their own
     events: int  # that it holds: fewer than offsets where some were erased
     applied: int  # amendments up to this sequence are in it
+    start: int = 0  # it was made without the events below this offset, which were trimmed
 
 
 class Run(Persisted, frozen=True):
@@ -143,6 +144,11 @@ class Run(Persisted, frozen=True):
     def end(self) -> int:
         """The offset after its last."""
         return self.base + self.count
+
+    def trimmed(self, start: int) -> range:
+        """The offsets below a start whose events are still in its object."""
+        without = self.base if self.journal is None else max(self.base, self.journal.start)
+        return range(without, max(without, min(start, self.end)))
 
     @property
     def events(self) -> int:

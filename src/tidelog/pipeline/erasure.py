@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from tidelog.errors import TidelogError
 from tidelog.home import Home
-from tidelog.journal.compile import CompileReport, compile_topic
+from tidelog.journal.compile import CompileReport, compile_partition, compile_topic
 from tidelog.journal.policy import Policy
+from tidelog.journal.rows import MovedError, covering
 from tidelog.log.sweep import SweepReport, sweep_home
 from tidelog.log.topics import read_head
 from tidelog.model import layout
@@ -25,13 +26,22 @@ from tidelog.pipeline.erase import ArchiveErasure, erase_from_archives
 from tidelog.pipeline.sweep import PipelineSweep, sweep_archives
 from tidelog.pipeline.tables import repair_tables
 
-__all__ = ["WAIT_MS", "ArchiveEraser", "Erasure", "carry_out", "erase_until_settled"]
+__all__ = [
+    "WAIT_MS",
+    "ArchiveEraser",
+    "Erasure",
+    "carry_out",
+    "compile_trimmed",
+    "erase_until_settled",
+]
 
 WAIT_MS = 10_000  # for ranges under way; a proof names those that take longer
 _LOOK_S = 0.5
 
 _Seen = tuple[int, int, str]
 """Amendments and erasures that heads count, and the version of the last audit record."""
+
+_Starts = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +106,15 @@ def erase_until_settled(
 class ArchiveEraser:
     """Carries deletes of all topics into archives, again and again; for a daemon.
 
-    A topic without new deletes costs a read of its heads and of its last audit record. Finishes
-    erasures from archives that died on the way.
+    Also compiles journals that hold erased events below their partition's start: no row waits for
+    these, so no compile would be due. A topic without new deletes costs a read of its heads and of
+    its last audit record. Finishes erasures from archives that died on the way.
     """
 
     def __init__(self, home: Home) -> None:
         self._home = home
         self._done: dict[str, _Seen] = {}  # by incarnation: what archives have
+        self._compiled: dict[str, tuple[_Seen, _Starts]] = {}  # the same, of trimmed events
         self.troubles: list[TidelogError] = []  # of the last turn; they are tried again
 
     def turn(self) -> list[ArchiveErasure]:
@@ -135,12 +147,43 @@ class ArchiveEraser:
             sum(head.erasures for head in heads),
             "" if last is None else last.version,
         )
-        if last is None or seen == self._done.get(topic.incarnation):
+        starts = tuple(head.start for head in heads)
+        to_compile = (seen, starts) != self._compiled.get(topic.incarnation)
+        to_carry = seen != self._done.get(topic.incarnation)
+        if last is None or not (to_compile or to_carry):
             return []
         deleted = settled_offsets(self._home, topic)
+        if to_compile and compile_trimmed(self._home, topic, deleted):
+            self._compiled[topic.incarnation] = seen, starts
+        if not to_carry:
+            return []
         errors: list[TidelogError] = []
         reports = erase_from_archives(self._home, topic, deleted, errors.append)
         self.troubles += errors
         if not errors and not any(report.waiting for report in reports):
             self._done[topic.incarnation] = seen
         return reports
+
+
+def compile_trimmed(home: Home, topic: Topic, deleted: Places) -> bool:
+    """Compile journals that hold deleted events below the start of their partition.
+
+    Their rows went with the trim, or were never there: archives alone had the events. Returns
+    whether all is done; False while another process compiles such a partition.
+    """
+    done = True
+    for partition, offsets in deleted.items():
+        head, _ = read_head(home.log, topic, partition)
+        below = {each for each in offsets if each < head.start}
+        if not below or head.start == head.next:
+            continue
+        try:
+            runs = list(covering(home.log, topic, partition, head, (head.start, head.start + 1)))
+        except MovedError:
+            done = False
+            continue
+        held = (run.trimmed(head.start) for run in runs if run.journal is not None)
+        if not all(map(below.isdisjoint, held)):
+            reports = list(compile_partition(home.log, topic, partition, Policy.trimmed()))
+            done &= not any(report.busy for report in reports)
+    return done

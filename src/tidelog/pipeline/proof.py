@@ -157,6 +157,7 @@ class _Search:
         self._progress = progress
         self._seen: set[tuple[str, str]] = set()  # store and key
         self._foreign = tuple(_stagings_of_others(home, topic))
+        self._starts: dict[int, int] = {}  # of partitions
         self._living: set[str] = set()  # folders of a generation that have files with events
         self._manifests = ManifestNames(home, sought)
         self.proof = Proof(topic.name)
@@ -207,6 +208,7 @@ class _Search:
         found: dict[str, list[tuple[int, Run]]] = {}
         for partition in range(self._topic.partitions):
             head, _ = read_head(self._home.log, self._topic, partition)
+            self._starts[partition] = head.start
             for run in covering(self._home.log, self._topic, partition, head):
                 found.setdefault(run.object, []).append((partition, run))
         return found
@@ -247,7 +249,7 @@ class _Search:
                     offset = int(rows.offsets[row])
                     state = self._sought.state(partition, offset, places)
                     said = f"holds offset {offset} of partition {partition}: "
-                    if state == "deleted":
+                    if state == "deleted" or offset < self._starts[partition]:
                         self._add(run.object, f"{said}not compiled yet", _COMPILE)
                     elif state == "alive":
                         do = f"run `tidelog delete {self._topic.name} ID`"

@@ -1,0 +1,85 @@
+"""Erased events below the start, in a journal that holds the start: their bytes go too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.pipeline.looking import AT, FIRST_S, a_home, an_archive, drive
+from tidelog import Event, Home
+from tidelog.journal.audit import Why
+from tidelog.journal.compile import compile_topic
+from tidelog.journal.policy import Policy
+from tidelog.log.sweep import sweep_home
+from tidelog.log.trim import ToOffsets
+from tidelog.pipeline.archived import delete_events, delete_key
+from tidelog.pipeline.erasure import ArchiveEraser, carry_out
+from tidelog.pipeline.proof import Proof, prove_erased
+
+WHY = Why("ada", "asked for")
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    with a_home(tmp_path) as made:
+        made.create_topic("t", 1)
+        values = [b'{"at": %d}' % (FIRST_S + number) for number in range(10)]
+        events = [Event(each, key=b"k%d" % n, id=f"id-{n}") for n, each in enumerate(values)]
+        made.append("t", events, partition=0)
+        compile_topic(made.log, made.topic("t"), Policy.everything())
+        yield made
+
+
+def prove(home: Home) -> Proof:
+    return prove_erased(home, home.topic("t"), ids=["id-2"])
+
+
+def offsets(home: Home) -> list[int | None]:
+    return [event.offset for event in home.read("t", 0, 5)]
+
+
+@pytest.mark.parametrize("by", ["id", "key"])
+def test_trimmed_event_is_erased_from_the_journal_that_holds_the_start(home: Home, by: str) -> None:
+    drive(home, an_archive(home, parser=AT))
+    home.trim("t", ToOffsets({0: 5}))
+    if by == "id":
+        assert delete_events(home, "t", ["id-2"], WHY).archived == 1
+    else:
+        assert delete_key(home, "t", b"k2", WHY).archived == 1
+    assert not prove(home).is_erased
+    carry_out(home, home.topic("t"), grace_ms=0)
+    assert prove(home).traces == []
+    assert offsets(home) == [5, 6, 7, 8, 9]
+
+
+def test_trimmed_event_without_an_archive_is_proven_erased_after_a_compile(home: Home) -> None:
+    home.trim("t", ToOffsets({0: 5}))
+    assert delete_events(home, "t", ["id-2"], WHY).missing == ("id-2",)
+    (trace,) = [each for each in prove(home).traces if "/journals/" in each.object]
+    assert "not compiled yet" in trace.what
+    assert "tidelog compile t --amended" in trace.do
+    carry_out(home, home.topic("t"), grace_ms=0)
+    assert prove(home).traces == []
+
+
+@pytest.mark.parametrize("first", ["trim", "delete"])
+def test_scribe_compiles_journals_with_erased_events_below_the_start(
+    home: Home, first: str
+) -> None:
+    drive(home, an_archive(home, parser=AT))
+    eraser = ArchiveEraser(home)
+    if first == "delete":  # its row goes with the trim, so that no compile is due
+        delete_events(home, "t", ["id-2"], WHY)
+        eraser.turn()
+    home.trim("t", ToOffsets({0: 5}))
+    if first == "trim":
+        delete_events(home, "t", ["id-2"], WHY)
+    eraser.turn()
+    assert eraser.troubles == []
+    sweep_home(home.log, 0)
+    assert prove(home).traces == []
+    objects = [info.key for info in home.store.list("topics/")]
+    eraser.turn()
+    assert [info.key for info in home.store.list("topics/")] == objects, "compiled once"
