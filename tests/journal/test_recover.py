@@ -233,3 +233,53 @@ def test_scribe_for_cron_fails_where_its_sweep_refuses(embedded: Embedded) -> No
         home.recover_topic("orders")
     done = CliRunner().invoke(cli, asked)
     assert done.exit_code == 0, done.output
+
+
+def test_events_that_share_an_id_are_all_appended(embedded: Embedded) -> None:
+    embedded.append("kept")
+    embedded.keep_copy()
+    with embedded.open() as home:
+        for value in (b"v1", b"v2", b"v2"):
+            home.append("orders", [Event(value, id="x")])
+    embedded.go_back()
+    with embedded.open() as home:
+        assert home.recover_topic("orders", dry_run=True).appended == 3
+        report = home.recover_topic("orders")
+        assert (report.appended, report.present) == (3, 0)
+        home.sweep(0)
+        home.sweep(0)
+        assert values(home) == ["kept", "v1", "v2", "v2"]
+        assert home.get("orders", "x").value == b"v2"
+
+
+def test_newer_version_of_an_event_that_the_topic_has_is_appended(embedded: Embedded) -> None:
+    with embedded.open() as home:
+        home.append("orders", [Event(b"v1", id="x")])
+    embedded.keep_copy()
+    with embedded.open() as home:
+        home.append("orders", [Event(b"v2", id="x"), Event(b"v1", key=b"k", id="x")])
+    embedded.go_back()
+    with embedded.open() as home:
+        report = home.recover_topic("orders")
+        assert (report.appended, report.present) == (2, 0)
+        assert values(home) == ["v1", "v2", "v1"]
+
+
+def test_event_whose_id_was_updated_is_left_in_its_object(embedded: Embedded) -> None:
+    embedded.keep_copy()
+    with embedded.open() as home:
+        home.append("orders", [Event(b"sent again", id="x"), Event(b"lost", id="y")])
+    embedded.go_back()
+    with embedded.open() as home:
+        home.append("orders", [Event(b"sent again", id="x")])
+        home.update("orders", "x", b"updated")
+        home.compile("orders")
+        stray = set(embedded.segments())
+        for _ in range(2):
+            report = home.recover_topic("orders")
+            assert report.doubted == 1
+            assert values(home) == ["updated", "lost"], "the update is not undone"
+            home.sweep(0)
+        assert len(stray & set(embedded.segments())) == 1, "it may hold another event of that id"
+        home.sweep(0, accept_loss=["orders"])
+        assert not stray & set(embedded.segments())

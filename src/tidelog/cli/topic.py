@@ -184,9 +184,10 @@ def recover(home_text: str | None, output: Output, /, name: str, **given: Any) -
     """Append the events of objects that the catalog has forgotten.
 
     For a catalog that was restored from an older copy: `tidelog verify` names these objects. Stop
-    producers before. Events whose id the topic has are left out, also in a second call, and a
-    sweep deletes each object when all its events are in the topic. Events that a producer uploaded
-    before it died, without acknowledging them, are appended too.
+    producers before. Events that the topic has (same id and contents) are left out, also in a
+    second call, and a sweep deletes each object when all its events are in the topic. Events that a
+    producer uploaded before it died, without acknowledging them, are appended too. Events whose id
+    the topic has with an updated value stay in their objects, and are counted as doubted.
 
     With --incarnation it brings a topic back that the registry does not know any more, under a name
     that no topic has. What rows the catalog has of it count as before.

@@ -9,13 +9,14 @@ event, so it is counted and left.
    that has uploaded a stray and is still at work must upload it again to commit it
 2. list the objects below that generation, then read all rows: what is left over are the strays. The
    events of one segment for one partition are a unit, in whichever strays they are
-3. for each unit: leave out events that the topic has by id, and those that were deleted after the
-   object was stored; append the others to that partition, in a commit of a producer that is named
-   after the unit, with the events' places in it as sequences. The commit of a living producer that
-   has uploaded the segment again creates the same row (``log.append``): only one of them lands. The
-   commit expects that nothing was erased since step 2, else the events are looked at again
+3. for each unit: leave out events that the topic had before this step (``present``), and those that
+   were deleted after the object was stored; append the others to that partition, in a commit of a
+   producer that is named after the unit, with the events' places in it as sequences. The commit of
+   a living producer that has uploaded the segment again creates the same row (``log.append``): only
+   one of them lands. The commit expects that nothing was erased since step 2, else the events are
+   looked at again
 4. list the segment as unused in that commit, and each journal in the last commit of its units: from
-   then on they are not strays, and sweeps delete them
+   then on they are not strays, and sweeps delete them. Objects of a unit with doubted events stay
 
 | dies after  | what is there                            | who repairs                           |
 |-------------|------------------------------------------|---------------------------------------|
@@ -52,6 +53,7 @@ from tidelog.errors import (
 from tidelog.journal.audit import id_mark, key_mark, read_records
 from tidelog.journal.forgotten import Forgotten, Unit, UnitEvents
 from tidelog.journal.lookup import Lookup
+from tidelog.journal.present import Present
 from tidelog.log.append import Stored, _Plan
 from tidelog.log.base import Log
 from tidelog.log.copying import Copier, LedgerMovedError
@@ -65,8 +67,6 @@ from tidelog.model.topic import Topic
 
 __all__ = ["RecoverReport", "recover_topic"]
 
-_LOOKED_UP = 10_000  # ids at once
-
 
 @dataclass(slots=True)
 class RecoverReport:
@@ -77,8 +77,9 @@ class RecoverReport:
     objects: int = 0  # strays that were read
     events: int = 0  # that they hold for partitions which do not know them
     appended: int = 0
-    present: int = 0  # events whose id the topic has
+    present: int = 0  # events that the topic has
     erased: int = 0  # events that were deleted after the object was stored
+    doubted: int = 0  # events whose id the topic has with an updated value: left in their objects
     values: int = 0  # of updates, which do not name their event: left
     unreadable: list[str] = field(default_factory=list)  # objects that do not decode: left
 
@@ -169,57 +170,68 @@ class _Recovery:
         self._report = report
         self._erased: ErasedIds = NOTHING_ERASED
         self._deleted: Mapping[str, int] | None = None  # as of that ledger
+        self._present = Present(log, lookup)
+        self._doubted: set[str] = set()  # objects with events that the topic may have
 
     def run(self, unit: Unit, events: UnitEvents, journals: Sequence[str]) -> None:
         """One unit, and these journals, which have nothing else to recover."""
         self._report.events += events.table.num_rows
         if self._report.dry_run:
             self._deleted = self._deleted or _deleted(self._log, self._topic)
-            self._report.appended += len(self._absent(events, self._deleted))
+            self._report.appended += len(self._absent(unit, events, self._deleted))
             return
-        finished = [*([] if unit.segment is None else [unit.segment.key]), *journals]
         for delay_s in RACE.delays_s(self._log.random):
-            before = (self._report.present, self._report.erased)
+            before = self._counted()
             try:
-                self._report.appended += self._append(unit, events, finished)
+                self._report.appended += self._append(unit, events, journals)
             except AlreadyExistsError:  # another call recovers it at the same time
-                self._report.present, self._report.erased = before
+                self._count(before)
                 self._log.clock.sleep(delay_s)
             else:
                 return
         raise _busy(self._topic)
 
-    def _absent(self, events: UnitEvents, deleted: Mapping[str, int]) -> npt.NDArray[np.int64]:
+    def _counted(self) -> tuple[int, int, int]:
+        return self._report.present, self._report.erased, self._report.doubted
+
+    def _count(self, counted: tuple[int, int, int]) -> None:
+        self._report.present, self._report.erased, self._report.doubted = counted
+
+    def _absent(
+        self, unit: Unit, events: UnitEvents, deleted: Mapping[str, int]
+    ) -> npt.NDArray[np.int64]:
         """The rows of events that are to be appended."""
         ids: list[str | None] = events.table.column("id").to_pylist()
-        asked = sorted({each for each in ids if each is not None})
-        there: set[str] = set()
-        for first in range(0, len(asked), _LOOKED_UP):
-            there.update(self._lookup.find(asked[first : first + _LOOKED_UP]).events)
         keys = events.table.column("key").to_pylist() if deleted else [None] * len(ids)
+        has, doubted = self._present.look(events.table)
         kept = []
         for row, (event_id, key) in enumerate(zip(ids, keys, strict=True)):
-            if event_id is not None and event_id in there:
+            if has[row]:
                 self._report.present += 1
             elif deleted and _is_deleted(deleted, event_id, key, int(events.stored_ms[row])):
                 self._report.erased += 1
+            elif doubted[row]:
+                self._report.doubted += 1
+                self._doubted.update(_objects(unit))
             else:
                 kept.append(row)
         return np.array(kept, np.int64)
 
-    def _append(self, unit: Unit, events: UnitEvents, finished: Sequence[str]) -> int:
+    def _append(self, unit: Unit, events: UnitEvents, journals: Sequence[str]) -> int:
         """Append those that no earlier call has appended, and list the strays; how many."""
         producer = recovery_producer(unit.origin, unit.partition)
         appender = _Recovering(self._log, self._topic, producer)
         appender.erased = self._erased
-        before = (self._report.present, self._report.erased)
+        before = self._counted()
 
         def attempt(erased: ErasedIds) -> int:
             if self._deleted is None or erased.stamp != self._erased.stamp:
                 self._deleted, self._erased = _deleted(self._log, self._topic), erased
-            self._report.present, self._report.erased = before
-            rows = self._absent(events, self._deleted)
+            self._count(before)
+            rows = self._absent(unit, events, self._deleted)
             left = rows[events.places[rows] > appender.last_sequence(unit.partition)]
+            finished = [*([] if unit.segment is None else [unit.segment.key]), *journals]
+            finished = [key for key in finished if key not in self._doubted]
             self._commit(appender, unit, events, left, finished)
             return len(left)
 
@@ -250,6 +262,12 @@ class _Recovery:
                 raise
         if finished and not len(rows):
             list_now(self._log, self._topic, unit.partition, finished)
+
+
+def _objects(unit: Unit) -> set[str]:
+    """The strays that hold a unit."""
+    journals = {info.key for info, _ in unit.journals}
+    return journals if unit.segment is None else journals | {unit.segment.key}
 
 
 def _deleted(log: Log, topic: Topic) -> dict[str, int]:
