@@ -29,6 +29,8 @@ from tidelog.testing.scheduler import Crash
 FORMATS: list[dict[str, Any]] = [
     {"format": "parquet"},
     {"format": "jsonlines", "format_settings": {"mode": "value"}},
+    {"format": "sequence", "codec": "zlib"},
+    {"format": "avro", "codec": "zstd"},
 ]
 
 

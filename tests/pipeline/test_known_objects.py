@@ -14,7 +14,6 @@ from deltalake import DeltaTable
 
 from tests.pipeline.looking import AT, a_home, an_archive, drive
 from tidelog import Event, Home
-from tidelog.errors import UnavailableError
 from tidelog.log.append import Appender
 from tidelog.log.replays import counting_files
 from tidelog.model.archive import Archive
@@ -25,6 +24,7 @@ from tidelog.pipeline.known_objects import event_values
 from tidelog.pipeline.proof import prove_erased
 from tidelog.pipeline.sought import Sought
 from tidelog.pipeline.tables.registration import change_tables, register
+from tidelog.testing.scheduler import Crash
 
 DAY = "2020-01-01"
 WORDS = ["WRITE", "parquet", "Append", "id", "offset", "struct", "version", "events", "Y=2020"]
@@ -163,11 +163,11 @@ def test_orphan_that_a_sweep_keeps_as_a_possible_loss_can_be_removed(
         assert prove_erased(home, topic, ["gone"]).traces == []
     with a_home(tmp_path) as home, monkeypatch.context() as patch:
 
-        def refuses(*_: object) -> None:
-            raise UnavailableError("as if its process had died")
+        def refuses(*_: object, **__: object) -> None:
+            raise Crash("as if its process had died")
 
         patch.setattr(Appender, "commit", refuses)
-        with pytest.raises(UnavailableError):
+        with pytest.raises(Crash):
             home.append("t", [Event(b"1", id="gone")])
     with a_home(tmp_path) as home:
         assert home.sweep(0).objects_doubted == 1

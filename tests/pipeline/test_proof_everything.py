@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from tests.pipeline.looking import FIRST_S, a_home, an_archive, drive
 from tidelog import Event, Home
+from tidelog.codec.events import EVENT_SCHEMA
+from tidelog.codec.formats import open_format, settings_of
+from tidelog.codec.formats.avro import AvroFormat
 from tidelog.model.archive import Archive, Making
 from tidelog.pipeline import generations
 from tidelog.pipeline.archive import find_archive, open_pipeline
@@ -19,6 +25,7 @@ from tidelog.pipeline.generations import begin_backfill, drop_generation, promot
 from tidelog.pipeline.proof import Trace, prove_erased
 from tidelog.pipeline.sweep import sweep_archives
 from tidelog.pipeline.workers import LocalWorkers
+from tidelog.sinks.spool import Spool
 
 USERS = ["ann", "bob/ü x", "eve"]
 
@@ -159,3 +166,44 @@ def test_object_that_nothing_explains_is_searched(home: Home) -> None:
     home.store.put("export/id-0-ann.txt", b"x")
     found = {trace.object for trace in prove(home, "id-0-ann")}
     assert found == {"export/copy.json", "export/id-0-ann.txt"}
+
+
+def a_file(home: Home, format: str, codec: str, **settings: object) -> bytes:
+    """A file that holds all events of the topic; its sidecar is lost."""
+    data, sidecar = Spool(), Spool()
+    form = open_format(format, codec, settings_of(settings))
+    writer = form.writer(data, sidecar if form.sidecar_name("x") else None)
+    (batch,) = pa.Table.from_batches(home.read_arrow("t", 0)).combine_chunks().to_batches()
+    writer.write(batch.select(EVENT_SCHEMA.names).cast(EVENT_SCHEMA))
+    writer.close()
+    return data.take()
+
+
+def test_object_that_nothing_explains_is_clean_only_if_all_of_it_is_decoded(home: Home) -> None:
+    drive(home, an_archive(home, parser="json:at"))
+    aside = "archives/daily/_aside/x/archives/daily/g7/t"  # of a generation that is gone
+    avro = a_file(home, "avro", "zstd")
+    found = {
+        **{f"export/{codec}.avro": a_file(home, "avro", codec) for codec in AvroFormat.codecs},
+        f"{aside}/1.avro": avro,
+        "export/words.csv": b"n,id\n1,id-0-ann\n",
+    }
+    unread = {
+        "export/cut.avro": avro[: len(avro) // 2],
+        "export/values.seq": a_file(home, "sequence", "zlib"),
+        f"{aside}/2.seq": a_file(home, "sequence", "none"),
+        f"{aside}/3.jsonl.gz": a_file(home, "jsonlines", "gzip", mode="value"),
+        "archives/daily/g1/t/late": b"a value\n",
+        "export/cut.gz": gzip.compress(b"id-0-ann")[:-9],
+        "export/packed": zlib.compress(b"id-0-ann"),
+    }
+    clean = {"export/notes.txt": b"id-0-anna\n", "export/empty": b"", "export/n.json": b"[1]"}
+    home.delete("t", ["id-0-ann"])
+    carry_out(home, home.topic("t"), grace_ms=0)
+    assert prove(home, "id-0-ann") == []
+    for key, data in {**found, **unread, **clean}.items():
+        home.store.put(key, data)
+    traces = {trace.object: trace.what for trace in prove(home, "id-0-ann")}
+    assert {key for key, what in traces.items() if "cannot be searched" in what} == set(unread)
+    assert {key for key, what in traces.items() if "holds 1 of them" in what} == set(found)
+    assert traces.keys() == found.keys() | unread.keys()

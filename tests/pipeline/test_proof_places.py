@@ -147,7 +147,7 @@ def test_staged_values_without_ids_count(home: Home, format: str) -> None:
     data, sidecar = staged_copy(home, archive)  # what is erased no longer holds it
     proof = prove_erased(home, home.topic("t"), ["gone"])
     assert [(trace.object, trace.what) for trace in proof.traces] == [
-        (data, "is staged, and cannot be searched")
+        (data, "cannot be searched, as not all of it can be decoded: it is staged")
     ]
     home.store.delete([data])
     assert prove_erased(home, home.topic("t"), ["gone"]).is_erased, sidecar

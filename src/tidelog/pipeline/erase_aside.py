@@ -43,7 +43,7 @@ from tidelog.pipeline.erase_file import Lessener
 from tidelog.pipeline.sought import own_column
 from tidelog.store.base import Store
 
-__all__ = ["AsideFiles"]
+__all__ = ["AsideFile", "AsideFiles"]
 
 T = TypeVar("T")
 
@@ -57,6 +57,14 @@ class _File:
     generation: int
 
 
+@dataclass(frozen=True, slots=True)
+class AsideFile:
+    """A file that was set aside: the objects that it consists of, and what they hold."""
+
+    parts: tuple[FileEntry, ...]
+    batches: list[pa.RecordBatch]
+
+
 class AsideFiles:
     """The files of an archive that were set aside, in the store that holds them."""
 
@@ -66,12 +74,22 @@ class AsideFiles:
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yields the events of all files, except of generations that the archive dropped."""
-        for key in self._keys():
-            yield from self._settled(key, self._batches) or ()
+        for key in self.names():
+            read = self._settled(key, self._with_events)
+            yield from () if read is None else read.batches
 
-    def _batches(self, file: _File) -> list[pa.RecordBatch]:
+    def read(self, key: str) -> AsideFile | None:
+        """Returns a file with its events; None for one of a generation that is dropped.
+
+        ``CorruptError`` also while an erasure of the file is under way. Changes nothing.
+        """
+        file = self._read(key)
+        return None if file is None else self._with_events(file)
+
+    def _with_events(self, file: _File) -> AsideFile:
         making = self._archive.making(file.generation)
-        return list(ArchiveFiles(self._store, making).batches(file.manifest, file.entry))
+        batches = ArchiveFiles(self._store, making).batches(file.manifest, file.entry)
+        return AsideFile(file.manifest.files, list(batches))
 
     def _settled(self, key: str, call: Callable[[_File], T]) -> T | None:
         """What a call makes of a file; again where an erasure has changed it meanwhile."""
@@ -90,12 +108,12 @@ class AsideFiles:
         """Take out what was erased; returns how many files changed, and how many events."""
         self._finish()
         files = events = 0
-        for key in self._keys():
+        for key in self.names():
             gone = self._erase(key, erased)
             files, events = files + bool(gone), events + gone
         return files, events
 
-    def _keys(self) -> list[str]:
+    def names(self) -> list[str]:
         """The files of events and dead letters: no sidecars."""
         keys = [info.key for info in self._store.list(layout.aside_folder(self._archive.root))]
         beside: set[str | None] = set()

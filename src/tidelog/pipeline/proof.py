@@ -40,12 +40,20 @@ from tidelog.pipeline.contents import ArchiveFiles
 from tidelog.pipeline.deletions import knows_all, read_deletions
 from tidelog.pipeline.descent import archives_of, partitions_of
 from tidelog.pipeline.erase import is_under_way
+from tidelog.pipeline.erase_aside import AsideFiles
 from tidelog.pipeline.known_objects import event_values, folder_values
 from tidelog.pipeline.places import store_at
 from tidelog.pipeline.proof_names import ManifestNames, erases, is_named_by_field, names_of
 from tidelog.pipeline.proof_uploads import lasting_uploads
 from tidelog.pipeline.registry import list_pipelines
-from tidelog.pipeline.sought import Sought, is_event_lines, own_column, rows_of
+from tidelog.pipeline.sought import (
+    Sought,
+    has_columns,
+    is_event_lines,
+    is_plain_text,
+    own_column,
+    rows_of,
+)
 from tidelog.pipeline.tables.registration import stale_entries
 from tidelog.store.base import ObjectInfo, Store
 from tidelog.store.cache import CachedStore
@@ -139,6 +147,8 @@ def prove_erased(
         search.uploads(where)
     search.topic_objects(store)
     search.staged(store)
+    for archive in {each.name: each for each, _ in of_topic}.values():
+        search.aside(archive)
     for archive, generation in of_topic:
         search.archive(archive, generation)
     for archive in {each.name: each for each, _ in of_topic}.values():
@@ -158,6 +168,7 @@ class _Search:
         self._seen: set[tuple[str, str]] = set()  # store and key
         self._foreign = tuple(_stagings_of_others(home, topic))
         self._starts: dict[int, int] = {}  # of partitions
+        self._files = tuple(_places_of_files(home, topic))
         self._living: set[str] = set()  # folders of a generation that have files with events
         self._manifests = ManifestNames(home, sought)
         self.proof = Proof(topic.name)
@@ -263,14 +274,27 @@ class _Search:
         for prefix in only:
             for info in store.list(prefix):
                 data = self._get(store, info)
-                if data is None or self._loose(info.key, data, _why(info.key)):
-                    continue
-                # Values whose ids stand elsewhere, or are hidden: nobody can tell whose they are.
-                is_ours = info.key.startswith("staging/") and not info.key.startswith(self._foreign)
-                if is_ours and not is_event_lines(data):
-                    self._add(info.key, "is staged, and cannot be searched", _UNREAD)
+                if data is not None:
+                    self._loose(info.key, data, _why(info.key))
 
     # Archives.
+
+    def aside(self, archive: Archive) -> None:
+        """Search files that were set aside, each with its sidecar, as an erasure reads them.
+
+        Those of a generation that the archive dropped are left to a search of single objects.
+        """
+        store = store_at(self._home, archive.store)
+        files = AsideFiles(store, archive)
+        for key in files.names():
+            with contextlib.suppress(*_UNREADABLE, NotFoundError):  # searched as an object then
+                read = files.read(key)
+                if read is not None:
+                    found = sum(map(self._in_rows, read.batches))
+                    for part in read.parts:
+                        self._count((store.url, part.target), part.size)
+                    if found:
+                        self._add(key, f"holds {found} of them: {_why(key)}", _ASIDE)
 
     def archive(self, archive: Archive, generation: int) -> None:
         """All files of a generation, then all else that lies in its folders."""
@@ -402,22 +426,35 @@ class _Search:
 
     # Objects.
 
-    def _loose(self, key: str, data: bytes, why: str, do: str = "") -> bool:
-        """An object whose events nobody counts: none may be in it. Whether it has columns."""
-        has_columns, do = True, do or _remedy(key)
+    def _loose(self, key: str, data: bytes, why: str, do: str = "") -> None:
+        """Search an object whose events no row counts: none may be in it.
+
+        It is clean only if all of it was decoded. What another archive stages may be anything.
+        """
+        try:
+            found = self._found_in(key, data)
+        except _UNREADABLE:
+            found = None
+        if found:
+            self._add(key, f"holds {found} of them: {why}", do or _remedy(key))
+        elif found is None and not key.startswith(self._foreign):
+            is_staged = key.startswith("staging/")
+            what = f"cannot be searched, as not all of it can be decoded: {why}"
+            self._add(key, what, do or (_UNREAD if is_staged else _remedy(key)))
+
+    def _found_in(self, key: str, data: bytes) -> int | None:
+        """How many of them an object holds; None or an error where it cannot be searched."""
         values = event_values(key, data, self._living)
         if values is not None:
-            found = sum(map(self._sought.is_in, values))
-            if found:
-                self._add(key, f"holds {found} of them: {why}", do)
-            return True
-        try:
-            found = sum(self._in_rows(batch) for batch in rows_of(data))
-        except _UNREADABLE:
-            has_columns, found = False, int(self._sought.in_text(data))
-        if found:
-            self._add(key, f"holds {found} of them: {why}", do)
-        return has_columns
+            return sum(map(self._sought.is_in, values))
+        if has_columns(data):
+            return sum(self._in_rows(batch) for batch in rows_of(data))
+        if not is_plain_text(data):
+            return None
+        if self._sought.in_any_text(data):
+            return 1
+        # A file of values alone says neither whose they are nor which: its ids are elsewhere.
+        return None if key.startswith(self._files) and not is_event_lines(data) else 0
 
     def _in_rows(self, batch: pa.RecordBatch) -> int:
         """Rows that have one of the ids or keys; without our columns, that hold one anywhere."""
@@ -477,6 +514,14 @@ def _explained(home: Home, topic: Topic) -> Iterator[str]:
                 yield layout.manifests(replay_pipeline(pipeline))
     for named in list_pipelines(home):
         yield layout.manifests(named.incarnation)
+
+
+def _places_of_files(home: Home, topic: Topic) -> Iterator[str]:
+    """What keys of files with values begin with: staged, set aside, or of a generation."""
+    yield "staging/"
+    for archive, _ in archives_of(home, topic):
+        yield layout.aside_folder(archive.root)
+        yield from (f"{archive.root}/g{number}/" for number in range(1, archive.newest + 1))
 
 
 def _stagings_of_others(home: Home, topic: Topic) -> list[str]:

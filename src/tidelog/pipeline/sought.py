@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,7 +22,14 @@ from tidelog.errors import InvalidError
 from tidelog.model.depth import is_deep_json
 from tidelog.pipeline.deletions import Deletions, Places
 
-__all__ = ["Sought", "is_event_lines", "own_column", "rows_of"]
+__all__ = [
+    "Sought",
+    "has_columns",
+    "is_event_lines",
+    "is_plain_text",
+    "own_column",
+    "rows_of",
+]
 
 _CODECS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bz2"}
 _KINDS = {b"PAR1": "parquet", b"ORC": "orc", b"Obj\x01": "avro"}
@@ -104,6 +112,17 @@ class Sought:
         lines = [_parse_json(line) for line in content.splitlines() if line]
         return any(self._is_written(msgspec.json.encode(list(line.values()))) for line in lines)
 
+    def in_any_text(self, data: bytes) -> bool:
+        """The same, and for text that is not JSON: whether it has one of them as a word."""
+        return self.in_text(data) or (not _is_json(_plain(data)) and self._is_word(_plain(data)))
+
+    def _is_word(self, text: bytes) -> bool:
+        words = {*map(str.encode, self.deletions.by_id), *self.deletions.by_key} - {b""}
+        forms = b"|".join(map(re.escape, words))
+        return (
+            bool(words) and re.search(rb"(?<![\w.-])(?:" + forms + rb")(?![\w-])", text) is not None
+        )
+
     def _is_written(self, text: bytes) -> bool:
         return any(form in text for form in self._written)
 
@@ -140,6 +159,17 @@ def rows_of(data: bytes) -> Iterator[pa.RecordBatch]:
     yield from read_rows(kind, io.BytesIO(data))
 
 
+def has_columns(data: bytes) -> bool:
+    """Whether the first bytes say that a file has columns, which :func:`rows_of` returns."""
+    return data.startswith((b"ARROW1", *_KINDS))
+
+
+def is_plain_text(data: bytes) -> bool:
+    """Whether data is text, perhaps compressed in a way that is known here."""
+    content = _plain(data)
+    return is_text(content) and b"\0" not in content
+
+
 def is_event_lines(data: bytes) -> bool:
     """Whether each line is a whole event, so that its id and its key are in the text."""
     lines = _plain(data).splitlines()
@@ -160,6 +190,17 @@ def _matches(
         raise InvalidError(f"a column of {column.type} is compared with {kind}") from exc
     for row in pc.indices_nonzero(pc.is_in(values, pa.array(list(wanted), kind))).to_pylist():
         yield row, values[row].as_py()
+
+
+def _is_json(text: bytes) -> bool:
+    """Whether text is a document in JSON, or each line is one."""
+    for parts in ([text], text.splitlines()):
+        try:
+            if not any(map(is_deep_json, parts)):
+                return all(_parse_json(part) is not None for part in parts if part.strip())
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            continue
+    return False
 
 
 def _leaves(value: Any) -> Iterator[Any]:
