@@ -51,6 +51,7 @@ __all__ = [
     "Stamp",
     "announce_erasure",
     "enter_erased",
+    "erased_until",
     "read_erased",
     "read_ledger",
     "read_stamp",
@@ -89,6 +90,11 @@ class ErasedIds:
                 told.update(digest + times[digest].to_bytes(8, "big", signed=True))
             told.update(b"/")
         return told.hexdigest()[:16]
+
+    def is_later(self, column: str, value: str | bytes, time_ms: int) -> bool:
+        """Whether an event with an erased id or key came after the erasure: it is a new one."""
+        until_ms = _time_of(value, self.ids if column == "id" else self.keys)
+        return _NEVER < until_ms < time_ms
 
     def has(self, event_id: str) -> bool:
         """Whether an id was erased."""
@@ -162,6 +168,20 @@ def was_erased(log: Log, topic: Topic, event_id: str) -> bool:
     digest = _digest(event_id.encode()).hex()
     where = layout.erased_partition(topic.incarnation, digest)
     return log.catalog.get(where, digest) is not None
+
+
+def erased_until(log: Log, topic: Topic, ids: Iterable[str], keys: Iterable[bytes]) -> ErasedIds:
+    """What the ledger has of some ids and keys."""
+    names = {"": [_digest(each.encode()) for each in ids], _KEYS: [_digest(each) for each in keys]}
+    found: dict[str, dict[bytes, int]] = {prefix: {} for prefix in names}
+    for prefix, digests in names.items():
+        for digest in digests:
+            where = layout.erased_partition(topic.incarnation, digest.hex())
+            row = log.catalog.get(where, prefix + digest.hex())
+            if row is not None:
+                erased = decode_row(row.value, Erased, f"row `{row.row}` of the ledger")
+                found[prefix][digest] = erased.until_ms
+    return ErasedIds(found[""], found[_KEYS])
 
 
 def read_erased(log: Log, topic: Topic, known: ErasedIds = NOTHING_ERASED) -> ErasedIds:

@@ -71,7 +71,7 @@ from tidelog.pipeline.descent import (
 from tidelog.pipeline.erase import ArchiveErasure, erase_aside, erase_from_archive
 from tidelog.pipeline.erase_aside import AsideFiles
 from tidelog.pipeline.places import store_at
-from tidelog.pipeline.sought import Sought, own_column
+from tidelog.pipeline.sought import Sought, own_column, time_ms_of
 
 __all__ = [
     "Deleted",
@@ -372,7 +372,7 @@ def _search(
                 for row in sought.rows(batch):
                     offset = offsets[row].as_py()
                     if end is None or offset < end:
-                        found[own[0], offset] = _Found(_id(batch, row), _time_ms(batch, row))
+                        found[own[0], offset] = _Found(_id(batch, row), time_ms_of(batch, row))
     return found
 
 
@@ -382,7 +382,7 @@ def _search_aside(home: Home, archive: Archive, sought: Sought, number: int) -> 
     for batch in AsideFiles(store_at(home, archive.store), archive).batches():
         for row in sought.rows(batch):
             place = (_ASIDE, -1 - number - len(found))
-            found[place] = _Found(_id(batch, row), _time_ms(batch, row))
+            found[place] = _Found(_id(batch, row), time_ms_of(batch, row))
     return found
 
 
@@ -398,15 +398,6 @@ def _id(batch: pa.RecordBatch, row: int) -> str | None:
     column = own_column(batch, "id")
     value = None if column is None else column[row].as_py()
     return None if value is None else str(value)
-
-
-def _time_ms(batch: pa.RecordBatch, row: int) -> int:
-    """The time of an event; 0 where its file does not tell, since the delete is later then."""
-    column = own_column(batch, "timestamp")
-    if column is None or not pa.types.is_timestamp(column.type):
-        return 0
-    value = column.slice(row, 1).cast(pa.timestamp("ms"), safe=False).cast(pa.int64())[0].as_py()
-    return value or 0
 
 
 def _sought(ids: Collection[str], key: bytes | None) -> Sought:

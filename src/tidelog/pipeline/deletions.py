@@ -20,7 +20,7 @@ from tidelog.journal.lookup import amendment_of
 from tidelog.journal.rows import MovedError, covering
 from tidelog.log.base import Log
 from tidelog.log.contents import Cut, describe_run, read_run
-from tidelog.log.ledger import was_erased
+from tidelog.log.ledger import NOTHING_ERASED, ErasedIds, erased_until, was_erased
 from tidelog.log.topics import find_head
 from tidelog.model.topic import Topic
 
@@ -39,6 +39,7 @@ class Deletions:
     all: Places = field(default_factory=dict)
     by_id: Mapping[str, Places] = field(default_factory=dict)
     by_key: Mapping[bytes, Places] = field(default_factory=dict)
+    ledger: ErasedIds = NOTHING_ERASED  # up to when events with these ids and keys were erased
 
 
 def deleted_offsets(home: Home, topic: Topic) -> Places:
@@ -50,7 +51,11 @@ def read_deletions(
     home: Home, topic: Topic, ids: Collection[str] = (), keys: Collection[bytes] = ()
 ) -> Deletions:
     """All that was ever deleted; where, for each of these ids and keys, which may be nowhere."""
-    found = Deletions(by_id={each: {} for each in ids}, by_key={each: {} for each in keys})
+    found = Deletions(
+        by_id={each: {} for each in ids},
+        by_key={each: {} for each in keys},
+        ledger=erased_until(home.log, topic, ids, keys),
+    )
     marks = {key_mark(key): places for key, places in found.by_key.items()}
     ids_by_mark = {id_mark(each): places for each, places in found.by_id.items()}
     for record in read_audit(home.log, topic):

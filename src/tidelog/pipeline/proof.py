@@ -4,12 +4,12 @@ Segments and journals of the topic, also those that no row names any more; large
 what Spark writers and pipelines have staged; and of every archive that was made of the topic the
 files, sidecars, dead letters and metadata. Then everything in the home is listed, and what nothing
 explains is searched too, with its name; manifests for the names of files. So are uploads that have
-not ended, which no listing shows. An event is known by its
-id or its key, and in archives by its offset too. An archive's range that is under way counts
-too: its driver may have read the event before it was deleted. A file of an archive that has no
-ids or keys cannot be searched for them, and counts too; one that is not ours is searched in all its
-columns. Every table that the archive's row names must list rewritten files as they are now. What is
-found is reported with what to do about it.
+not ended, which no listing shows. An event is known by its id or its key, and in archives by its
+offset too. One that came after the erasure, by the time that the ledger has, is a new event,
+wherever it is. An archive's range that is under way counts too: its driver may have read the event
+before it was deleted. A file of an archive that has no ids or keys cannot be searched for them, and
+counts too; one that is not ours is searched in all its columns. Every table that the archive's row
+names must list rewritten files as they are now. What is found is reported with what to do about it.
 """
 
 from __future__ import annotations

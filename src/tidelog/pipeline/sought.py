@@ -29,6 +29,7 @@ __all__ = [
     "is_plain_text",
     "own_column",
     "rows_of",
+    "time_ms_of",
 ]
 
 _CODECS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bz2"}
@@ -46,6 +47,7 @@ class Sought:
     def rows(self, batch: pa.RecordBatch) -> dict[int, list[Places]]:
         """The rows of a batch that have one of the ids or keys; where those were deleted.
 
+        Without events that came after the erasure, by the ledger's time, as copies decide it.
         ``InvalidError`` for a column that cannot be compared.
         """
         found: dict[int, list[Places]] = {}
@@ -56,7 +58,8 @@ class Sought:
             column = own_column(batch, name) if wanted else None
             if column is not None:
                 for row, value in _matches(column, kind, wanted):
-                    found.setdefault(row, []).append(wanted[value])
+                    if not self.deletions.ledger.is_later(name, value, time_ms_of(batch, row)):
+                        found.setdefault(row, []).append(wanted[value])
         return found
 
     def hidden(self, batch: pa.RecordBatch) -> list[str]:
@@ -87,9 +90,10 @@ class Sought:
     def state(
         self, partition: int, offset: int, places: list[Places]
     ) -> Literal["deleted", "another", "alive"]:
-        """What an event is that has one of the ids or keys.
+        """What an event is that has one of the ids or keys, and is not later than the erasure.
 
-        It is another one, which came later, only above all that was deleted of the same.
+        Its time is the producer's, and may be wrong. So it is another one, too, if it is above all
+        that was deleted of the same in its partition.
         """
         if offset in self.deletions.all.get(partition, ()):
             return "deleted"
@@ -141,6 +145,15 @@ def own_column(batch: pa.RecordBatch, name: str) -> pa.Array | None:
     names = batch.schema.names
     own = f"{PREFIX}{name}" if f"{PREFIX}{name}" in names else name
     return batch.column(own) if own in names else None
+
+
+def time_ms_of(batch: pa.RecordBatch, row: int) -> int:
+    """The time of an event; 0 where its file does not tell, since the delete is later then."""
+    column = own_column(batch, "timestamp")
+    if column is None or not pa.types.is_timestamp(column.type):
+        return 0
+    value = column.slice(row, 1).cast(pa.timestamp("ms"), safe=False).cast(pa.int64())[0].as_py()
+    return value or 0
 
 
 def rows_of(data: bytes) -> Iterator[pa.RecordBatch]:
