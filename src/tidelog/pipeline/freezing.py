@@ -80,18 +80,27 @@ def carry_known(log: Log, old: str, new: str) -> None:
     copy_seen(log, old, new)
     for partition in read_partitions(log, old):
         before = read_progress(log, old, partition)
-        where = layout.pipeline_partition(new, partition)
+        if before is not None:
+            _carry_head(log, before, layout.pipeline_partition(new, partition))
+
+
+def _carry_head(log: Log, before: Progress, where: str) -> None:
+    """Copy what a head says to that of another generation, which a driver may be changing."""
+    for _ in range(_ATTEMPTS):
         row = log.catalog.get(where, "head")
-        head = decode_row(row.value, Progress, where) if row is not None else None
-        if row is None or head is None or before is None:
-            continue
+        if row is None:
+            return
+        head = decode_row(row.value, Progress, where)
         carried = _with_note(head, before)
         same = head.position == before.position and is_same_sequence(head, before)
         if same and not head.ended:
             carried = _with_decisions(carried, before)
-        if carried != head:
-            change = Put("head", encode_row(carried), expect=row.version)
+        if carried == head:
+            return
+        change = Put("head", encode_row(carried), expect=row.version)
+        with contextlib.suppress(ConflictError, UnknownOutcomeError):
             log.catalog.write(where, change, write_id=log.ids.new())
+    raise UnavailableError(f"head `{where}`: others keep changing it: try again")
 
 
 def _with_note(head: Progress, before: Progress) -> Progress:
