@@ -62,3 +62,14 @@ def test_event_that_is_no_later_than_the_erasure_is_a_trace_in_another_partition
     home.append("t", [Event(b"old", b"k", "x", 1_000)], partition=1)
     (trace,) = prove(home, "id").traces
     assert trace.what == "holds offset 0 of partition 1: was not deleted"
+
+
+def test_later_event_is_a_trace_in_an_object_that_no_row_names(home: Home) -> None:
+    later_ms = delete(home, "id")
+    home.append("t", [Event(b"ahead", b"k", "x", later_ms)], partition=1)
+    segments = [info.key for info in home.store.list("topics/") if "/segments/" in info.key]
+    loose = "topics/" + home.topic("t").incarnation + "/other/loose"
+    home.store.copy(segments[-1], loose)
+    carry_out(home, home.topic("t"), grace_ms=0)
+    traces = prove_erased(home, home.topic("t"), ids=["x"]).traces
+    assert [trace.object for trace in traces] == [loose], "no delete has seen its time"

@@ -5,11 +5,12 @@ what Spark writers and pipelines have staged; and of every archive that was made
 files, sidecars, dead letters and metadata. Then everything in the home is listed, and what nothing
 explains is searched too, with its name; manifests for the names of files. So are uploads that have
 not ended, which no listing shows. An event is known by its id or its key, and in archives by its
-offset too. One that came after the erasure, by the time that the ledger has, is a new event,
-wherever it is. An archive's range that is under way counts too: its driver may have read the event
-before it was deleted. A file of an archive that has no ids or keys cannot be searched for them, and
-counts too; one that is not ours is searched in all its columns. Every table that the archive's row
-names must list rewritten files as they are now. What is found is reported with what to do about it.
+offset too. One that came after the erasure, by the time that the ledger has, is a new event; but
+not in an object that no row names, as no delete has seen its time. An archive's range that is under
+way counts too: its driver may have read the event before it was deleted. A file of an archive that
+has no ids or keys cannot be searched for them, and counts too; one that is not ours is searched in
+all its columns. Every table that the archive's row names must list rewritten files as they are now.
+What is found is reported with what to do about it.
 """
 
 from __future__ import annotations
@@ -255,10 +256,13 @@ class _Search:
             piece = data[run.byte_start : run.byte_end]
             for rows in read_run(store, run, what, data=piece):
                 found = self._sought.rows(rows.batch)
+                older = self._sought.rows(rows.batch, later=False)
                 counted += len(found)
-                for row, places in found.items():
+                for row in found:
                     offset = int(rows.offsets[row])
-                    state = self._sought.state(partition, offset, places)
+                    state = "another"
+                    if row in older:
+                        state = self._sought.state(partition, offset, older[row])
                     said = f"holds offset {offset} of partition {partition}: "
                     if state == "deleted" or offset < self._starts[partition]:
                         self._add(run.object, f"{said}not compiled yet", _COMPILE)
@@ -290,7 +294,7 @@ class _Search:
             with contextlib.suppress(*_UNREADABLE, NotFoundError):  # searched as an object then
                 read = files.read(key)
                 if read is not None:
-                    found = sum(map(self._in_rows, read.batches))
+                    found = sum(self._in_rows(batch, later=False) for batch in read.batches)
                     for part in read.parts:
                         self._count((store.url, part.target), part.size)
                     if found:
@@ -411,7 +415,7 @@ class _Search:
         """Rows at erased offsets, and rows that have the id or the key of no later event."""
         for name in self._sought.hidden(batch):
             self._add(target, f"has no column `{name}`: what is in it cannot be seen", _UNSEEN)
-        rows = self._sought.rows(batch)
+        rows = self._sought.rows(batch, later=False)
         column = own_column(batch, "offset")
         found = set(rows)
         if column is not None:
@@ -456,11 +460,11 @@ class _Search:
         # A file of values alone says neither whose they are nor which: its ids are elsewhere.
         return None if key.startswith(self._files) and not is_event_lines(data) else 0
 
-    def _in_rows(self, batch: pa.RecordBatch) -> int:
+    def _in_rows(self, batch: pa.RecordBatch, *, later: bool = True) -> int:
         """Rows that have one of the ids or keys; without our columns, that hold one anywhere."""
         if self._sought.hidden(batch):
             return self._sought.in_values(batch)
-        return len(self._sought.rows(batch))
+        return len(self._sought.rows(batch, later=later))
 
     def _get(self, store: Store, info: ObjectInfo) -> bytes | None:
         """The bytes of an object; None for one that was searched, or has gone meanwhile."""

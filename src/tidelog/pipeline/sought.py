@@ -44,10 +44,11 @@ class Sought:
 
     deletions: Deletions
 
-    def rows(self, batch: pa.RecordBatch) -> dict[int, list[Places]]:
+    def rows(self, batch: pa.RecordBatch, *, later: bool = True) -> dict[int, list[Places]]:
         """The rows of a batch that have one of the ids or keys; where those were deleted.
 
-        Without events that came after the erasure, by the ledger's time, as copies decide it.
+        Without ``later``, none that came after the erasure by the ledger's time, as copies decide
+        it. That holds for events that a delete finds: the ledger's time is never before theirs.
         ``InvalidError`` for a column that cannot be compared.
         """
         found: dict[int, list[Places]] = {}
@@ -58,7 +59,8 @@ class Sought:
             column = own_column(batch, name) if wanted else None
             if column is not None:
                 for row, value in _matches(column, kind, wanted):
-                    if not self.deletions.ledger.is_later(name, value, time_ms_of(batch, row)):
+                    ledger, time_ms = self.deletions.ledger, time_ms_of(batch, row)
+                    if later or not ledger.is_later(name, value, time_ms):
                         found.setdefault(row, []).append(wanted[value])
         return found
 
