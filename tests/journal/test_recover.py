@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
+import time
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from tests.log.test_losses import Embedded
+from tests.waiting import until
 from tidelog import Event, Home
 from tidelog.cli.main import cli
+from tidelog.clock import SystemClock
+from tidelog.errors import NotFoundError
+from tidelog.journal import compile as compile_module
 from tidelog.journal import recover as recover_module
 from tidelog.journal.recover import RecoverReport
 from tidelog.journal.swap import Swap
@@ -283,3 +290,101 @@ def test_event_whose_id_was_updated_is_left_in_its_object(embedded: Embedded) ->
         assert len(stray & set(embedded.segments())) == 1, "it may hold another event of that id"
         home.sweep(0, accept_loss=["orders"])
         assert not stray & set(embedded.segments())
+
+
+def forget_a_secret(embedded: Embedded) -> None:
+    """A catalog that knows one of two events of a key."""
+    with embedded.open() as home:
+        home.append("orders", [Event(b"kept", key=b"u7", id="k")])
+    embedded.keep_copy()
+    with embedded.open() as home:
+        home.append("orders", [Event(b"secret", key=b"u7", id="x")])
+    embedded.go_back()
+
+
+def test_event_deleted_after_a_restore_stays_deleted_when_objects_get_new_dates(
+    embedded: Embedded,
+) -> None:
+    forget_a_secret(embedded)
+    with embedded.open() as home:
+        home.delete_key("orders", b"u7")
+    later_s = time.time() + 3600
+    for file in embedded.path.rglob("*"):  # as a copy of the store has them
+        os.utime(file, (later_s, later_s))
+    with embedded.open() as home:
+        assert home.recover_topic("orders", dry_run=True).erased == 1
+        report = home.recover_topic("orders")
+        assert (report.appended, report.erased) == (0, 1)
+        assert values(home) == []
+
+
+class BehindClock(SystemClock):
+    """Five minutes behind that of the store."""
+
+    def now_ms(self) -> int:
+        return super().now_ms() - 300_000
+
+
+def test_event_deleted_by_a_machine_whose_clock_is_behind_the_stores_stays_deleted(
+    embedded: Embedded,
+) -> None:
+    forget_a_secret(embedded)
+    with embedded.open() as home:
+        object.__setattr__(home.log, "clock", BehindClock())
+        home.delete_key("orders", b"u7")
+    with embedded.open() as home:
+        assert home.recover_topic("orders").erased == 1
+        assert values(home) == []
+
+
+def test_event_deleted_while_a_compile_stalls_does_not_come_back(
+    embedded: Embedded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No catalog was restored: the journal was uploaded after the delete, and is newer than it."""
+    with embedded.open() as home:
+        home.append("orders", [Event(b"secret", id="x", key=b"u7"), Event(b"plain", id="y")])
+        home.append("orders", [Event(b"later", id="z")])
+    real = compile_module.make_journals
+
+    def stalls(*given: Any) -> object:
+        *others, pages, pool = given
+        known = pages(given[2].group.base)  # amendments are read, and then it stalls
+        with embedded.open() as other:
+            other.delete("orders", "x")
+        until(lambda: time.time() * 1000 > other_ms() + 1)
+        real(*others, lambda _: known, pool)
+        raise DiedError
+
+    def other_ms() -> int:
+        with embedded.open() as home:
+            return max(record.at_ms for record in home.audit("orders"))
+
+    monkeypatch.setattr(compile_module, "make_journals", stalls)
+    with pytest.raises(DiedError), embedded.open() as home:
+        home.compile("orders")
+    monkeypatch.undo()
+    with embedded.open() as home:
+        home.trim("orders", ToOffsets({0: 2}))
+        home.sweep(0)
+        home.sweep(0)
+        report = home.recover_topic("orders")
+        assert report.erased == 1
+        assert "secret" not in values(home)
+        with pytest.raises(NotFoundError):
+            home.get("orders", "x")
+
+
+def test_event_of_a_deleted_key_that_came_after_the_delete_is_recovered(
+    embedded: Embedded,
+) -> None:
+    with embedded.open() as home:
+        home.append("orders", [Event(b"old", key=b"u7", id="a")])
+        home.delete_key("orders", b"u7")
+    embedded.keep_copy()
+    with embedded.open() as home:
+        until_ms = int(time.time() * 1000) + 60_000
+        home.append("orders", [Event(b"new", key=b"u7", id="b", timestamp=until_ms)])
+    embedded.go_back()
+    with embedded.open() as home:
+        assert home.recover_topic("orders").appended == 1
+        assert values(home) == ["new"]

@@ -3,7 +3,8 @@
 In seven steps, of which an update has 1, 2, 6 and 7; the same call again goes on after a crash
 anywhere:
 
-1. look the ids up, in all partitions           → nothing
+1. look the ids up, in all partitions; a delete
+   also reads the store's time                  → nothing
 2. an audit record, as ``begun``                → a record of something that was not done
 3. the hashes of the ids into the ledger        → ids that no copy brings, whose events are there
 4. raise ``erasures`` in the head of each
@@ -52,6 +53,7 @@ from tidelog.journal.keyed import with_key
 from tidelog.journal.lookup import FIELD_COLUMNS, Found, Lookup, Seen
 from tidelog.journal.marks import Applied, Mark, Marker
 from tidelog.journal.rows import MovedError
+from tidelog.log.ages import latest_now_ms
 from tidelog.log.base import Log
 from tidelog.log.ledger import announce_erasure, enter_erased
 from tidelog.log.outcome import Sent
@@ -206,9 +208,10 @@ class Amender:
             events=_audited(marks),
             key="" if key is None else key_mark(key),
         )
+        until_ms = max(record.at_ms, latest_now_ms(self._log)) if op == "delete" else 0
         version = put_record(self._log, self._topic, record)
         if op == "delete":
-            found = self._enter(record, marks, heads)
+            found = self._enter(record, marks, heads, until_ms)
             if len(found) > len(marks):
                 marks = found
                 record = msgspec.structs.replace(record, events=_audited(marks))
@@ -223,21 +226,23 @@ class Amender:
         record: AuditRecord,
         marks: Sequence[Mark],
         heads: dict[int, Seen],
+        until_ms: int,
     ) -> Sequence[Mark]:
         """Steps 3 to 5; the marks, with those of events that were copied here meanwhile.
 
-        Of a delete by key the caller looks for these.
+        The ledger says that events up to ``until_ms`` are erased, or later ones if they were found.
+        Of a delete by key the caller looks for copies.
         """
         known = {(mark.partition, mark.offset): mark for mark in marks}
         for _ in range(_ROUNDS):
             until: dict[str, int] = {}
             for mark in known.values():
                 if mark.id is not None:
-                    until[mark.id] = max(record.at_ms, mark.time_ms, until.get(mark.id, 0))
+                    until[mark.id] = max(until_ms, mark.time_ms, until.get(mark.id, 0))
             keys: dict[bytes, int] = {}
             if record.key:
                 latest = max(mark.time_ms for mark in known.values())
-                keys[key_digest(record.key)] = max(record.at_ms, latest)
+                keys[key_digest(record.key)] = max(until_ms, latest)
             enter_erased(self._log, self._topic, until, keys, self._pool)
             ends = self._announce()
             grown = [each for each, seen in heads.items() if ends[each] > seen[0].next]

@@ -65,7 +65,6 @@ class UnitEvents:
 
     table: pa.Table
     places: npt.NDArray[np.int64]  # in the origin
-    stored_ms: npt.NDArray[np.int64]  # the dates of the objects that hold them
 
 
 class Forgotten:
@@ -127,7 +126,7 @@ class Forgotten:
             table = self._table(info, unit.partition)
             if table is None:
                 return None
-            parts.append(_stretch(table, source, covered, info.modified_ms))
+            parts.append(_stretch(table, source, covered))
             covered.append(source)
         if unit.segment is not None:
             table = self._table(unit.segment, unit.partition)
@@ -135,13 +134,12 @@ class Forgotten:
                 return None
             whole = Source(0, table.num_rows, unit.origin, 0)
             numbered = table.add_column(0, "offset", pa.array(np.arange(table.num_rows)))
-            parts.append(_stretch(numbered, whole, covered, unit.segment.modified_ms))
+            parts.append(_stretch(numbered, whole, covered))
         places = np.concatenate([part.places for part in parts])
         order = np.argsort(places, kind="stable")
         joined = pa.concat_tables([part.table for part in parts])
-        stored = np.concatenate([part.stored_ms for part in parts])
         taken = joined.take(pa.array(order)).combine_chunks()
-        return UnitEvents(taken, places[order], stored[order])
+        return UnitEvents(taken, places[order])
 
     def _compilers(self) -> list[HeldRow]:
         found = []
@@ -280,9 +278,7 @@ class Forgotten:
         )
 
 
-def _stretch(
-    table: pa.Table, source: Source, covered: Sequence[Source], stored_ms: int
-) -> UnitEvents:
+def _stretch(table: pa.Table, source: Source, covered: Sequence[Source]) -> UnitEvents:
     """The rows of one source, without places that newer journals cover."""
     offsets = table.column("offset").to_numpy()
     first, last = np.searchsorted(offsets, [source.base, source.base + source.count])
@@ -291,9 +287,7 @@ def _stretch(
     for other in covered:
         keep &= (places < other.place) | (places >= other.place + other.count)
     rows = table.slice(first, last - first).filter(pa.array(keep)).select(STORED_SCHEMA.names)
-    return UnitEvents(
-        rows, places[keep].astype(np.int64), np.full(int(keep.sum()), stored_ms, np.int64)
-    )
+    return UnitEvents(rows, places[keep].astype(np.int64))
 
 
 def _read_segment(data: bytes, partition: int, key: str) -> pa.Table:

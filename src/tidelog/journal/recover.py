@@ -10,11 +10,12 @@ event, so it is counted and left.
 2. list the objects below that generation, then read all rows: what is left over are the strays. The
    events of one segment for one partition are a unit, in whichever strays they are
 3. for each unit: leave out events that the topic had before this step (``present``), and those that
-   were deleted after the object was stored; append the others to that partition, in a commit of a
-   producer that is named after the unit, with the events' places in it as sequences. The commit of
-   a living producer that has uploaded the segment again creates the same row (``log.append``): only
-   one of them lands. The commit expects that nothing was erased since step 2, else the events are
-   looked at again
+   its ledger says are erased, as every copy does (``log.copying``): by the event's own time, since
+   an object may be older or newer than what it holds, and its date is lost when a store is copied.
+   Append the others to that partition, in a commit of a producer that is named after the unit, with
+   the events' places in it as sequences. The commit of a living producer that has uploaded the
+   segment again creates the same row (``log.append``): only one of them lands. The commit expects
+   the ledger that was read, else the events are looked at again
 4. list the segment as unused in that commit, and each journal in the last commit of its units: from
    then on they are not strays, and sweeps delete them. Objects of a unit with doubted events stay
 
@@ -33,7 +34,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -50,7 +51,6 @@ from tidelog.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from tidelog.journal.audit import id_mark, key_mark, read_records
 from tidelog.journal.forgotten import Forgotten, Unit, UnitEvents
 from tidelog.journal.lookup import Lookup
 from tidelog.journal.present import Present
@@ -58,7 +58,7 @@ from tidelog.log.append import Stored, _Plan
 from tidelog.log.base import Log
 from tidelog.log.copying import Copier, LedgerMovedError
 from tidelog.log.heads import RACE, raise_head
-from tidelog.log.ledger import NOTHING_ERASED, ErasedIds, read_stamp
+from tidelog.log.ledger import NOTHING_ERASED, ErasedIds, read_ledger
 from tidelog.log.unused import list_now, list_unused
 from tidelog.model import layout, limits
 from tidelog.model.producers import recovery_id, recovery_producer
@@ -78,7 +78,7 @@ class RecoverReport:
     events: int = 0  # that they hold for partitions which do not know them
     appended: int = 0
     present: int = 0  # events that the topic has
-    erased: int = 0  # events that were deleted after the object was stored
+    erased: int = 0  # events that were deleted, by the ledger
     doubted: int = 0  # events whose id the topic has with an updated value: left in their objects
     values: int = 0  # of updates, which do not name their event: left
     unreadable: list[str] = field(default_factory=list)  # objects that do not decode: left
@@ -145,11 +145,6 @@ class _Recovering(Copier):
 
     finished: Sequence[str] = ()  # strays, which the next commit lists as unused
 
-    def look(self) -> ErasedIds:
-        """Only how far the ledger is: audit records say what was deleted, and when."""
-        self.erased = ErasedIds(stamp=read_stamp(self._log, self._topic))
-        return self.erased
-
     def upload_as(self, segment_id: str, table: pa.Table, partition: int) -> tuple[Stored, Piece]:
         segment = encode_segment([(partition, table)], self.known([partition]))
         return self._upload(segment, segment_id, self._log.ids.new()), segment.pieces[0]
@@ -168,8 +163,7 @@ class _Recovery:
         self._topic = topic
         self._lookup = lookup
         self._report = report
-        self._erased: ErasedIds = NOTHING_ERASED
-        self._deleted: Mapping[str, int] | None = None  # as of that ledger
+        self._erased = read_ledger(log, topic) if report.dry_run else NOTHING_ERASED
         self._present = Present(log, lookup)
         self._doubted: set[str] = set()  # objects with events that the topic may have
 
@@ -177,8 +171,7 @@ class _Recovery:
         """One unit, and these journals, which have nothing else to recover."""
         self._report.events += events.table.num_rows
         if self._report.dry_run:
-            self._deleted = self._deleted or _deleted(self._log, self._topic)
-            self._report.appended += len(self._absent(unit, events, self._deleted))
+            self._report.appended += len(self._absent(unit, events))
             return
         for delay_s in RACE.delays_s(self._log.random):
             before = self._counted()
@@ -197,25 +190,22 @@ class _Recovery:
     def _count(self, counted: tuple[int, int, int]) -> None:
         self._report.present, self._report.erased, self._report.doubted = counted
 
-    def _absent(
-        self, unit: Unit, events: UnitEvents, deleted: Mapping[str, int]
-    ) -> npt.NDArray[np.int64]:
+    def _absent(self, unit: Unit, events: UnitEvents) -> npt.NDArray[np.int64]:
         """The rows of events that are to be appended."""
-        ids: list[str | None] = events.table.column("id").to_pylist()
-        keys = events.table.column("key").to_pylist() if deleted else [None] * len(ids)
         has, doubted = self._present.look(events.table)
-        kept = []
-        for row, (event_id, key) in enumerate(zip(ids, keys, strict=True)):
-            if has[row]:
-                self._report.present += 1
-            elif deleted and _is_deleted(deleted, event_id, key, int(events.stored_ms[row])):
-                self._report.erased += 1
-            elif doubted[row]:
-                self._report.doubted += 1
-                self._doubted.update(_objects(unit))
-            else:
-                kept.append(row)
-        return np.array(kept, np.int64)
+        kept = self._kept(events.table)
+        self._report.present += int(has.sum())
+        self._report.erased += int((~has & ~kept).sum())
+        doubted &= ~has & kept
+        if doubted.any():
+            self._report.doubted += int(doubted.sum())
+            self._doubted.update(_objects(unit))
+        return np.flatnonzero(~has & kept & ~doubted)
+
+    def _kept(self, events: pa.Table) -> npt.NDArray[np.bool_]:
+        """Which events were not erased, by the ledger as it was read last."""
+        kept = self._erased.kept(events)
+        return np.ones(events.num_rows, np.bool_) if kept is None else kept
 
     def _append(self, unit: Unit, events: UnitEvents, journals: Sequence[str]) -> int:
         """Append those that no earlier call has appended, and list the strays; how many."""
@@ -225,10 +215,9 @@ class _Recovery:
         before = self._counted()
 
         def attempt(erased: ErasedIds) -> int:
-            if self._deleted is None or erased.stamp != self._erased.stamp:
-                self._deleted, self._erased = _deleted(self._log, self._topic), erased
+            self._erased = erased
             self._count(before)
-            rows = self._absent(unit, events, self._deleted)
+            rows = self._absent(unit, events)
             left = rows[events.places[rows] > appender.last_sequence(unit.partition)]
             finished = [*([] if unit.segment is None else [unit.segment.key]), *journals]
             finished = [key for key in finished if key not in self._doubted]
@@ -268,25 +257,6 @@ def _objects(unit: Unit) -> set[str]:
     """The strays that hold a unit."""
     journals = {info.key for info, _ in unit.journals}
     return journals if unit.segment is None else journals | {unit.segment.key}
-
-
-def _deleted(log: Log, topic: Topic) -> dict[str, int]:
-    """When ids and keys were deleted last, by their marks."""
-    found: dict[str, int] = {}
-    for record, _ in read_records(log, topic):
-        if record.op == "delete":
-            marks: Sequence[str] = [each.id for each in record.events if each.id is not None]
-            for mark in (*marks, *((record.key,) if record.key else ())):
-                found[mark] = max(found.get(mark, 0), record.at_ms)
-    return found
-
-
-def _is_deleted(
-    deleted: Mapping[str, int], event_id: str | None, key: bytes | None, stored_ms: int
-) -> bool:
-    marks = [id_mark(event_id)] if event_id is not None else []
-    marks += [key_mark(key)] if key is not None else []
-    return any(deleted.get(mark, -1) >= stored_ms for mark in marks)
 
 
 def _generation(key: str) -> int:

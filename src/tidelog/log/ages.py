@@ -15,7 +15,15 @@ from tidelog.errors import NotFoundError, UnavailableError, UnknownOutcomeError
 from tidelog.log.base import Log
 from tidelog.model import layout
 
-__all__ = ["FUTURE_MS", "Times", "clock_ahead_ms", "is_old", "read_times", "trusted_now_ms"]
+__all__ = [
+    "FUTURE_MS",
+    "Times",
+    "clock_ahead_ms",
+    "is_old",
+    "latest_now_ms",
+    "read_times",
+    "trusted_now_ms",
+]
 
 FUTURE_MS = 24 * 3_600_000  # a time that is further ahead comes from a wrong clock
 _TRIES = 5  # of a look at the store's time
@@ -39,6 +47,15 @@ def read_times(log: Log) -> Times:
 def trusted_now_ms(log: Log) -> int:
     """The earlier of this machine's time and the store's."""
     return read_times(log).earlier_ms
+
+
+def latest_now_ms(log: Log) -> int:
+    """The later of this machine's time and the store's, if that is not so far ahead as to be wrong.
+
+    For what holds up to now: a machine that is behind must not leave out the last minutes.
+    """
+    now_ms, store_ms = log.clock.now_ms(), store_now_ms(log)
+    return store_ms if 0 < store_ms - now_ms <= FUTURE_MS else now_ms
 
 
 def clock_ahead_ms(log: Log, trusted_ms: int) -> int:

@@ -1,12 +1,13 @@
 """The ledger of what was erased: hashes alone, so that no copy brings an event back.
 
 A row is the hash of an id, or of a key whose events were all deleted. It says up to which time
-events were erased: the time of the delete, or that of the newest deleted event where it is later.
-An event with that id or key and a later time is a new one. Ordinary producers do not look at all.
+events were erased: the time of the delete, by this machine's clock or the store's if that is ahead
+(``ages``), or that of the newest deleted event where it is later. An event with that id or key and
+a later time is a new one. Ordinary producers do not look at all.
 
 Whatever copies events into a topic from a place that may still hold erased ones (pumps, restores,
-playbacks, the Spark sink) goes by ``log.copying``. The two sides meet in the head of each
-partition, which every commit expects:
+playbacks, the Spark sink, recoveries) goes by ``log.copying``. The two sides meet in the head of
+each partition, which every commit expects:
 
 | a copy                                           | a delete                                    |
 |--------------------------------------------------|---------------------------------------------|

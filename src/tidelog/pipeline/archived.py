@@ -49,6 +49,7 @@ from tidelog.journal.audit import (
     read_records,
 )
 from tidelog.journal.lookup import check_id
+from tidelog.log.ages import latest_now_ms
 from tidelog.log.archives import read_partitions
 from tidelog.log.ledger import ErasedIds, announce_erasure, enter_erased
 from tidelog.log.outcome import Sent
@@ -440,5 +441,5 @@ def _record(
         events=tuple(events),
         key=key,
         archived=True,
-        until_ms=max(now_ms, until_ms),
+        until_ms=max(now_ms, until_ms, latest_now_ms(home.log)),
     )
