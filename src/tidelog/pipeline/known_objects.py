@@ -4,6 +4,7 @@ A proof that searched their text would never be clean for an id such as ``parque
 which each Delta log holds. So the fields that only settings fill are left out: names of columns
 and tables, formats, operations, counts. What is left is searched: statistics, tags, settings of
 users, and names of folders. A folder in which there is a file with events has its name from these.
+Iceberg's metadata is in ``known_iceberg``.
 An object, an action or a field that is not known here is searched as a whole.
 """
 
@@ -18,12 +19,24 @@ import msgspec
 
 from tidelog.codec.formats.rows import read_rows
 from tidelog.model.folder import Success
+from tidelog.pipeline.known_iceberg import ICEBERG, iceberg_values
+from tidelog.pipeline.known_names import folder_names
 
 __all__ = ["event_values", "folder_values"]
 
 _parse_json = msgspec.json.Decoder().decode
 
 _DELTA = "/_delta_log/"
+_NOT_KNOWN = (
+    msgspec.MsgspecError,
+    UnicodeDecodeError,
+    AttributeError,
+    ValueError,
+    TypeError,
+    LookupError,
+    EOFError,
+    OSError,
+)
 _FILE = frozenset(
     {
         "size",
@@ -64,18 +77,23 @@ _STATS = frozenset({"numRecords", "minValues", "maxValues", "nullCount", "tightB
 _CHECKPOINT = frozenset({"version", "size", "sizeInBytes", "numOfAddFiles", "parts", "checksum"})
 
 
-def event_values(key: str, data: bytes, living: Collection[str]) -> list[Any] | None:
+def event_values(
+    key: str, data: bytes, living: Collection[str], everywhere: Collection[str] = ()
+) -> list[Any] | None:
     """The values of an object that an event may have filled; None for an object that is not known.
 
-    ``living`` are the folders of an archive's generation that have files with events.
+    ``living`` are the folders of an archive's generation that have files with events;
+    ``everywhere`` are those of all generations, as the beginning of keys.
     """
     folder, _, name = key.rpartition("/")
     try:
+        if ICEBERG in key:
+            return iceberg_values(key, data, everywhere)
         if name == "_SUCCESS":
             return _of_marker(_parse_json(data), living)
         if f"{folder}/".endswith(_DELTA):
             return _of_log(name, data, living)
-    except (msgspec.MsgspecError, UnicodeDecodeError, AttributeError):
+    except _NOT_KNOWN:
         pass  # not what its name says
     return None
 
@@ -106,13 +124,8 @@ def folder_values(folder: str, living: Collection[str]) -> Iterator[str]:
 
     The first name is that of the topic.
     """
-    if folder in living:
-        return
-    for part in folder.split("/")[1:]:
-        for name in {part, unquote(part)}:  # special characters are escaped in names
-            yield name
-            if "=" in name:
-                yield name.partition("=")[2]
+    if folder not in living:
+        yield from folder_names(folder.partition("/")[2])
 
 
 def _of_actions(line: dict[str, Any], living: Collection[str]) -> Iterator[Any]:

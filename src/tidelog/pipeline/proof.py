@@ -42,9 +42,10 @@ from tidelog.pipeline.deletions import knows_all, read_deletions
 from tidelog.pipeline.descent import archives_of, partitions_of
 from tidelog.pipeline.erase import is_under_way
 from tidelog.pipeline.erase_aside import AsideFiles
+from tidelog.pipeline.known_names import names_of
 from tidelog.pipeline.known_objects import event_values, folder_values
 from tidelog.pipeline.places import store_at
-from tidelog.pipeline.proof_names import ManifestNames, erases, is_named_by_field, names_of
+from tidelog.pipeline.proof_names import ManifestNames, erases, is_named_by_field
 from tidelog.pipeline.proof_uploads import lasting_uploads
 from tidelog.pipeline.registry import list_pipelines
 from tidelog.pipeline.sought import (
@@ -171,6 +172,7 @@ class _Search:
         self._starts: dict[int, int] = {}  # of partitions
         self._files = tuple(_places_of_files(home, topic))
         self._living: set[str] = set()  # folders of a generation that have files with events
+        self._folders: set[str] = set()  # the same of all generations, from the archive's root
         self._manifests = ManifestNames(home, sought)
         self.proof = Proof(topic.name)
 
@@ -318,6 +320,7 @@ class _Search:
                 folder = below.rpartition("/")[0]
                 if file.events:
                     self._living.add(folder)
+                    self._folders.add(file.target.rpartition("/")[0])
                 elif partition in own:
                     emptied[file.target] = (folder, erases(manifest, file, gone[partition]))
                 if partition not in own:
@@ -332,7 +335,7 @@ class _Search:
         for table, what in stale_entries(self._home, archive, generation):
             self._add(f"table {table}", what, _TABLE.replace("{archive}", archive.name))
         self._owner(store, archive)
-        prefixes = (f"{archive.folder(generation)}/", f"{archive.dead}/", f"{archive.root}/_")
+        prefixes = (f"{archive.folder(generation)}/", f"{archive.dead}/")
         for prefix in (*prefixes, layout.staging_of(pipeline)):
             self.staged(store, [prefix])
 
@@ -362,8 +365,12 @@ class _Search:
                 self._add(target, what, _REBUILD)
 
     def whole_archive(self, archive: Archive) -> None:
-        """Search an archive's folders for objects of no generation: there should be none."""
+        """Search an archive's folders for objects of no generation: there should be none.
+
+        Files that were set aside and metadata of tables are expected; they name files of all.
+        """
         store = store_at(self._home, archive.store)
+        self.staged(store, [f"{archive.root}/_"])
         for prefix in (f"{archive.root}/", f"{archive.dead}/"):
             for info in store.list(prefix):
                 self._unexplained(store, info, "of no generation that the archive has", _SWEEP)
@@ -448,7 +455,7 @@ class _Search:
 
     def _found_in(self, key: str, data: bytes) -> int | None:
         """How many of them an object holds; None or an error where it cannot be searched."""
-        values = event_values(key, data, self._living)
+        values = event_values(key, data, self._living, self._folders)
         if values is not None:
             return sum(map(self._sought.is_in, values))
         if has_columns(data):

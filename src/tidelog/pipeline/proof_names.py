@@ -7,8 +7,7 @@ erased event; so are the manifests that list its files, those before the erasure
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from urllib.parse import unquote
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -22,7 +21,7 @@ from tidelog.pipeline.known_objects import folder_values
 from tidelog.pipeline.sought import Sought
 from tidelog.store.base import Store
 
-__all__ = ["ManifestNames", "erases", "is_named_by_field", "names_of"]
+__all__ = ["ManifestNames", "erases", "is_named_by_field"]
 
 _MANIFESTS = "pipelines/"
 
@@ -83,13 +82,6 @@ def is_named_by_field(making: Making, folder: str, living: Collection[str]) -> b
         return False
     own = "/".join([*folder.split("/")[:2], ""])
     return not any(f"{each}/".startswith(own) for each in living)
-
-
-def names_of(key: str) -> Iterator[str]:
-    """The names in an object's key: without escapes, what follows ``=``, and without a suffix."""
-    for part in key.split("/"):
-        for name in {part, unquote(part)}:
-            yield from {name, name.partition("=")[2], name.rpartition(".")[0]} - {""}
 
 
 def _folder(target: str, root: str) -> str:

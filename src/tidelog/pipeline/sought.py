@@ -21,6 +21,7 @@ from tidelog.codec.formats.schema import PREFIX
 from tidelog.errors import InvalidError
 from tidelog.model.depth import is_deep_json
 from tidelog.pipeline.deletions import Deletions, Places
+from tidelog.pipeline.known_names import names_of
 
 __all__ = [
     "Sought",
@@ -83,8 +84,15 @@ class Sought:
     def _is_one(self, value: Any) -> bool:
         if isinstance(value, str):
             keys = self.deletions.by_key
-            return value in self.deletions.by_id or value.encode() in keys or self._is_json(value)
+            is_one = value in self.deletions.by_id or value.encode() in keys
+            return is_one or self._is_json(value) or ("/" in value and self._is_in_path(value))
         return isinstance(value, bytes) and (value in self.deletions.by_key or self.in_text(value))
+
+    def _is_in_path(self, path: str) -> bool:
+        """Whether a path has a folder that is named by one of them."""
+        names = list(names_of(path))
+        keys = self.deletions.by_key
+        return any(name in self.deletions.by_id or name.encode() in keys for name in names)
 
     def _is_json(self, value: str) -> bool:
         return '"' in value and self.in_text(value.encode())

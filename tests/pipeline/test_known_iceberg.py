@@ -1,0 +1,123 @@
+"""Iceberg's metadata: what only settings fill is not searched, and what an event may fill is."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import pytest
+
+from tests.pipeline.looking import FIRST_S, a_home, an_archive, drive
+from tidelog import Event
+from tidelog.pipeline.deletions import Deletions
+from tidelog.pipeline.erasure import carry_out
+from tidelog.pipeline.known_objects import event_values
+from tidelog.pipeline.proof import prove_erased
+from tidelog.pipeline.sought import Sought
+from tidelog.pipeline.tables.registration import register_table
+
+WORDS = [
+    "main",
+    "append",
+    "overwrite",
+    "branch",
+    "PARQUET",
+    "lake",
+    "daily",
+    "metadata",
+    "timestamp",
+]
+WORDS += ["1", "2", "9", "2026-11-15", "dt"]
+FOLDER = "archives/a/_iceberg/lake.a/metadata"
+ROOT = "s3://bucket/prefix/archives/a/g1/t"
+
+
+def test_ids_and_keys_that_are_words_of_iceberg_metadata_are_proved_erased(tmp_path: Path) -> None:
+    with a_home(tmp_path) as home:
+        home.create_topic("t", 1)
+        value = b'{"at": %d}' % FIRST_S
+        for each in (*WORDS, "stays"):
+            home.append(
+                "t", [Event(value, id=each, key=b"stays" if each == "stays" else each.encode())]
+            )
+        archive = an_archive(home, parser="json:at")
+        drive(home, archive)
+        register_table(home, archive, f"iceberg:sqlite:///{tmp_path}/lake.db#lake.daily")
+        home.delete("t", WORDS)
+        for each in WORDS:
+            home.delete_key("t", each.encode())
+        carry_out(home, home.topic("t"), 0)
+        carry_out(home, home.topic("t"), 0)
+        for each in WORDS:
+            traces = prove_erased(home, home.topic("t"), [each], [each.encode()]).traces
+            assert traces == [], each
+
+
+def avro(record: dict[str, Any]) -> bytes:
+    """A file of one record, with fields as they come."""
+    schema = {"type": "record", "name": "r", "fields": _fields(record, "r")}
+    out = io.BytesIO()
+    fastavro.writer(out, schema, [record])
+    return out.getvalue()
+
+
+def _fields(record: dict[str, Any], path: str) -> list[dict[str, Any]]:
+    return [
+        {"name": name, "type": _type(value, f"{path}_{name}")} for name, value in record.items()
+    ]
+
+
+def _type(value: Any, path: str) -> Any:
+    if isinstance(value, dict):
+        return {"type": "record", "name": path, "fields": _fields(value, path)}
+    if isinstance(value, list):
+        return {"type": "array", "items": _type(value[0], path)}
+    return {str: "string", bytes: "bytes", int: "long"}[type(value)]
+
+
+def entry(**file: Any) -> bytes:
+    plain = {"file_path": f"{ROOT}/ann/a.parquet", "file_format": "PARQUET", "record_count": 1}
+    return avro({"status": 1, "data_file": {**plain, **file}})
+
+
+OBJECTS = {
+    "a folder": ("1-m0.avro", entry(file_path=f"{ROOT}/gone/dt=1/a.parquet")),
+    "an escaped folder": ("1-m0.avro", entry(file_path=f"{ROOT}/user=%67one/a.parquet")),
+    "a partition": (
+        "1-m0.avro",
+        entry(file_path=f"{ROOT}/x/a.parquet", partition={"user": "gone"}),
+    ),
+    "a bound": ("1-m0.avro", entry(lower_bounds=[{"key": 5, "value": b"gone"}])),
+    "an unknown field": ("1-m0.avro", entry(new="gone")),
+    "an unknown record": ("1.avro", avro({"who": "gone"})),
+    "bounds of partitions": (
+        "snap-1.avro",
+        avro({"manifest_path": "x", "partitions": [{"lower_bound": b"gone"}]}),
+    ),
+    "a property": ("1.metadata.json", json.dumps({"properties": {"owner": "gone"}}).encode()),
+    "a summary": (
+        "1.metadata.json",
+        json.dumps({"snapshots": [{"summary": {"partitions.user=gone": "1"}}]}).encode(),
+    ),
+    "a new field": ("1.metadata.json", json.dumps({"statistics": [{"path": "x/gone/y"}]}).encode()),
+}
+
+
+@pytest.mark.parametrize("what", list(OBJECTS))
+def test_values_of_iceberg_metadata_are_searched(what: str) -> None:
+    name, data = OBJECTS[what]
+    values = event_values(f"{FOLDER}/{name}", data, (), {"archives/a/g1/t/ann"})
+    assert values is not None
+    assert any(map(Sought(Deletions(by_id={"gone": {}})).is_in, values))
+    assert not any(map(Sought(Deletions(by_id={"PARQUET": {}})).is_in, values))
+
+
+def test_folder_that_has_events_is_not_a_trace_in_iceberg_metadata() -> None:
+    sought = Sought(Deletions(by_id={"ann": {}}))
+    for living, is_found in (({"archives/a/g1/t/ann"}, False), ({"archives/a/g2/t/ann"}, True)):
+        values = event_values(f"{FOLDER}/1-m0.avro", entry(), (), living)
+        assert values is not None
+        assert any(map(sought.is_in, values)) == is_found
