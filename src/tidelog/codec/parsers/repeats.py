@@ -12,11 +12,15 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidelog.model.depth import is_deep_json
+
 __all__ = ["Repeats"]
 
 _ESCAPED = r'\\u[0-9a-fA-F]{4}[^"]*"\s*:'  # in a name of plain letters
 _ESCAPED_ANY = r'\\.[^"]*"\s*:'
 _SPECIAL = re.compile(r'["\\/\x00-\x1f]')  # may have other escapes
+_NO_FIELD = "{}"
+_any = msgspec.json.Decoder(msgspec.Raw)
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _array = msgspec.json.Decoder(list[msgspec.Raw])
 
@@ -47,23 +51,32 @@ class Repeats:
 
 
 def _picked(text: str, path: list[str]) -> str:
-    """The text with only the last of each name on the path; as it is where that cannot be told."""
+    """Return the text with only the last of each name on the path; what is not JSON, unchanged.
+
+    JSON always comes back reduced, so that DuckDB never sees an earlier name: to ``{}`` where the
+    path ends early, or where the text nests too deeply to be parsed.
+    """
+    if is_deep_json(text):
+        return _NO_FIELD
     try:
-        return _last(text, path)
-    except (msgspec.MsgspecError, RecursionError, ValueError):
-        return text  # it is not JSON, or has no such path: DuckDB says so
+        return _last(bytes(_any.decode(text)).decode(), path)
+    except msgspec.DecodeError:
+        return text  # DuckDB reports it
 
 
 def _last(text: str, path: list[str]) -> str:
+    """Reduce valid JSON without space around it."""
     if not path:
         return text
     name, *rest = path
-    if text.lstrip()[:1] == "[":
+    if text[0] == "[":
         items = [bytes(item).decode() for item in _array.decode(text)]
-        if name.isascii() and name.isdecimal() and int(name) < len(items):
+        if name.isascii() and name.isdecimal() and len(name) < 20 and int(name) < len(items):
             items[int(name)] = _last(items[int(name)], rest)
         return f"[{','.join(items)}]"
+    if text[0] != "{":
+        return _NO_FIELD
     found = _object.decode(text).get(name)
     if found is None:
-        return "{}"
+        return _NO_FIELD
     return f"{{{msgspec.json.encode(name).decode()}:{_last(bytes(found).decode(), rest)}}}"
