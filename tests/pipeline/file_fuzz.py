@@ -2,8 +2,8 @@
 
 Steps write lines and half lines, rotate by renaming or by copying and truncating, compress and
 delete files that were read; others run the archive, build generations, promote, roll back and drop
-them. Each run is a process of its own: it knows what the catalog knows. In the end every line must
-be in the live generation once, unless the last run reports an error.
+them. A run is a new process, which knows what the catalog knows, or goes on in the last one. In the
+end every line must be in the live generation once, unless the last run reports an error.
 
 A file that is compressed and gets another number between two runs is read twice, as documented: its
 name tells nothing, and files with the same lines may be others. So a run sees one of the names.
@@ -23,10 +23,15 @@ from random import Random
 from tests.pipeline.file_logs import HEADER, Logs, log_folder
 from tidelog.errors import InvalidError, TidelogError
 from tidelog.model.archive import Making
-from tidelog.pipeline.archive import find_archive
+from tidelog.pipeline.archive import find_archive, open_pipeline
+from tidelog.pipeline.base import Pipeline
+from tidelog.pipeline.driver import Driver, Driving
 from tidelog.pipeline.generations import begin_backfill, drop_generation, promote, rollback
+from tidelog.pipeline.workers import LocalWorkers
 
 __all__ = ["play"]
+
+_RESTARTED = 0.6  # of all runs
 
 _WEIGHTS = {
     "append": 5,
@@ -54,6 +59,7 @@ class _Life:
     half: str = ""  # a line without its end
     count: int = 0
     is_compressed: bool = False  # a file, since the last run
+    pipeline: Pipeline | None = None  # of the last run, with what its source remembers
     error: TidelogError | None = None  # of the last run
     trace: list[str] = field(default_factory=list)
 
@@ -131,8 +137,13 @@ class _Life:
 
     def run(self) -> None:
         self.is_compressed = False
+        archive = find_archive(self.logs.home, "x")
+        pipeline, is_new = self.pipeline, self.random.random() < _RESTARTED
+        if pipeline is None or is_new or pipeline.id != archive.pipeline():
+            pipeline = open_pipeline(self.logs.home, archive, LocalWorkers(1))
+        self.pipeline = pipeline
         try:
-            self.logs.run(start=self.start)
+            Driver(self.logs.home.log, pipeline, Driving(start=self.start)).run()
             self.error = None
         except TidelogError as exc:
             self.error = exc

@@ -283,3 +283,40 @@ def test_name_that_a_file_was_found_by_is_kept(logs: Logs) -> None:
         logs.compress(Path(f"{logs.log}.{number}"))
     logs.run()
     assert logs.held() == lines("one\ntwo\n", text(3, 4, ""))
+
+
+def test_file_below_the_beginning_of_a_backup_is_refused(logs: Logs) -> None:
+    """It comes before anything was committed, and would never be read."""
+    home = logs.home
+    home.create_topic("t", 1)
+    fill(home, range(1, 31))
+    an_archive(home, "day")
+    logs.run(name="day")
+    fill(home, range(31, 41))
+    logs.run(name="day")
+    copied(logs)
+    first, second = sorted(copied(logs).rglob("*.parquet"))
+    first.rename(logs.folder / "away")
+    an_archive(home, "copy", source=f"file:{second.parent}")
+    with pytest.raises(RuntimeError):
+        logs.run(name="copy", on_look=_die)
+    (logs.folder / "away").rename(first)
+    with pytest.raises(InvalidError, match="came after these were read"):
+        logs.run(name="copy")
+
+
+def test_rollback_to_a_generation_from_a_copy_of_files(logs: Logs) -> None:
+    """It has read the topic since, and the files of the copy were not noted any more."""
+    home = logs.home
+    home.create_topic("t", 1)
+    fill(home, range(1, 31))
+    an_archive(home, "day")
+    logs.run(name="day")
+    logs.replace("day", source=f"file:{copied(logs)}")
+    fill(home, range(31, 41))
+    logs.run(name="day")
+    assert logs.problems("day") == []
+    rollback(home, "day")
+    rollback(home, "day")
+    assert find_archive(home, "day").generation == 2
+    assert logs.held(name="day").total() == 40

@@ -360,7 +360,8 @@ class Driver:
         if start == "latest" and seen is not None and was_there:
             position = self._pipeline.source.cut(seen.end, seen.end, 0)
             return Begin(position, "latest", now_ms), seen.note
-        return Begin(held.first, held.begins, now_ms), b""
+        note = b"" if held.begins == "earliest" else held.note  # what is there is to be read
+        return Begin(held.first, held.begins, now_ms), note
 
     def _seen(self) -> dict[str, Listed]:
         """The partitions that the pipeline's creation saw; else, those of this first look."""

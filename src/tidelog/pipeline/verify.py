@@ -165,10 +165,11 @@ class _Look:
         self._recount = Recount("")  # of the source partition that is looked at
         self._named: set[str] = set()  # by manifests of commits
         self._coming: set[str] = set()  # by those of intents
-        url = making.source or archive.source
+        is_live = number == archive.generation  # then its source is the archive's own
+        url = "" if is_live else making.source
         self._source: SourceCheck | None = None
         if how.source:
-            source = source_at(home, url)
+            source = source_at(home, url or archive.source)
             track(home.log, archive.pipeline(number), source)
             self._source = SourceCheck(source)
 

@@ -219,7 +219,7 @@ class FilesSource:
                 self._check_passed(each, files)
                 first, end = self._offsets(store, files)
                 known = self._tracking.known(each)
-                is_noted = known is not None and known.note
+                is_noted = known is not None and known.note and known.position != "0"
                 note = b"" if is_noted else _FilesMark.of(files, end).note()
                 found[each] = Bounds(
                     str(first), str(end), begins="retention" if first else "earliest", note=note
@@ -300,9 +300,9 @@ class FilesSource:
     def _check_passed(self, partition: SourcePartition, files: _Chain) -> None:
         """Refuse files that came after their offsets were passed: they would never be read."""
         known = self._tracking.known(partition)
-        if known is None:
+        before = _FilesMark.read(known.note) if known is not None else None
+        if known is None or before is None:  # or another source was read before, as in a backfill
             return
-        before = _FilesMark.read(known.note)
         found = _FilesMark.of(files, offset_at(known.position))
         if not found.digests <= before.digests:
             raise InvalidError(
@@ -524,10 +524,9 @@ class _FilesMark(NamedTuple):
         return cls(frozenset(digest[:_NAME_BYTES] for digest in digests))
 
     @classmethod
-    def read(cls, note: bytes) -> _FilesMark:
-        """The files of a note; none where there is no note."""
+    def read(cls, note: bytes) -> _FilesMark | None:
         if not note.startswith(_FILES):
-            return cls(frozenset())
+            return None
         data = note.removeprefix(_FILES)
         starts = range(0, len(data), _NAME_BYTES)
         return cls(frozenset(data[at : at + _NAME_BYTES] for at in starts))

@@ -24,10 +24,10 @@ from there.
 A file with a rotation's name beside its original is left out as long as all of it is the beginning
 of the original: it is a copy that is being made before the original is cut off, or compressed. All
 that are left out are listed with the reason. A file that became shorter and still begins with the
-same line, under the name that it was last found by, and is nowhere else, is an error: it was cut
-off. So is one that vanished before all of it was read: the pipeline keeps how many rows were seen
-(``pipeline.seen``), so a process that never saw the file raises it too, until a person accepts the
-loss.
+same line, under the name that it was last found by and with the same inode, and is nowhere else,
+is an error: it was cut off. So is one that vanished before all of it was read: the pipeline keeps
+how many rows were seen (``pipeline.seen``), so a process that never saw the file raises it too,
+until a person accepts the loss.
 """
 
 from __future__ import annotations
@@ -331,7 +331,7 @@ class RowTracking:
                 continue
             name = (mark.name if mark is not None else "") or _path(partition.name)
             info = free.get(name)
-            shorter = info is not None and mark is not None and 0 < info.size < mark.size
+            shorter = info is not None and mark is not None and self._is_shorter(info, mark)
             before = _line(known.incarnation)
             if info is not None and shorter and before:
                 if self._first_line(store, info) == before:
@@ -340,6 +340,12 @@ class RowTracking:
             elif self._ends.get(partition, 0) > max(int(known.position), int(known.lost or 0)):
                 ends = int(known.position), self._ends[partition]
                 bound.errors[partition] = _vanished(partition, *ends)
+
+    def _is_shorter(self, info: ObjectInfo, mark: RowMark) -> bool:
+        """Whether a file has less than was read, and may be the one that was read."""
+        inode, other = inode_of(mark.etag), inode_of(info.etag)
+        is_other = inode and other and inode != other
+        return not is_other and self._row_file(info).is_plain and 0 < info.size < mark.size
 
     def _original(self, store: Store, name: str) -> str:
         """The file that another one is a copy of, as a rotation makes it; empty: none."""
