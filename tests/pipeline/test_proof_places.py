@@ -16,15 +16,18 @@ from tidelog import Event, Home
 from tidelog.journal.amend import Amender
 from tidelog.journal.compile import compile_topic
 from tidelog.journal.policy import Policy
+from tidelog.log.replays import replay_pipeline
 from tidelog.log.sweep import sweep_home
 from tidelog.log.trim import ToOffsets
 from tidelog.model import layout
-from tidelog.model.archive import Archive
-from tidelog.pipeline.archive import find_archive
+from tidelog.model.archive import Archive, Making
+from tidelog.pipeline.archive import create_archive, find_archive
 from tidelog.pipeline.archived import delete_events, delete_key, erase_archived
 from tidelog.pipeline.contents import ArchiveFiles, Wanted, archived_rows
 from tidelog.pipeline.deletions import deleted_offsets
 from tidelog.pipeline.erasure import ArchiveEraser, carry_out
+from tidelog.pipeline.generations import begin_backfill, drop_generation
+from tidelog.pipeline.places import store_at
 from tidelog.pipeline.proof import prove_erased
 from tidelog.testing.scheduler import Crash
 
@@ -298,3 +301,58 @@ def test_columns_of_others_are_searched_whatever_they_are_called(home: Home, pla
         assert proof.is_erased == is_erased
         assert is_erased or [trace.object for trace in proof.traces] == [key]
         home.store.delete([key])
+
+
+def outside(home: Home, folder: Path, name: str, source: str = "topic:t") -> Archive:
+    """An archive whose folder is not in the home."""
+    folder.mkdir(exist_ok=True)
+    wanted = Archive(
+        name=name,
+        incarnation=home.log.ids.new(),
+        source=source,
+        kind="backup",
+        store=folder.as_uri(),
+        root=name,
+        created_ms=0,
+        makings={1: Making()},
+    )
+    return create_archive(home, wanted)
+
+
+@pytest.mark.parametrize("of", ["a dropped generation", "replays"])
+def test_what_is_staged_in_another_store_is_found_and_swept(
+    home: Home, tmp_path: Path, of: str
+) -> None:
+    append(home, "gone", "stays")
+    archive = outside(home, tmp_path / "out", "daily")
+    drive(home, archive)
+    store = store_at(home, archive.store)
+    data = next(store.get(info.key) for info in store.list("daily/g1/"))
+    pipeline = replay_pipeline(archive.pipeline())
+    if of == "a dropped generation":
+        begun, generation = begin_backfill(home, "daily", Making(codec="gzip"))
+        pipeline = begun.pipeline(generation)
+        drop_generation(home, "daily", generation)
+    home.delete("t", ["gone"])
+    topic = home.topic("t")
+    carry_out(home, topic, 0)
+    assert prove_erased(home, topic, ["gone"]).traces == []
+    late = f"staging/{pipeline}/0000000000/attempt/0/0"  # of a driver that slept
+    store.put(late, data)
+    assert [trace.object for trace in prove_erased(home, topic, ["gone"]).traces] == [late]
+    if of == "a dropped generation":
+        carry_out(home, topic, 0)
+        assert prove_erased(home, topic, ["gone"]).traces == []
+
+
+def test_archive_in_another_store_explains_nothing_in_the_home(home: Home, tmp_path: Path) -> None:
+    append(home, "gone", "stays")
+    home.create_topic("u", 1)
+    outside(home, tmp_path / "out", "loose", "topic:u")
+    segment = next(info.key for info in home.store.list("topics/") if "/segments/" in info.key)
+    home.store.copy(segment, "loose/copy")
+    home.delete("t", ["gone"])
+    topic = home.topic("t")
+    carry_out(home, topic, 0)
+    traces = prove_erased(home, topic, ["gone"]).traces
+    assert [trace.object for trace in traces] == ["loose/copy"]

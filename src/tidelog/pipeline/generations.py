@@ -74,7 +74,7 @@ from tidelog.pipeline.driver import Driver, Driving
 from tidelog.pipeline.freezing import carry_known, freeze_heads, release_heads
 from tidelog.pipeline.gate import is_stale, withdraw
 from tidelog.pipeline.listing import track
-from tidelog.pipeline.places import files_at, source_at
+from tidelog.pipeline.places import files_at, pipelines_of, source_at
 from tidelog.pipeline.policy import Policy
 from tidelog.pipeline.removal import close_heads, delete_below, remove_work
 from tidelog.pipeline.tables import check_tables, replace_files
@@ -223,8 +223,7 @@ def remove_strays(home: Home, archive: Archive) -> None:
     removed = [each for each in range(1, archive.newest + 1) if each not in archive.makings]
     for generation in removed:
         delete_below(files, f"{archive.folder(generation)}/")
-        pipeline = archive.any_pipeline(generation)
-        for each in (pipeline, replay_pipeline(pipeline)):
+        for each in pipelines_of(archive, generation):
             remove_work(home.log, each, files)
     if removed:
         dead = tuple(f"{generation}_" for generation in removed)
@@ -439,8 +438,7 @@ def _listed(ranges: Sequence[MissingRange]) -> str:
 def _remove(home: Home, archive: Archive, generation: int) -> Archive:
     """Steps 3 to 5 of a drop."""
     replace_files(home, archive)  # a promote may have died before it did
-    pipeline = archive.pipeline(generation)
-    pipelines = (pipeline, replay_pipeline(pipeline))
+    pipelines = pipelines_of(archive, generation)
     files = files_at(home, archive)
     for each in pipelines:
         close_heads(home.log, each)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
 from tidelog.home import Home, open_home
 from tidelog.log.archives import check_outside
 from tidelog.log.base import Log
+from tidelog.log.replays import replay_pipeline
+from tidelog.model import layout
 from tidelog.model.address import parse_address
 from tidelog.model.archive import Archive
 from tidelog.sinks import open_sink
@@ -21,7 +24,23 @@ from tidelog.store import open_store
 from tidelog.store.base import Store
 from tidelog.store.retry import RetryingStore
 
-__all__ = ["files_at", "sink_at", "source_at", "store_at"]
+__all__ = [
+    "Folder",
+    "files_at",
+    "folders_of",
+    "pipelines_of",
+    "sink_at",
+    "source_at",
+    "store_at",
+]
+
+
+class Folder(NamedTuple):
+    """What keys begin with, and the store that they are in."""
+
+    store: str  # URL
+    prefix: str
+
 
 _ADDING = ("kinesis", "scylla")  # sources that put what they know of a record into headers
 
@@ -68,6 +87,31 @@ def files_at(home: Home, archive: Archive) -> Store:
     store = store_at(home, archive.store)
     check_outside(home.log, archive, store)
     return store
+
+
+def pipelines_of(archive: Archive, *generations: int) -> list[str]:
+    """The pipelines of some generations, each with its replays of dead letters.
+
+    By default of all that the archive ever had: a driver of a dropped one may have slept, and stage
+    or record something still.
+    """
+    numbers = generations or range(1, archive.newest + 1)
+    own = [archive.any_pipeline(number) for number in numbers]
+    return [each for pipeline in own for each in (pipeline, replay_pipeline(pipeline))]
+
+
+def folders_of(home: Home, archive: Archive) -> dict[str, list[Folder]]:
+    """Every folder that an archive's objects may be in: files, what is staged, manifests.
+
+    Sweeps and proofs go by this list. Nothing else of a store that is not the home's own is listed,
+    since others may have objects there.
+    """
+    own, pipelines = store_at(home, archive.store).url, pipelines_of(archive)
+    return {
+        "files": [Folder(own, f"{archive.root}/"), Folder(own, f"{archive.dead}/")],
+        "staged": [Folder(own, layout.staging_of(each)) for each in pipelines],
+        "manifests": [Folder(home.store.url, layout.manifests(each)) for each in pipelines],
+    }
 
 
 class _LogOf:

@@ -44,7 +44,7 @@ from tidelog.pipeline.erase import is_under_way
 from tidelog.pipeline.erase_aside import AsideFiles
 from tidelog.pipeline.known_names import names_of
 from tidelog.pipeline.known_objects import event_values, folder_values
-from tidelog.pipeline.places import store_at
+from tidelog.pipeline.places import Folder, folders_of, pipelines_of, store_at
 from tidelog.pipeline.proof_names import ManifestNames, erases, is_named_by_field
 from tidelog.pipeline.proof_uploads import lasting_uploads
 from tidelog.pipeline.registry import list_pipelines
@@ -180,7 +180,7 @@ class _Search:
 
     def uploads(self, store: Store) -> None:
         """Search uploads that did not end. Before objects are listed, as they may become some."""
-        explained = tuple(_explained(self._home, self._topic))
+        explained = _explained(self._home, self._topic, store)
         try:
             for upload in lasting_uploads(store, self._home.log.clock):
                 if upload.read is None:
@@ -262,9 +262,7 @@ class _Search:
                 counted += len(found)
                 for row in found:
                     offset = int(rows.offsets[row])
-                    state = "another"
-                    if row in older:
-                        state = self._sought.state(partition, offset, older[row])
+                    state = self._sought.state(partition, offset, older.get(row, []))
                     said = f"holds offset {offset} of partition {partition}: "
                     if state == "deleted" or offset < self._starts[partition]:
                         self._add(run.object, f"{said}not compiled yet", _COMPILE)
@@ -335,9 +333,7 @@ class _Search:
         for table, what in stale_entries(self._home, archive, generation):
             self._add(f"table {table}", what, _TABLE.replace("{archive}", archive.name))
         self._owner(store, archive)
-        prefixes = (f"{archive.folder(generation)}/", f"{archive.dead}/")
-        for prefix in (*prefixes, layout.staging_of(pipeline)):
-            self.staged(store, [prefix])
+        self.staged(store, [f"{archive.folder(generation)}/", f"{archive.dead}/"])
 
     @contextlib.contextmanager
     def _unchanged(self, pipeline: str, partition: str, file: FileEntry) -> Iterator[None]:
@@ -367,17 +363,18 @@ class _Search:
     def whole_archive(self, archive: Archive) -> None:
         """Search an archive's folders for objects of no generation: there should be none.
 
-        Files that were set aside and metadata of tables are expected; they name files of all.
+        Files that were set aside and metadata of tables are expected; they name files of all. So
+        is what was staged, for generations that were dropped too: a driver may have slept.
         """
-        store = store_at(self._home, archive.store)
-        self.staged(store, [f"{archive.root}/_"])
-        for prefix in (f"{archive.root}/", f"{archive.dead}/"):
-            for info in store.list(prefix):
+        store, folders = store_at(self._home, archive.store), folders_of(self._home, archive)
+        self.staged(store, [f"{archive.root}/_", *(each.prefix for each in folders["staged"])])
+        for folder in folders["files"]:
+            for info in store.list(folder.prefix):
                 self._unexplained(store, info, "of no generation that the archive has", _SWEEP)
 
     def everything(self, store: Store) -> None:
         """Search all objects of the home that nothing explains, and all manifests for names."""
-        explained = tuple(_explained(self._home, self._topic))
+        explained = _explained(self._home, self._topic, store)
         for info in store.list(""):
             if (store.url, info.key) in self._seen or info.key.startswith(explained):
                 continue
@@ -422,15 +419,16 @@ class _Search:
         """Rows at erased offsets, and rows that have the id or the key of no later event."""
         for name in self._sought.hidden(batch):
             self._add(target, f"has no column `{name}`: what is in it cannot be seen", _UNSEEN)
-        rows = self._sought.rows(batch, later=False)
+        older = self._sought.rows(batch, later=False)
         column = own_column(batch, "offset")
-        found = set(rows)
+        found = set(older)
         if column is not None:
             offsets = column.cast(pa.int64())
             at = pc.is_in(offsets, pa.array(gone, pa.int64()))
             found = set(pc.indices_nonzero(at).to_pylist())
-            for row, places in rows.items():
-                if self._sought.state(partition, offsets[row].as_py(), places) != "another":
+            for row in self._sought.rows(batch):
+                places, offset = older.get(row, []), offsets[row].as_py()
+                if self._sought.state(partition, offset, places) != "another":
                     found.add(row)
         if found:
             self._add(target, f"holds {len(found)} of them", _ARCHIVE)
@@ -509,22 +507,19 @@ def _remedy(key: str) -> str:
     return _ASIDE if "/_aside/" in key else _DELETE
 
 
-def _explained(home: Home, topic: Topic) -> Iterator[str]:
-    """What keys begin with that are another's: of other topics, archives and pipelines."""
-    yield from (layout.HOME_OBJECT, layout.probe(""))
+def _explained(home: Home, topic: Topic, store: Store) -> tuple[str, ...]:
+    """What keys of a store begin with that are another's: of other topics, archives, pipelines."""
+    at = home.store.url
     own = {archive.name for archive, _ in archives_of(home, topic)}
-    for other in home.topics():
-        if other.incarnation != topic.incarnation:
-            yield f"topics/{other.incarnation}/"
+    found = [Folder(at, layout.HOME_OBJECT), Folder(at, layout.probe(""))]
+    others = (each for each in home.topics() if each.incarnation != topic.incarnation)
+    found += [Folder(at, f"topics/{each.incarnation}/") for each in others]
     for archive in list_archives(home):
         if archive.name not in own:
-            yield from (f"{archive.root}/", f"{archive.dead}/")
-            for generation in range(1, archive.newest + 1):
-                pipeline = archive.any_pipeline(generation)
-                yield layout.manifests(pipeline)
-                yield layout.manifests(replay_pipeline(pipeline))
-    for named in list_pipelines(home):
-        yield layout.manifests(named.incarnation)
+            folders = folders_of(home, archive)
+            found += [*folders["files"], *folders["manifests"]]
+    found += [Folder(at, layout.manifests(named.incarnation)) for named in list_pipelines(home)]
+    return tuple(folder.prefix for folder in found if folder.store == store.url)
 
 
 def _places_of_files(home: Home, topic: Topic) -> Iterator[str]:
@@ -538,10 +533,5 @@ def _places_of_files(home: Home, topic: Topic) -> Iterator[str]:
 def _stagings_of_others(home: Home, topic: Topic) -> list[str]:
     """Where archives stage that are made of something else."""
     own = {archive.name for archive, _ in archives_of(home, topic)}
-    return [
-        layout.staging_of(each)
-        for archive in list_archives(home)
-        if archive.name not in own
-        for generation in archive.makings
-        for each in (archive.pipeline(generation), replay_pipeline(archive.pipeline(generation)))
-    ]
+    others = [archive for archive in list_archives(home) if archive.name not in own]
+    return [layout.staging_of(each) for archive in others for each in pipelines_of(archive)]

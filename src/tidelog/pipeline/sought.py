@@ -100,10 +100,11 @@ class Sought:
     def state(
         self, partition: int, offset: int, places: list[Places]
     ) -> Literal["deleted", "another", "alive"]:
-        """What an event is that has one of the ids or keys, and is not later than the erasure.
+        """What an event is that has one of the ids or keys.
 
-        Its time is the producer's, and may be wrong. So it is another one, too, if it is above all
-        that was deleted of the same in its partition.
+        ``places`` are those of ids and keys that it is not later than: without any it is another
+        one. Its time is the producer's, and may be wrong. So it is another one, too, if it is above
+        all that was deleted of the same in its partition.
         """
         if offset in self.deletions.all.get(partition, ()):
             return "deleted"

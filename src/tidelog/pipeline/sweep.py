@@ -31,7 +31,6 @@ from tidelog.errors import TidelogError
 from tidelog.home import Home
 from tidelog.log.ages import trusted_now_ms
 from tidelog.log.archives import is_outside, read_commit_rows, read_partitions, read_progress
-from tidelog.log.replays import replay_pipeline
 from tidelog.log.sweep import abort_uploads
 from tidelog.model import layout, limits
 from tidelog.model.archive import Archive
@@ -42,7 +41,7 @@ from tidelog.pipeline.compact import compact_commits, drop_replaced
 from tidelog.pipeline.erase import finish_rewrites
 from tidelog.pipeline.generations import finish_removals, remove_strays
 from tidelog.pipeline.history import forget_history
-from tidelog.pipeline.places import files_at
+from tidelog.pipeline.places import files_at, pipelines_of
 from tidelog.pipeline.registry import list_pipelines
 from tidelog.pipeline.tables import settle_tables
 from tidelog.store.base import ObjectInfo, Store
@@ -136,9 +135,8 @@ def _is_looked_at(key: str, named: _Named) -> bool:
 def _sweep_archive(home: Home, archive: Archive, grace_ms: int, tally: PipelineSweep) -> None:
     store = files_at(home, archive)
     for generation in archive.in_state("building", "live", "kept"):
-        pipeline = archive.pipeline(generation)
         rewrites = False
-        for each in (pipeline, replay_pipeline(pipeline)):
+        for each in pipelines_of(archive, generation):
             _compact(home, each, tally)
             rewrites |= sweep_pipeline(home, each, store, grace_ms, tally)
         if rewrites:
