@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
+import tidelog
 from tidelog import Event, Home
+from tidelog.catalog.base import Delete, Put
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.cli.main import cli
-from tidelog.errors import AlreadyExistsError, InvalidError, NotFoundError
+from tidelog.errors import AlreadyExistsError, CorruptError, InvalidError, NotFoundError
 from tidelog.home import create_home, open_home
 from tidelog.journal.lost import LostTopic
+from tidelog.journal.recover import RecoverReport
+from tidelog.log import incarnations
 from tidelog.log.base import Log
 from tidelog.log.topics import find_topic
+from tidelog.model import layout
+from tidelog.model.run import encode_row
 from tidelog.settings import load_settings
 from tidelog.store.memory import MemoryStore
 from tidelog.testing.clock import FakeClock, seeded_ids
@@ -68,20 +77,20 @@ def test_topic_that_the_catalog_does_not_know_comes_back_by_the_documented_comma
     lost = Lost(tmp_path)
     run = CliRunner()
 
-    def tidelog(*args: str) -> str:
+    def run_cli(*args: str) -> str:
         result = run.invoke(cli, ["--home", str(lost.path), *args], catch_exceptions=False)
         return f"{result.exit_code} {result.output}"
 
     command = f"tidelog topic recover NAME --incarnation {lost.incarnation}"
-    assert command in tidelog("verify")
+    assert command in run_cli("verify")
     recover = ("topic", "recover", "late", "--incarnation", lost.incarnation, "--json")
-    code, _, text = tidelog(*recover, "--dry-run").partition(" ")
+    code, _, text = run_cli(*recover, "--dry-run").partition(" ")
     report = json.loads(text)
     assert (code, report["objects"], report["events"], report["appended"]) == ("0", 6, 6, 6)
-    assert "late" not in tidelog("topic", "list"), "a dry run changes nothing"
-    assert json.loads(tidelog(*recover).partition(" ")[2])["appended"] == 6
-    assert tidelog("verify").startswith("0 ")
-    assert json.loads(tidelog(*recover).partition(" ")[2])["objects"] == 0, "nothing comes twice"
+    assert "late" not in run_cli("topic", "list"), "a dry run changes nothing"
+    assert json.loads(run_cli(*recover).partition(" ")[2])["appended"] == 6
+    assert run_cli("verify").startswith("0 ")
+    assert json.loads(run_cli(*recover).partition(" ")[2])["objects"] == 0, "nothing comes twice"
     with lost.open() as home:
         assert values(home, "late") == [[b"0", b"2", b"4"], [b"1", b"3", b"5"]]
         assert home.sweep(0).refused == ()
@@ -177,3 +186,125 @@ def test_compiled_events_without_ids_come_back_once(tmp_path: Path) -> None:
         assert home.recover_topic("late", incarnation=incarnation).appended == 4
         assert values(home, "late") == [[b"a", b"b", b"c", b"d"]]
         assert home.sweep(0).refused == ()
+
+
+class LostRows:
+    """A home in memory whose catalog loses rows of topic ``late``, which has two partitions."""
+
+    def __init__(self) -> None:
+        self.home = tidelog.open("memory:")
+        self.incarnation = self.home.create_topic("late", 2).incarnation
+        for partition in range(2):
+            self.home.append("late", [Event(b"a"), Event(b"b")], partition=partition)
+
+    def lose(self, *heads: int, rows: Sequence[int] = ()) -> None:
+        """The registry row, the heads of some partitions, and all rows of others."""
+        self._delete(layout.REGISTRY, layout.topic_row("late"))
+        for partition in heads:
+            self._delete(layout.topic_partition(self.incarnation, partition), "head")
+        for partition in rows:
+            where = layout.topic_partition(self.incarnation, partition)
+            for row in list(self.home.log.catalog.scan(where)):
+                self._delete(where, row.row)
+
+    def _delete(self, where: str, row: str) -> None:
+        log = self.home.log
+        log.catalog.write(where, Delete(row), write_id=log.ids.new())
+
+    def recover(self, name: str = "late", *, dry_run: bool = False) -> RecoverReport:
+        return self.home.recover_topic(name, incarnation=self.incarnation, dry_run=dry_run)
+
+
+def test_topic_whose_floors_are_above_its_objects_can_be_appended_to() -> None:
+    lost = LostRows()
+    lost.home.compile("late")
+    for _ in range(5):
+        lost.home.sweep(0)
+    lost.lose()
+    lost.recover()
+    lost.home.append("late", [Event(b"c")], partition=0)
+    assert values(lost.home, "late") == [[b"a", b"b", b"c"], [b"a", b"b"]]
+
+
+def test_recovery_raises_a_generation_that_is_below_a_floor() -> None:
+    lost = LostRows()
+    for _ in range(5):
+        lost.home.sweep(0)
+    log, topic = lost.home.log, lost.home.topic("late")
+    below = encode_row(msgspec.structs.replace(topic, generation=0))
+    change = Put(layout.topic_row("late"), below)
+    log.catalog.write(layout.REGISTRY, change, write_id=log.ids.new())
+    lost.home.recover_topic("late")
+    lost.home.append("late", [Event(b"c")], partition=0)
+    assert lost.home.sweep(0).refused == ()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("head", [0, 1])
+def test_partition_that_has_rows_and_no_head_is_refused(head: int, compiled: bool) -> None:
+    lost = LostRows()
+    if compiled:
+        lost.home.compile("late")
+    lost.lose(head)
+    for dry_run in (True, False):
+        with pytest.raises(CorruptError, match=rf"`late/{head}`: has no `head` row"):
+            lost.recover(dry_run=dry_run)
+    assert lost.home.topics() == []
+
+
+def test_dry_run_counts_what_the_call_then_does() -> None:
+    lost = LostRows()
+    lost.lose(rows=[1])
+    dry = lost.recover(dry_run=True)
+    assert (dry.events, dry.appended) == (2, 2)
+    assert lost.home.topics() == []
+    assert lost.recover().appended == 2
+    assert values(lost.home, "late") == [[b"a", b"b"], [b"a", b"b"]]
+
+
+def test_rows_above_a_partition_that_has_none_are_found() -> None:
+    lost = LostRows()
+    lost.lose(rows=[0])
+    for info in list(lost.home.log.store.list("topics/")):
+        lost.home.log.store.delete([info.key])
+    lost.recover()
+    assert lost.home.topic("late").partitions == 2
+
+
+def test_incarnation_becomes_one_topic_when_two_names_are_given_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lost = LostRows()
+    lost.lose()
+    real = LostTopic._wanted
+
+    def stalls(self: LostTopic, *given: Any) -> Any:
+        monkeypatch.undo()
+        lost.recover("other")
+        return real(self, *given)
+
+    monkeypatch.setattr(LostTopic, "_wanted", stalls)
+    with pytest.raises(InvalidError, match="is topic `other`"):
+        lost.recover()
+    assert [topic.name for topic in lost.home.topics()] == ["other"]
+    lost.home.append("other", [Event(b"c")], partition=0)
+    assert values(lost.home, "other") == [[b"a", b"b", b"c"], [b"a", b"b"]]
+
+
+def test_loss_is_not_accepted_of_a_topic_that_is_brought_back_at_that_moment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lost = LostRows()
+    lost.lose()
+    real = incarnations.add_name
+
+    def stalls(*given: Any) -> None:
+        monkeypatch.undo()
+        lost.recover()
+        real(*given)
+
+    monkeypatch.setattr(incarnations, "add_name", stalls)
+    with pytest.raises(InvalidError, match="was brought back meanwhile"):
+        lost.home.sweep(0, accept_loss=[lost.incarnation])
+    assert lost.home.sweep(0).refused == ()
+    assert values(lost.home, "late") == [[b"a", b"b"], [b"a", b"b"]]

@@ -1,19 +1,30 @@
 """Topics whose registry row was lost: objects of an incarnation that the registry does not know.
 
 A person gives such an incarnation a name, and it is a topic again. What rows the catalog still has
-of it count as before: events with their offsets, cursors, deletes. Where it has none, its
-partitions begin empty, and all its objects are strays, whose events ``recover`` appends again.
+of it count as before: events with their offsets, cursors, deletes. A partition of which it has no
+row at all begins empty, and all its objects are strays, whose events ``recover`` appends again. One
+that has rows and no head is refused: a new head would hide its events and give their offsets again.
 
 The topic is created by the steps of ``log.topics``, under the incarnation that its objects have: a
-call that dies is finished by the next one. Nothing is deleted or changed before that.
+call that dies is finished by the next one. Nothing is deleted or changed before that. What must
+never recur, or only grow, is established from all that is there:
+
+- the incarnation belongs to one name: the write that adds the name expects the registry as it was
+  when no other topic had the incarnation, and no delete of it
+- the generation is not below any floor of a head, nor that of any object that is stored or named
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import count
 
-from tidelog.catalog.memory import MemoryCatalog
+import msgspec
+
+from tidelog.catalog.base import Catalog, Change, Row
 from tidelog.codec.segment import read_known
 from tidelog.errors import (
     AlreadyExistsError,
@@ -24,8 +35,10 @@ from tidelog.errors import (
 from tidelog.log.base import Log
 from tidelog.log.incarnations import is_deleted
 from tidelog.log.leftovers import decode_run
-from tidelog.log.topics import create_topic, find_topic, head_of, list_topics
+from tidelog.log.references import read_references
+from tidelog.log.topics import create_topic, find_partition, find_topic, list_topics
 from tidelog.model import layout
+from tidelog.model.run import Head, encode_row
 from tidelog.model.slot import journal_slots, slots_of
 from tidelog.model.topic import Topic, check_topic_name
 from tidelog.store.base import ObjectInfo
@@ -33,6 +46,7 @@ from tidelog.store.base import ObjectInfo
 __all__ = ["LostTopic"]
 
 _INCARNATION = re.compile(r"[0-9a-f]{32}")
+_LOOK_AHEAD = 100  # partitions above the last that is known, which may have rows
 
 
 class LostTopic:
@@ -51,18 +65,23 @@ class LostTopic:
         self.is_registered = False  # under this name, by an earlier call
         if not _INCARNATION.fullmatch(incarnation):
             raise InvalidError(f"{self._what}: give one that `tidelog verify` names")
-        for topic in list_topics(log):
-            if topic.incarnation == incarnation and topic.name != name:
+        self._check_registry()
+
+    def _check_registry(self) -> None:
+        """Refuse an incarnation or a name that the registry has otherwise."""
+        for topic in list_topics(self._log):
+            is_same = topic.incarnation == self._incarnation
+            if is_same and topic.name != self._name:
                 raise InvalidError(
                     f"{self._what}: is topic `{topic.name}`: run `tidelog topic recover "
                     f"{topic.name}`"
                 )
-            if topic.incarnation != incarnation and topic.name == name:
+            if not is_same and topic.name == self._name:
                 raise AlreadyExistsError(
-                    f"topic `{name}`: exists already: give a name that no topic has"
+                    f"topic `{self._name}`: exists already: give a name that no topic has"
                 )
-            self.is_registered |= topic.incarnation == incarnation and topic.state == "ready"
-        if is_deleted(log, incarnation):
+            self.is_registered |= is_same and topic.state == "ready"
+        if is_deleted(self._log, self._incarnation):
             raise InvalidError(f"{self._what}: was deleted: nothing is left to recover")
 
     def register(self, partitions: int | None, slot_ms: int) -> Topic:
@@ -73,7 +92,9 @@ class LostTopic:
         if self.is_registered:
             topic = find_topic(self._log, self._name)
         else:
-            topic = create_topic(self._log, self._wanted(partitions, slot_ms))
+            topic = create_topic(
+                self._log, self._wanted(partitions, slot_ms)[0], self._check_registry
+            )
         if partitions not in (None, topic.partitions):
             raise InvalidError(
                 f"topic `{topic.name}`: was made again with {topic.partitions} partitions: leave "
@@ -82,19 +103,18 @@ class LostTopic:
         return topic
 
     def as_if(self, partitions: int | None, slot_ms: int) -> tuple[Log, Topic]:
-        """The topic that it would be, and a log in which it is that: for reading.
+        """The topic that it would be, and a log in which it is that: for reading."""
+        wanted, heads = self._wanted(partitions, slot_ms)
+        missing = set(range(wanted.partitions)) - set(heads)
+        new = [layout.topic_partition(self._incarnation, each) for each in missing]
+        catalog = _WithHeads(self._log.catalog, frozenset(new))
+        return replace(self._log, catalog=catalog), wanted
 
-        Where heads are missing, that log has a catalog of its own, in memory, with new ones.
-        """
-        wanted = self._wanted(partitions, slot_ms)
-        if self._heads() == wanted.partitions:
-            return self._log, wanted
-        log = replace(self._log, catalog=MemoryCatalog())
-        return log, create_topic(log, wanted)
-
-    def _wanted(self, partitions: int | None, slot_ms: int) -> Topic:
-        heads = self._heads()
-        needed = max(heads, self._partitions())
+    def _wanted(self, partitions: int | None, slot_ms: int) -> tuple[Topic, Mapping[int, Head]]:
+        """The topic, and the heads that are there."""
+        shown = self._partitions()
+        heads = self._heads(max(shown, partitions or 0))
+        needed = max(shown, *(each + 1 for each in heads), 0)
         if not needed:
             raise NotFoundError(f"{self._what}: has no events here: give one that `verify` names")
         if partitions is not None and partitions < needed:
@@ -110,22 +130,46 @@ class LostTopic:
             slot_ms=slot_ms,
             home=self._log.standing.id,
         )
-        for partition in range(heads):
+        for partition in heads:
             self._check_slots(topic, partition)
-        return topic
+        generation = self._generation(topic, heads)
+        return msgspec.structs.replace(topic, generation=generation), heads
 
-    def _heads(self) -> int:
-        """How many partitions the catalog has heads of. ``InvalidError`` for closed ones."""
-        count = 0
-        while True:
-            where = layout.topic_partition(self._incarnation, count)
-            row = self._log.catalog.get(where, "head")
-            if row is None:
-                return count
-            topic = Topic(self._name, self._incarnation, count + 1, 0)
-            if head_of(topic, count, row)[0].closed:
+    def _heads(self, at_least: int) -> Mapping[int, Head]:
+        """The heads that the catalog has, by partition.
+
+        ``InvalidError`` for closed ones, ``CorruptError`` for a partition that has lost its head.
+        """
+        found: dict[int, Head] = {}
+        end = at_least + _LOOK_AHEAD
+        for partition in count():
+            if partition >= end:
+                break
+            head = find_partition(self._log, Topic(self._name, self._incarnation, 1, 0), partition)
+            if head is None:
+                continue
+            if head.closed:
                 raise InvalidError(f"{self._what}: its delete had begun: nothing is recovered")
-            count += 1
+            found[partition] = head
+            end = max(end, partition + 1 + _LOOK_AHEAD)
+        return found
+
+    def _generation(self, topic: Topic, heads: Mapping[int, Head]) -> int:
+        """The highest that a head, a row or an object has."""
+        highest = max((head.floor for head in heads.values()), default=0)
+        keys = [
+            info.key
+            for folder in (layout.segments, layout.amendments)
+            for info in self._log.store.list(folder(self._incarnation))
+        ]
+        for partition, head in heads.items():
+            rows = read_references(self._log, topic, partition, head)
+            keys += [*rows.objects, *rows.leftovers]
+        for key in keys:
+            if not key.startswith(layout.journals(self._incarnation)):
+                with contextlib.suppress(ValueError, IndexError):  # recovery names it
+                    highest = max(highest, layout.segment_generation(key))
+        return highest
 
     def _check_slots(self, topic: Topic, partition: int) -> None:
         """Refuse a resolution that the index by time does not have: reads would miss events."""
@@ -167,3 +211,40 @@ class LostTopic:
             return [layout.journal_place(info.key)[0], -1]
         data = self._log.store.get(info.key)
         return [-1, *(each.partition for each in read_known(data, f"segment `{info.key}`"))]
+
+
+class _WithHeads:
+    """A catalog with new heads in partitions that have no rows: for reading."""
+
+    def __init__(self, inner: Catalog, new: frozenset[str]) -> None:
+        self._inner = inner
+        self._new = new
+        self._head = Row("head", encode_row(Head()), "new")
+
+    @property
+    def url(self) -> str:
+        return self._inner.url
+
+    def get(self, partition: str, row: str) -> Row | None:
+        if partition in self._new:
+            return self._head if row == "head" else None
+        return self._inner.get(partition, row)
+
+    def scan(
+        self,
+        partition: str,
+        start: str = "",
+        end: str | None = None,
+        limit: int | None = None,
+        reverse: bool = False,
+    ) -> Iterator[Row]:
+        if partition not in self._new:
+            return self._inner.scan(partition, start, end, limit, reverse)
+        is_asked = start <= "head" and (end is None or end > "head") and limit != 0
+        return iter([self._head] if is_asked else [])
+
+    def write(self, partition: str, *changes: Change, write_id: str) -> None:
+        raise InvalidError(f"write to `{partition}`: this only counts, and changes nothing")
+
+    def close(self) -> None:
+        """Leaves the catalog open, which is another's."""

@@ -5,8 +5,8 @@ in ``log``): its commit was lost with a newer catalog, or a producer died before
 journals say which events they hold (``forgotten``). A large value of an update does not name its
 event, so it is counted and left.
 
-1. raise the topic's generation above that of every object, and the floor of every head: a producer
-   that has uploaded a stray and is still at work must upload it again to commit it
+1. raise the topic's generation above that of every object and every floor, then the floor of every
+   head: a producer that has uploaded a stray and is still at work must upload it again to commit it
 2. list the objects below that generation, then read all rows: what is left over are the strays. The
    events of one segment for one partition are a unit, in whichever strays they are
 3. for each unit: leave out events that the topic had before this step (``present``), and those that
@@ -59,6 +59,7 @@ from tidelog.log.base import Log
 from tidelog.log.copying import Copier, LedgerMovedError
 from tidelog.log.heads import RACE, raise_head
 from tidelog.log.ledger import NOTHING_ERASED, ErasedIds, read_ledger
+from tidelog.log.topics import read_head
 from tidelog.log.unused import list_now, list_unused
 from tidelog.model import layout, limits
 from tidelog.model.producers import recovery_id, recovery_producer
@@ -108,8 +109,9 @@ def recover_topic(log: Log, lookup: Lookup, *, dry_run: bool = False) -> Recover
 
 
 def _fence(log: Log, topic: Topic) -> Topic:
-    """Step 1: the topic with a generation that is above all of its objects."""
-    highest = topic.generation
+    """Step 1: the topic with a generation that is above all of its objects and floors."""
+    heads = [read_head(log, topic, partition)[0] for partition in range(topic.partitions)]
+    highest = max(topic.generation, *(head.floor for head in heads))
     for folder in (layout.segments(topic.incarnation), layout.amendments(topic.incarnation)):
         for info in log.store.list(folder):
             highest = max(highest, _generation(info.key))

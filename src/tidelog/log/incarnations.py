@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 
 from tidelog.catalog.base import ABSENT, Put
 from tidelog.catalog.checked import CheckedCatalog
-from tidelog.errors import CorruptError
+from tidelog.errors import CorruptError, InvalidError
 from tidelog.log.base import Log
 from tidelog.log.registry import add_name
 from tidelog.log.topics import list_topics
@@ -64,8 +64,16 @@ def accept_unexplained(log: Log, name: str) -> bool:
     """
     if not _INCARNATION.fullmatch(name):
         return False
-    if unexplained(log, [each for each in stored_incarnations(log) if each == name]):
-        add_name(log, Put(layout.deleted_row(name), b"", ABSENT))
+    stored = [each for each in stored_incarnations(log) if each == name]
+
+    def check() -> None:
+        if not unexplained(log, stored):
+            raise InvalidError(
+                f"topic of incarnation `{name}`: was brought back meanwhile: nothing was accepted"
+            )
+
+    if unexplained(log, stored):
+        add_name(log, Put(layout.deleted_row(name), b"", ABSENT), check)
     return is_deleted(log, name)
 
 

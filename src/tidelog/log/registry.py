@@ -16,11 +16,18 @@ from tidelog.model import layout
 __all__ = ["add_name", "remove_name"]
 
 
-def add_name(log: Log, wanted: Put) -> None:
-    """Add a registry row that does not exist; done too when another process has added it."""
+def add_name(log: Log, wanted: Put, check: Callable[[], None] = lambda: None) -> None:
+    """Add a registry row that does not exist; done too when another process has added it.
+
+    ``check`` may look at other rows of the registry, and refuse by an error: no name is made or
+    removed between its last look and the write.
+    """
 
     def decide(found: Row | None) -> list[Change]:
-        return [wanted] if found is None else []
+        if found is not None:
+            return []
+        check()
+        return [wanted]
 
     _change(log, wanted.row, decide)
 

@@ -4,6 +4,7 @@ Creating, in three steps; whoever comes next finishes what a crash left:
 
 1. registry row ``topic/<name>`` as ``creating``, with a fresh incarnation → a name, not usable yet
 2. a ``head`` for each partition, so that commits always expect a version → the same
+   (a partition that has other rows and no head is refused: it has lost it)
 3. registry row as ``ready``                                              → a topic
 
 A delete of a topic that has events which a reader has not read (a consumer, an archive, a pump, a
@@ -64,6 +65,7 @@ __all__ = [
     "create_topic",
     "delete_topic",
     "find_head",
+    "find_partition",
     "find_target",
     "find_topic",
     "head_of",
@@ -75,13 +77,16 @@ _NAMES = 1_000  # of topics that are compared with one that is not found
 _CREATORS = 8  # heads written at once; each is a round trip on a remote catalog
 
 
-def create_topic(log: Log, wanted: Topic) -> Topic:
-    """Make a topic. ``AlreadyExistsError`` where there is one of this name."""
+def create_topic(log: Log, wanted: Topic, check: Callable[[], None] = lambda: None) -> Topic:
+    """Make a topic. ``AlreadyExistsError`` where there is one of this name.
+
+    ``check`` may refuse it by what the registry has when the name is added (``add_name``).
+    """
     check_topic_name(wanted.name)
     _check_settings(wanted)
     row = log.catalog.get(layout.REGISTRY, layout.topic_row(wanted.name))
     if row is None:
-        add_name(log, Put(layout.topic_row(wanted.name), encode_row(wanted), ABSENT))
+        add_name(log, Put(layout.topic_row(wanted.name), encode_row(wanted), ABSENT), check)
         row = log.catalog.get(layout.REGISTRY, layout.topic_row(wanted.name))
     if row is None:
         raise ConflictError(f"topic `{wanted.name}`: was deleted while it was created: try again")
@@ -230,6 +235,10 @@ def _without_head(log: Log, topic: Topic, partition: int) -> NotFoundError | Cor
     found = None if row is None else _decode(row)
     if found is None or found.incarnation != topic.incarnation or found.state != "ready":
         return NotFoundError(f"topic `{topic.name}`: was deleted: open it again, or create it")
+    return _lost_head(topic, partition)
+
+
+def _lost_head(topic: Topic, partition: int) -> CorruptError:
     return CorruptError(
         f"partition `{topic.name}/{partition}`: has no `head` row, so the catalog has lost rows: "
         "keep everything, and restore the catalog from a copy"
@@ -276,10 +285,24 @@ def _put_topic(log: Log, topic: Topic, version: str) -> None:
 
 def _create_head(log: Log, topic: Topic, partition: int) -> None:
     where = layout.topic_partition(topic.incarnation, partition)
-    if log.catalog.get(where, "head") is None:
+    if find_partition(log, topic, partition) is None:
         with contextlib.suppress(ConflictError):
             change = Put("head", encode_row(Head()), expect=ABSENT)
             log.catalog.write(where, change, write_id=log.ids.new())
+
+
+def find_partition(log: Log, topic: Topic, partition: int) -> Head | None:
+    """A partition's head, also a closed one; None where the catalog has no row of the partition.
+
+    ``CorruptError`` where it has rows and no head: a new one would give their offsets again.
+    """
+    where = layout.topic_partition(topic.incarnation, partition)
+    if next(iter(log.catalog.scan(where, limit=1)), None) is None:
+        return None
+    row = log.catalog.get(where, "head")
+    if row is None:
+        raise _lost_head(topic, partition)
+    return head_of(topic, partition, row)[0]
 
 
 def _close_head(log: Log, topic: Topic, partition: int) -> None:
