@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import fastavro
 import pytest
+from pyiceberg.catalog import load_catalog
+from pyiceberg.table.update.snapshot import ExpireSnapshots
 
 from tests.pipeline.looking import FIRST_S, a_home, an_archive, drive
-from tidelog import Event
+from tidelog import Event, Home
+from tidelog.pipeline.archive import find_archive, open_pipeline
 from tidelog.pipeline.deletions import Deletions
+from tidelog.pipeline.driver import Driver, Driving
 from tidelog.pipeline.erasure import carry_out
+from tidelog.pipeline.generations import begin_backfill, drop_generation, promote
 from tidelog.pipeline.known_objects import event_values
 from tidelog.pipeline.proof import prove_erased
 from tidelog.pipeline.sought import Sought
 from tidelog.pipeline.tables.registration import register_table
+from tidelog.pipeline.workers import LocalWorkers
+from tidelog.testing.scheduler import Crash
 
 WORDS = [
     "main",
@@ -121,3 +129,107 @@ def test_folder_that_has_events_is_not_a_trace_in_iceberg_metadata() -> None:
         values = event_values(f"{FOLDER}/1-m0.avro", entry(), (), living)
         assert values is not None
         assert any(map(sought.is_in, values)) == is_found
+
+
+USERS = ["ann", "bob", "eve"]
+
+
+@pytest.fixture
+def split(tmp_path: Path) -> Iterator[Home]:
+    """An archive whose folders are named by users, with an Iceberg table."""
+    with a_home(tmp_path) as home:
+        home.create_topic("t", 1)
+        for user in USERS:
+            value = json.dumps({"at": FIRST_S, "user": user}).encode()
+            home.append("t", [Event(value, key=user.encode())])
+        archive = an_archive(home, parser="split:user|json:at")
+        drive(home, archive)
+        register_table(home, archive, table_name(tmp_path))
+        yield home
+
+
+def table_name(folder: Path) -> str:
+    return f"iceberg:sqlite:///{folder}/lake.db#lake.daily"
+
+
+def rebuild(home: Home) -> None:
+    """Do what a proof advises for names that are made of erased events."""
+    making = find_archive(home, "daily").making()
+    built, generation = begin_backfill(home, "daily", making)
+    Driver(home.log, open_pipeline(home, built, LocalWorkers(2), generation), Driving()).run()
+    promote(home, "daily")
+
+
+def prove(home: Home, user: str) -> list[str]:
+    carry_out(home, home.topic("t"), 0)
+    return [each.object for each in prove_erased(home, home.topic("t"), (), [user.encode()]).traces]
+
+
+def rows(folder: Path) -> list[str]:
+    table = load_catalog("tidelog", uri=f"sqlite:///{folder}/lake.db").load_table("lake.daily")
+    return sorted(key.decode() for key in table.scan().to_arrow().column("key").to_pylist())
+
+
+def test_drop_removes_snapshots_that_name_folders_of_erased_events(
+    split: Home, tmp_path: Path
+) -> None:
+    split.delete_key("t", b"bob")
+    assert any("/_iceberg/" in each for each in prove(split, "bob"))
+    rebuild(split)
+    assert any("/_iceberg/" in each for each in prove(split, "bob"))
+    drop_generation(split, "daily", 1)
+    assert prove(split, "bob") == []
+    assert rows(tmp_path) == ["ann", "eve"]
+    split.append("t", [Event(json.dumps({"at": FIRST_S, "user": "joe"}).encode(), key=b"joe")])
+    drive(split, find_archive(split, "daily"))
+    register_table(split, find_archive(split, "daily"), table_name(tmp_path))
+    assert rows(tmp_path) == ["ann", "eve", "joe"]
+
+
+def test_drop_that_died_before_it_expired_snapshots_is_finished_by_a_sweep(
+    split: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    split.delete_key("t", b"bob")
+    carry_out(split, split.topic("t"), 0)
+    rebuild(split)
+    with monkeypatch.context() as patch:
+
+        def dies(_: ExpireSnapshots) -> None:
+            raise Crash("after the manifests were deleted")
+
+        patch.setattr(ExpireSnapshots, "commit", dies)
+        with pytest.raises(Crash):
+            drop_generation(split, "daily", 1)
+    assert find_archive(split, "daily").state_of(1) == "removing"
+    assert rows(tmp_path) == ["ann", "eve"]
+    assert prove(split, "bob") == []
+    assert rows(tmp_path) == ["ann", "eve"]
+
+
+def test_table_of_a_generation_without_files_names_none_of_the_dropped_ones(
+    split: Home, tmp_path: Path
+) -> None:
+    for user in USERS:
+        split.delete_key("t", user.encode())
+    carry_out(split, split.topic("t"), 0)
+    rebuild(split)
+    drop_generation(split, "daily", 1)
+    assert rows(tmp_path) == []
+    for user in USERS:
+        assert prove(split, user) == []
+
+
+def test_snapshot_that_another_engine_made_is_found_by_its_manifests(
+    split: Home, tmp_path: Path
+) -> None:
+    table = load_catalog("tidelog", uri=f"sqlite:///{tmp_path}/lake.db").load_table("lake.daily")
+    (file, *_) = [task.file for task in table.scan().plan_files() if "/bob/" in task.file.file_path]
+    with table.transaction() as change, change.update_snapshot().overwrite() as swap:
+        swap.delete_data_file(file)
+        swap.append_data_file(file)
+    split.delete_key("t", b"bob")
+    carry_out(split, split.topic("t"), 0)
+    rebuild(split)
+    drop_generation(split, "daily", 1)
+    assert prove(split, "bob") == []
+    assert rows(tmp_path) == ["ann", "eve"]

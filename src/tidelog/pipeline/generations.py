@@ -35,7 +35,9 @@ A generation is kept until ``drop`` removes it:
 2. the row says ``removing``                                    → dead: the next drop or sweep
 3. its heads are closed, so no driver commits there             → dead: the same
 4. delete files, dead letters, manifests, staged files, rows    → dead: the same
-5. remove the generation from the row
+5. delete the versions of tables that name these files: their
+   manifests, then the snapshots                                → dead: the same
+6. remove the generation from the row
 
 A driver may still copy files of a range that was decided before its head was closed; no reader uses
 that folder any more, and a sweep removes them. Closed heads stay for good: they are what keeps such
@@ -77,7 +79,7 @@ from tidelog.pipeline.listing import track
 from tidelog.pipeline.places import files_at, pipelines_of, source_at
 from tidelog.pipeline.policy import Policy
 from tidelog.pipeline.removal import close_heads, delete_below, remove_work
-from tidelog.pipeline.tables import check_tables, replace_files
+from tidelog.pipeline.tables import check_tables, forget_files, replace_files
 from tidelog.pipeline.workers import LocalWorkers
 from tidelog.sources.base import SourcePartition, bounds_apart
 
@@ -436,7 +438,7 @@ def _listed(ranges: Sequence[MissingRange]) -> str:
 
 
 def _remove(home: Home, archive: Archive, generation: int) -> Archive:
-    """Steps 3 to 5 of a drop."""
+    """Steps 3 to 6 of a drop."""
     replace_files(home, archive)  # a promote may have died before it did
     pipelines = pipelines_of(archive, generation)
     files = files_at(home, archive)
@@ -446,6 +448,7 @@ def _remove(home: Home, archive: Archive, generation: int) -> Archive:
     delete_below(files, f"{archive.dead}/", lambda key: _is_of(key, generation))
     for each in pipelines:
         remove_work(home.log, each, files)
+    forget_files(home, archive, generation)
 
     def edit(found: Archive) -> Archive:
         makings = {number: each for number, each in found.makings.items() if number != generation}

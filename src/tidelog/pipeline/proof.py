@@ -42,6 +42,7 @@ from tidelog.pipeline.deletions import knows_all, read_deletions
 from tidelog.pipeline.descent import archives_of, partitions_of
 from tidelog.pipeline.erase import is_under_way
 from tidelog.pipeline.erase_aside import AsideFiles
+from tidelog.pipeline.known_iceberg import ICEBERG
 from tidelog.pipeline.known_names import names_of
 from tidelog.pipeline.known_objects import event_values, folder_values
 from tidelog.pipeline.places import Folder, folders_of, pipelines_of, store_at
@@ -504,6 +505,8 @@ def _remedy(key: str) -> str:
     """Returns what removes a loose object; a sweep deletes only what topics and staging hold."""
     if key.startswith(("staging/", "topics/")):
         return _SWEEP
+    if ICEBERG in key:
+        return _REBUILD
     return _ASIDE if "/_aside/" in key else _DELETE
 
 

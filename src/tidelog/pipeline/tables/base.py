@@ -102,6 +102,14 @@ class Table(Protocol):
         """Return those of some paths that it lists; without any, nothing is asked."""
         ...
 
+    def forget(self, generation: int) -> bool:
+        """Remove the versions of the table that name files of a generation which is dropped.
+
+        Returns whether there were any. Idempotent. The present version names none of them.
+        ``ConflictError`` as for ``add``.
+        """
+        ...
+
     def stale(self, files: list[TableFile]) -> list[str]:
         """Return the paths of files that it lists with another size or count than they have."""
         ...

@@ -84,6 +84,10 @@ class DeltaLog:
             listed = set() if table is None else set(_paths(table))
             return sorted(listed.intersection(paths))
 
+    def forget(self, generation: int) -> bool:
+        """Its log is in the folder of the generation, and is deleted with that."""
+        return False
+
     def stale(self, files: list[TableFile]) -> list[str]:
         with self._translated():
             table = self._read() if files else None

@@ -46,6 +46,7 @@ try:
     from pyiceberg.table import Table as Snapshot
     from pyiceberg.table import TableProperties
     from pyiceberg.table.metadata import TableMetadata
+    from pyiceberg.table.snapshots import Snapshot as Version
     from pyiceberg.typedef import Record
 except ImportError as exc:
     raise InvalidError("iceberg tables are not installed: pip install 'tidelog[tables]'") from exc
@@ -111,9 +112,12 @@ class IcebergTable:
             mapping = table.schema().name_mapping.model_dump_json()
             with _once(table).transaction() as change:
                 if not same:
-                    change.delete(AlwaysTrue())
+                    # Its manifests name the files of the generation before, which it is of.
+                    change.delete(AlwaysTrue(), {_STATE: msgspec.json.encode(known).decode()})
                 change.set_properties({_STATE: said, TableProperties.DEFAULT_NAME_MAPPING: mapping})
-                if files:
+                if (
+                    files or not same
+                ):  # the present snapshot must name no file of another generation
                     with change.update_snapshot({_STATE: said}).fast_append() as append:
                         for file in files:
                             append.append_data_file(file)
@@ -126,11 +130,62 @@ class IcebergTable:
             if table is None or not stale:
                 return False
             fresh = self._data_files(table, [file for _, file in stale])
-            with _once(table).transaction() as change, change.update_snapshot().overwrite() as swap:
+            said = {_STATE: table.properties[_STATE]} if _STATE in table.properties else {}
+            with (
+                _once(table).transaction() as change,
+                change.update_snapshot(said).overwrite() as swap,
+            ):
                 for old, _ in stale:
                     swap.delete_data_file(old)
                 for new in fresh:
                     swap.append_data_file(new)
+            return True
+
+    def forget(self, generation: int) -> bool:
+        """Expire the snapshots of a generation, and delete what only they name.
+
+        Objects are deleted first, so dying in between leaves snapshots that the next call finds.
+        Their files are deleted already: no reader can use them.
+        """
+        with self._translated():
+            table = self._read()
+            if table is None:
+                return False
+            heads = {each.snapshot_id for each in table.metadata.refs.values()}
+            old = [
+                each
+                for each in table.snapshots()
+                if each.snapshot_id not in heads and self._is_of(table, each, generation)
+            ]
+            if not old:
+                return False
+            ids = {each.snapshot_id for each in old}
+            needed = {
+                path
+                for each in table.snapshots()
+                if each.snapshot_id not in ids
+                for path in _objects(table, each)
+            }
+            for path in {path for each in old for path in _objects(table, each)} - needed:
+                with contextlib.suppress(FileNotFoundError):
+                    table.io.delete(path)
+            _once(table).maintenance.expire_snapshots().by_ids(sorted(ids)).commit()
+            return True
+
+    def _is_of(self, table: Snapshot, snapshot: Version, generation: int) -> bool:
+        """Whether a snapshot names files of a generation: by its summary, or by its manifests."""
+        said = snapshot.summary.get(_STATE) if snapshot.summary is not None else None
+        if said is not None:
+            return decode_json(said, Through).generation == generation
+        folder = self._plan.archive.folder(generation)
+        below = _url(object_url(self._store, f"{folder}/"))
+        try:
+            return any(
+                entry.data_file.file_path.startswith(below)
+                for manifest in snapshot.manifests(table.io)
+                for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=False)
+            )
+        except FileNotFoundError:  # an earlier call died after it had deleted some of them
             return True
 
     def lists(self, paths: list[str]) -> list[str]:
@@ -298,6 +353,14 @@ def _partition(metadata: TableMetadata, file: TableFile) -> Record:
         else:
             values.append(text)
     return Record(*values)
+
+
+def _objects(table: Snapshot, snapshot: Version) -> list[str]:
+    """The manifest list of a snapshot, and its manifests as far as that can be read."""
+    with contextlib.suppress(FileNotFoundError):
+        manifests = [each.manifest_path for each in snapshot.manifests(table.io)]
+        return [*manifests, snapshot.manifest_list]
+    return [snapshot.manifest_list]
 
 
 def _once(table: Snapshot) -> Snapshot:

@@ -25,7 +25,9 @@ date:
   collected before that. A table skips files that it does not list; step 2 is for files that were
   collected before the erasure's commit and added after it.
 - A promote moves every table to the files of the new generation (``replace_files``), also to one
-  without files. So does a drop, before it deletes files, for a promote that died. Step 1 reads the
+  without files. So does a drop, before it deletes files, for a promote that died. After that it
+  removes the versions of tables that name these files (``forget_files``), since folders may be
+  named by fields of erased events. Step 1 reads the
   table, then the archive's row, so a register that slept through a promote cannot bring the old
   files back.
 - A register that dies after step 4, beside an erasure, may leave entries of its lot that are out of
@@ -75,6 +77,7 @@ __all__ = [
     "check_table",
     "check_tables",
     "correct_entries",
+    "forget_files",
     "forget_table",
     "open_table",
     "register",
@@ -153,6 +156,16 @@ def replace_files(home: Home, archive: Archive) -> None:
     """Bring every recorded table to the promoted generation, before older files are deleted."""
     for name in archive.tables:
         register_table(home, archive, name)
+
+
+def forget_files(home: Home, archive: Archive, generation: int) -> None:
+    """Remove the versions of every recorded table that name files of a dropped generation."""
+    for name in archive.tables:
+        _forget(home, open_table(home, archive, name), generation)
+
+
+def _forget(home: Home, table: Table, generation: int) -> None:
+    _repeated(home, table, lambda: not table.forget(generation))
 
 
 def register_table(home: Home, archive: Archive, name: str) -> Registered:
@@ -386,11 +399,23 @@ def _check_not_ahead(log: Log, archive: Archive, table: Table, reached: tuple[st
 def _tell(home: Home, table: Table, changed: Callable[[], list[TableFile]]) -> bool:
     """Tell a table of files until it knows them as they are; whether it had to be told."""
     told = False
+
+    def is_done() -> bool:
+        nonlocal told
+        done = not table.change(changed())
+        told = told or not done
+        return done
+
+    _repeated(home, table, is_done)
+    return told
+
+
+def _repeated(home: Home, table: Table, is_done: Callable[[], bool]) -> None:
+    """Call until it is done, also after commits of others."""
     for attempt in range(_ATTEMPTS):
         try:
-            if not table.change(changed()):
-                return told
-            told = True
+            if is_done():
+                return
         except ConflictError:
             home.log.clock.sleep(home.log.random.random() * min(1.0, 0.05 * (attempt + 1)))
     raise UnavailableError(f"table `{table.where}`: others keep changing it: try again")
