@@ -161,3 +161,27 @@ def test_journal_beyond_the_next_offset_proves_a_loss(past: Past) -> None:
     report = sweep_home(past.log, 0)
     assert [each.topic for each in report.refused] == ["orders"]
     assert key in past.objects()
+
+
+@pytest.mark.parametrize("behind", ["rows", "object"])
+def test_first_sweep_whose_clock_is_behind_does_not_shorten_the_week(
+    past: Past, behind: str
+) -> None:
+    topic = past.topic()
+    past.append(topic, ["kept"])
+    if behind == "object":
+        past.clock.advance(2 * DAY_S)
+    appender = past.appender(topic)
+    segment = past.shared_segment({0: ["lost"]}, known=appender.known([0]))
+    stored = appender.upload(segment)  # whose commit the catalog has lost
+    if behind == "rows":
+        past.clock.advance(2 * DAY_S)
+        past.append(topic, ["later"])
+    past.clock.jump(-8 * DAY_S)  # after a boot, in a folder
+    assert sweep_home(past.log, 0).objects_doubted == 1
+    past.clock.jump(8 * DAY_S)
+    for _ in range(7):
+        assert sweep_home(past.log, 0).objects_doubted == 1
+        assert stored.key in past.objects()
+        past.clock.advance(DAY_S)
+    assert sweep_home(past.log, 0).objects_deleted == 1

@@ -1,10 +1,14 @@
 """Rows that note when a sweep first found an object to be a stray.
 
 A stray is kept for a week, and that week begins with the note: the date of an object says when it
-was uploaded, which may be long before the catalog lost the commit. A sweep notes only objects that
-can no longer be committed. So every row that ever named such an object is older than the note, and
-a copy of the catalog that has the note has that row too: no restored copy makes a note older than
-the loss. The write of a note expects the head of partition 0, so that it comes once.
+was uploaded, which may be long before the catalog lost the commit. A note has the latest of all
+times that are known (this machine's, the store's, those of the topic's rows, the object's date):
+the clock may be behind when the first sweep runs, and right at the next.
+
+A sweep notes only objects that can no longer be committed. So every row that ever named such an
+object is older than the note, and a copy of the catalog that has the note has that row too: no
+restored copy makes a note older than the loss. The write of a note expects the head of partition 0,
+so that it comes once.
 
 Objects are deleted before their notes. A note whose objects are no longer strays is deleted, by its
 version, or replaced by one of those that still are.
@@ -13,7 +17,7 @@ version, or replaced by one of those that still are.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tidelog.catalog.base import Change, Check, Delete, Put
@@ -51,10 +55,9 @@ def note_strays(
     topic: Topic,
     rows: Sequence[NotedRow],
     strays: Collection[str],
-    fresh: Sequence[str],
-    now_ms: int,
+    fresh: Mapping[str, int],
 ) -> None:
-    """Note ``fresh`` strays, and forget what is no longer a stray.
+    """Note ``fresh`` strays with their times, and forget what is no longer a stray.
 
     What fails is left to the next sweep, which then begins the week.
     """
@@ -70,8 +73,10 @@ def note_strays(
     for change in changes:
         with contextlib.suppress(ConflictError, UnknownOutcomeError):
             log.catalog.write(where, change, write_id=log.ids.new())
-    for first in range(0, len(fresh), limits.STRAYS_AT_ONCE):
-        _note(log, topic, Strays(now_ms, tuple(fresh[first : first + limits.STRAYS_AT_ONCE])))
+    for now_ms in sorted(set(fresh.values())):
+        keys = sorted(key for key, ms in fresh.items() if ms == now_ms)
+        for first in range(0, len(keys), limits.STRAYS_AT_ONCE):
+            _note(log, topic, Strays(now_ms, tuple(keys[first : first + limits.STRAYS_AT_ONCE])))
 
 
 def _note(log: Log, topic: Topic, noted: Strays) -> None:

@@ -22,8 +22,9 @@ For each topic that is ready:
    make the sweep refuse this topic; then the topic's objects are listed. A row whose object is not
    there makes it refuse too. So does a stray that proves that the catalog went back (``losses``):
    an object that fewer partitions name or list as unused than it is for. Nothing was deleted so
-   far. Other strays that can no longer be committed are noted, with the time of the store, unless
-   they are noted already; notes of objects that are no longer strays are deleted (``strays``)
+   far. Other strays that can no longer be committed are noted, unless they are noted already,
+   with the latest of this machine's time, the store's, the newest in the topic's rows and the date
+   of the object; notes of objects that are no longer strays are deleted (``strays``)
 5. rows that trims and compiles left behind are deleted, their objects listed as unused
    (``leftovers``)
 6. amendments that the journal of their offset has, and that are older than the grace, are deleted,
@@ -36,8 +37,8 @@ For each topic that is ready:
 8. of the rows of unused objects that step 4 has read, those are deleted, by their versions, that
    list no object that still exists
 9. rows of unnamed producers that were not seen for a week are marked as silent, with the time of
-   the sweep; one that is marked and unchanged a week later is deleted. Both weeks end at the newest
-   time that the topic's own rows note, or earlier
+   the sweep, or the newest that the topic's own rows note; one that is marked and unchanged a week
+   later is deleted. Both weeks end at the newest time that the topic's own rows note, or earlier
 
 Then, for topics that are no more:
 
@@ -70,9 +71,11 @@ The same holds for amendments, and for journals by the ``compile`` row, which ev
 run that a swap replaces after step 2 is still counted. This holds however long a producer stalls
 and however many sweeps run at once, whatever the clocks say; the grace only spares objects that
 a reader may still look for. Ages are counted to the earlier of this machine's time and the store's
-(``ages``), so a clock that is ahead makes nothing old. A floor is at most the generation in the
-registry, since step 1 goes before step 2. An amendment goes only when a journal that has it is
-there, and readers read amendments before rows, so they never see an older state.
+(``ages``), so a clock that is ahead makes nothing old. A note is dated by the latest time that is
+known, so a clock that was behind makes no week shorter than the topic itself shows. A floor is at
+most the generation in the registry, since step 1 goes before step 2. An amendment goes only when a
+journal that has it is there, and readers read amendments before rows, so they never see an older
+state.
 
 A catalog that has lost commits no longer names the only copy of acknowledged events. But no row
 lists it as unused either, and only what is listed is garbage. Steps 0 and 4 prove the loss where
@@ -101,7 +104,7 @@ from tidelog.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from tidelog.log.ages import clock_ahead_ms, is_old, read_times
+from tidelog.log.ages import FUTURE_MS, clock_ahead_ms, is_old, read_times
 from tidelog.log.base import Log
 from tidelog.log.heads import RACE, raise_head
 from tidelog.log.incarnations import (
@@ -294,8 +297,10 @@ def _sweep_topic(log: Log, name: str, age: _Age, tally: _Tally, accept: bool) ->
     since = noted_since(references[0].noted)
     doubted = _settle(log, topic, losses, age, accept, since)
     strays = {info.key for info in losses.doubts}
-    fresh = [] if accept else [key for key in strays if since.get(key, sys.maxsize) > age.store_ms]
-    note_strays(log, topic, references[0].noted, strays, sorted(fresh), age.store_ms)
+    newest_ms = max((found.newest_ms for found in references), default=0)
+    dated = {} if accept else {each.key: _note_ms(each, age, newest_ms) for each in losses.doubts}
+    fresh = {key: ms for key, ms in dated.items() if since.get(key, sys.maxsize) > ms}
+    note_strays(log, topic, references[0].noted, strays, fresh)
     for partition, (head, found) in enumerate(zip(heads, references, strict=True)):
         if found.has_leftovers:
             tally.runs_removed += remove_shadowed(log, topic, partition, head.journaled).runs
@@ -312,10 +317,10 @@ def _sweep_topic(log: Log, name: str, age: _Age, tally: _Tally, accept: bool) ->
         remove_unused(log, (topic, partition), over, listed.keys - gone, gone)
     _delete_old(log, left_by_sinks(log, topic, age.now_ms, age.grace_ms), age, tally)
     tally.objects_doubted += len(doubted)
-    newest_ms = min(age.now_ms, max((found.newest_ms for found in references), default=0))
+    until_ms, marked_ms = min(age.now_ms, newest_ms), max(age.latest_ms, newest_ms)
     for partition, found in enumerate(references):
         for row in found.producers:
-            gone_too = forget_producer(log, (topic, partition), row, newest_ms, age.latest_ms)
+            gone_too = forget_producer(log, (topic, partition), row, until_ms, marked_ms)
             tally.producers_removed += gone_too
     tally.topics += 1
 
@@ -352,6 +357,15 @@ def _settle(
         if info.modified_ms > until_ms and age.is_kept(_kept_since(info, since))
         if age.is_old(info.modified_ms)  # else the grace keeps it
     )
+
+
+def _note_ms(info: ObjectInfo, age: _Age, newest_ms: int) -> int:
+    """When a stray is noted: the latest of all times that tell, since clocks may be behind.
+
+    This machine's does not tell where it is so far ahead of the store's that it is wrong.
+    """
+    is_wrong = age.latest_ms - age.store_ms > FUTURE_MS
+    return max(age.store_ms if is_wrong else age.latest_ms, newest_ms, info.modified_ms)
 
 
 def _kept_since(info: ObjectInfo, since: Mapping[str, int]) -> int | None:

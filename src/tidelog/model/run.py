@@ -102,7 +102,7 @@ class Unused(Persisted, frozen=True):
 class Strays(Persisted, frozen=True):
     """Objects that a sweep has found to be strays: from then on a week counts."""
 
-    at_ms: int  # when, by the store's clock
+    at_ms: int  # when, by the latest of all times that were known
     objects: tuple[str, ...]
 
 
