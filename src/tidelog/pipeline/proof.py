@@ -47,6 +47,7 @@ from tidelog.pipeline.known_names import names_of
 from tidelog.pipeline.known_objects import event_values, folder_values
 from tidelog.pipeline.places import Folder, folders_of, pipelines_of, store_at
 from tidelog.pipeline.proof_names import ManifestNames, erases, is_named_by_field
+from tidelog.pipeline.proof_rows import quoted_errors
 from tidelog.pipeline.proof_uploads import lasting_uploads
 from tidelog.pipeline.registry import list_pipelines
 from tidelog.pipeline.sought import (
@@ -157,6 +158,7 @@ def prove_erased(
     for archive in {each.name: each for each, _ in of_topic}.values():
         search.whole_archive(archive)
     search.everything(store)
+    search.rows()
     return search.proof
 
 
@@ -387,6 +389,12 @@ class _Search:
             if named:
                 do = _REBUILD if self._manifests.is_needed(info.key) else _SWEEP
                 self._add(info.key, "has one of them in the name of a file", do)
+
+    def rows(self) -> None:
+        """Search the errors that rows of the catalog quote; no other row holds what is sought."""
+        for where, text, do in quoted_errors(self._home, self._topic):
+            if self._sought.in_any_text(text.encode()):
+                self._add(where, "quotes one of them in an error", do)
 
     def _unexplained(self, store: Store, info: ObjectInfo, why: str, do: str) -> None:
         data = self._get(store, info)
