@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from tidelog.cli.driving import Watch, with_workers, worker_options
-from tidelog.cli.output import Output, json_option
+from tidelog.cli.output import Output, counted, json_option
 from tidelog.home import open_home
 from tidelog.pipeline.driver import Driver, Driving
 from tidelog.pipeline.restore import Restoring, open_restore
@@ -35,7 +35,8 @@ def restore(home_text: str | None, output: Output, /, name: str, to: str, **give
 
     The target must be there. Safe to kill, to repeat, and to run twice at once: a restore goes on
     where it was, and brings what the archive has got since. Events that were erased from a topic
-    are left out, and counted, unless their time is later than that.
+    are left out, and counted, unless their time is later than that. Dead letters that no topic
+    accepts stay in the archive, and are counted as dead.
 
     \b
     Examples:
@@ -48,5 +49,10 @@ def restore(home_text: str | None, output: Output, /, name: str, to: str, **give
         pipeline = with_workers(open_restore(home, wanted, LocalWorkers(), given["rate"]), given)
         how = Driving(stop=watch.stop, on_look=watch.look, on_cycle=watch.cycle)
         events = Driver(home.log, pipeline, how).run()
-        told = {"events": events, "left_out": watch.left_out}
+        if watch.dead:
+            watch.tell(
+                f"archive `{name}`: no topic accepts {counted(watch.dead, 'dead letter')}, which "
+                f"stay in the archive: run `tidelog archive dead {name}`"
+            )
+        told = {"events": events, "left_out": watch.left_out, "dead": watch.dead}
         output.record({"archive": name, "to": to, **told})

@@ -98,6 +98,7 @@ class Watch:
         self._task = self._bar.add_task(what, total=None, speed="")
         self._done = 0
         self._is_away = False  # the source, as far as is known
+        self.dead = 0  # events that no topic or archive accepts
         self.left_out = 0  # events that were erased from the target before they came there
 
     def __enter__(self) -> Watch:
@@ -137,6 +138,7 @@ class Watch:
     def cycle(self, report: CycleReport) -> None:
         """A cycle has ended."""
         self._done += report.events
+        self.dead += sum(each.dead for each in report.committed.values())
         self.left_out += sum(each.left_out for each in report.committed.values())
         self._bar.update(self._task, completed=self._done)
         for each in report.aside:

@@ -44,6 +44,7 @@ __all__ = [
     "joined_batches",
     "one_batch",
     "problem_of_text",
+    "refused_events",
     "stored_batch",
     "table_of",
     "with_position",
@@ -129,6 +130,25 @@ def check_events(table: pa.Table | pa.RecordBatch, bytes_max: int, *, own: bool 
             where = "" if table.num_rows == 1 else f"row {row}: "
             raise InvalidError(f"{where}{exc}", **{**exc.context, "row": row}) from exc
         raise
+
+
+def refused_events(
+    table: pa.Table | pa.RecordBatch, bytes_max: int, *, own: bool = False
+) -> dict[int, str]:
+    """Return why events in stored columns may not be stored, by row; ``check_events`` for all."""
+    found: dict[int, str] = {}
+    parts = [(0, table.num_rows)]
+    while parts:
+        start, end = parts.pop()
+        try:
+            _check(table.slice(start, end - start), bytes_max, own)
+        except InvalidError as exc:
+            if end - start == 1:
+                found[start] = str(exc)
+            else:
+                middle = (start + end) // 2
+                parts += [(start, middle), (middle, end)]
+    return found
 
 
 def _first_refused(table: pa.Table | pa.RecordBatch, bytes_max: int, own: bool) -> int:

@@ -9,7 +9,7 @@ from typing import Protocol
 from tidelog.clock import Clock, SystemClock
 from tidelog.errors import TidelogError, UnavailableError
 from tidelog.model.pipeline import Aside, Intent, Manifest, Progress
-from tidelog.sinks.base import Sink, Written
+from tidelog.sinks.base import RefusedError, Sink, Written
 from tidelog.sources.base import (
     Changing,
     Chunk,
@@ -124,7 +124,11 @@ class Task:
         for chunk in self.chunks():
             notes.append(chunk.note)
             if chunk.batch.num_rows:
-                writer.write(chunk.batch)
+                try:
+                    writer.write(chunk.batch)
+                except RefusedError as exc:
+                    exc.context["reached"] = end
+                    raise
                 read += chunk.batch.num_rows
             end = chunk.position
         return Produced(end, read, writer.close(), b"".join(notes))

@@ -14,8 +14,9 @@ Each source partition goes through these steps; every write expects its ``head``
    reads no other incarnation than the one that the
    intent names, which it checks after reading            → dead: staged files that nothing names
    (a range that is gone, or holds nothing and ends where
-   it began, is withdrawn instead: the ``intent`` is
-   deleted, and the driver plans the partition again)
+   it began, is withdrawn: the ``intent`` is deleted, and
+   the driver plans again; if the sink refuses a record,
+   the ``intent`` ends before it, and that range is done)   → dead: the next driver does that range
 5. record: put a manifest object, and its key into the
    ``intent``: from here on the contents are decided      → dead: the next driver goes to step 6
 6. publish: copy each staged file to its final name       → dead: the next driver copies the rest
@@ -96,10 +97,10 @@ from tidelog.pipeline.losses import (
     remade_bounds,
     vanished_head,
 )
+from tidelog.pipeline.ranges import check_plan, end_before
 from tidelog.sinks.base import AsideSink
 from tidelog.sources.base import (
     Bounds,
-    Changing,
     Missing,
     Range,
     SourcePartition,
@@ -225,19 +226,27 @@ class Cycle:
                     self._finish(track, self._manifest(track.intent.manifest), report)
                 elif track.intent is not None:
                     tasks.append(self._task(track, track.intent, report))
+        while tasks:
+            tasks = self._do(tasks, report)
+        return report
+
+    # The steps.
+
+    def _do(self, tasks: Sequence[Task], report: CycleReport) -> list[Task]:
+        """Steps 4 to 7; returns tasks for what lies before records that the sink refused."""
+        shorter: list[Task] = []
         for outcome in self._outcomes(tasks):
             track = self._tracks[outcome.partition]
             with self._kept(track, report):
                 if outcome.error is not None:
-                    self._fail(track, tasks, outcome.error, report)
+                    task = next(t for t in tasks if t.range.partition == outcome.partition)
+                    shorter += self._before(track, task, outcome.error, report)
+                    self._fail(track, task, outcome.error, report)
                 if outcome.produced is not None and self._is_idle(track, outcome.produced):
                     self._withdraw(track)
                 elif outcome.produced is not None:
-                    manifest = self._record(track, outcome.produced)
-                    self._finish(track, manifest, report)
-        return report
-
-    # The steps.
+                    self._finish(track, self._record(track, outcome.produced), report)
+        return shorter
 
     def _late(self, partition: SourcePartition, epoch: int) -> Sequence[str]:
         """In step 1: manifests that a restored catalog may have forgotten; once a partition."""
@@ -360,30 +369,27 @@ class Cycle:
         as_is = track.carried is not None and track.carried.as_is
         return Task(reader, sink, staging, "" if as_is else self._pipeline.transform)
 
-    def _fail(
-        self, track: Track, tasks: Sequence[Task], error: TidelogError, report: CycleReport
-    ) -> NoReturn:
+    def _before(
+        self, track: Track, task: Task, error: TidelogError, report: CycleReport
+    ) -> list[Task]:
+        """In step 4: end a range before a record that the sink refused, if anything is there."""
+        limit = end_before(self._pipeline.source, task.range, error)
+        if limit is None or track.intent is None:
+            return []
+        intent = msgspec.structs.replace(track.intent, limit=limit)
+        change = Put("intent", encode_row(intent), expect=track.intent_version)
+        self._write(track, change, Check("head", track.head_version))
+        self._read_intent(track)
+        return [self._task(track, intent, report)]
+
+    def _fail(self, track: Track, task: Task, error: TidelogError, report: CycleReport) -> NoReturn:
         """Raise the error of a range that could not be read."""
         if isinstance(error, NotFoundError):
             self._withdraw(track)
             report.withdrawn.add(track.partition)
         if isinstance(error, CorruptError):
-            self._check_plan(next(t for t in tasks if t.range.partition == track.partition))
+            check_plan(self._pipeline.source, task)
         raise error
-
-    def _check_plan(self, task: Task) -> None:
-        """Raise ``UnavailableError`` when files of a range were changed since it was planned.
-
-        An erasure replaces files of an archive that is the source, and a replay of its dead
-        letters removes some. That is not damage: the range is planned and read again.
-        """
-        now = self._pipeline.source.reader(task.range)
-        if now != task.reader or (isinstance(now, Changing) and now.is_changing):
-            raise UnavailableError(
-                f"source partition `{task.range.partition.text}`: its files are being changed by "
-                "an erasure or a replay of dead letters: read it again",
-                partition=task.range.partition.text,
-            )
 
     def _outcomes(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
         """What comes back; workers that fail as a whole are an error of each range left."""

@@ -8,6 +8,9 @@ whichever files hold the events.
 
 A run ends at what the archive held when it began, so that an archive whose source is the target
 does not feed itself for ever.
+
+Dead letters of the archive are restored too, except those that no topic accepts: they stay in the
+archive, and the run counts them as dead.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from tidelog.pipeline.driver import Driver, Driving
 from tidelog.pipeline.places import sink_at, source_at
 from tidelog.pipeline.registry import check_reach, ensure_pipeline, is_inside
 from tidelog.sinks.base import TargetSink
+from tidelog.sinks.restorable import RestorableSink
 from tidelog.sources.base import (
     Bounds,
     Chunk,
@@ -100,7 +104,7 @@ def open_restore(
     source = _Held(source_at(home, f"archive:{archive.name}{chosen}"))
     if not is_inside(wanted.sink()):
         home.log.standing.check(f"restore of `{archive.name}` into `{wanted.to}`")
-    sink = sink_at(home, wanted.sink(), source=source.url)
+    sink = RestorableSink(sink_at(home, wanted.sink(), source=source.url))
     sink.check([each.text for each in source.partitions()])
     named = ensure_pipeline(home, _named(home, archive, sink))
     check_reach(home, named)

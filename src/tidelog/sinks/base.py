@@ -9,9 +9,10 @@ from typing import Protocol, runtime_checkable
 import pyarrow as pa
 
 from tidelog.codec.parsers import LayoutSettings
+from tidelog.errors import InvalidError
 from tidelog.model.pipeline import FileEntry, Manifest
 
-__all__ = ["AsideSink", "RangeWriter", "Sink", "TargetSink", "Written"]
+__all__ = ["AsideSink", "RangeWriter", "RefusedError", "Sink", "TargetSink", "Written"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +25,20 @@ class Written:
     left_out: int = 0  # since they were erased from the target
 
 
+class RefusedError(InvalidError):
+    """A record that cannot become an event; ``offset`` is its own, in its source partition.
+
+    ``reached`` is a position before it, where positions are not offsets.
+    """
+
+    kind = "refused"
+
+
 class RangeWriter(Protocol):
     """Takes the events of one range, in order."""
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Stage some events, in event columns."""
+        """Stage some events, in event columns. ``RefusedError`` for one that cannot be stored."""
         ...
 
     def close(self) -> Written:

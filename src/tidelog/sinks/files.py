@@ -2,8 +2,8 @@
 
 A writer takes one range of a source partition. Without a parser (a *backup*) all its events go into
 one folder in source order; with one, each goes into the folder that the parser says. What no parser
-or schema takes goes to the dead letters with its reason; more of them than the set share stops the
-range.
+or schema takes, or no restore could bring back (``acceptance``), goes to the dead letters with its
+reason; more of them than the set share stops the range.
 
 Memory is bounded, whatever the folders are. Events wait, folder by folder, until enough of one
 folder are there for a part of a file, and all are written when too many wait. A file ends when it
@@ -38,6 +38,7 @@ from tidelog.errors import AlreadyExistsError, InternalError, InvalidError, NotF
 from tidelog.model.layout import aside_folder, success
 from tidelog.model.limits import FILE_PARTITION_BYTES_MAX, RANGE_FOLDERS_MAX
 from tidelog.model.pipeline import FileEntry, Manifest
+from tidelog.sinks.acceptance import accepted
 from tidelog.sinks.base import AsideSink, RangeWriter, Sink, Written
 from tidelog.sinks.dead_letters import DeadLetters
 from tidelog.sinks.open_file import OpenFile
@@ -200,6 +201,11 @@ class FilesWriter:
     def write(self, batch: pa.RecordBatch) -> None:
         self._check_order(batch)
         self._read += batch.num_rows
+        batch, refused_events = accepted(batch)
+        if refused_events is not None:
+            self._dead.add(refused_events)
+        if not batch.num_rows:
+            return
         shares = self._laid_out(batch)
         if shares:
             self._held += shares[0][1].portion.bytes

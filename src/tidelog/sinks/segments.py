@@ -25,7 +25,7 @@ from tidelog.log.staged import Collector
 from tidelog.model.address import Address
 from tidelog.model.limits import EVENT_BYTES_CEILING
 from tidelog.model.pipeline import FileEntry
-from tidelog.sinks.base import RangeWriter, Written
+from tidelog.sinks.base import RangeWriter, RefusedError, Written
 from tidelog.store.base import Store
 from tidelog.store.fresh import put_fresh
 
@@ -146,7 +146,7 @@ def check_numbers(target: str, partitions: int, sources: Sequence[str]) -> None:
 
 
 def check_records(batch: pa.RecordBatch, events: pa.Table | pa.RecordBatch, limit: Limit) -> None:
-    """Raise ``InvalidError`` for a record that cannot become an event, with its place.
+    """Raise ``RefusedError`` for the first record that cannot become an event, with its place.
 
     ``batch`` is what a source gave, and ``events`` the same rows in stored columns.
     """
@@ -156,15 +156,16 @@ def check_records(batch: pa.RecordBatch, events: pa.Table | pa.RecordBatch, limi
         raise _refused(batch, exc) from exc
 
 
-def _refused(batch: pa.RecordBatch, error: InvalidError) -> InvalidError:
+def _refused(batch: pa.RecordBatch, error: InvalidError) -> RefusedError:
     row = error.context["row"]
     names = [name for name in ("topic", "partition") if name in batch.schema.names]
     place = "/".join(str(batch.column(name)[row].as_py()) for name in names)
     offset = batch.column("offset")[row].as_py()
     said = str(error).removeprefix(f"row {row}: ")
-    return InvalidError(
-        f"source partition `{place}`, offset {offset}: {said}; nothing from this offset on is "
-        "copied until then. A --transform can leave the record out",
+    return RefusedError(
+        f"source partition `{place}`, offset {offset}: {said}; everything before this offset is "
+        "copied, and nothing from it on until then. A pump with --transform can leave the record "
+        "out",
         **{**error.context, "partition": place, "offset": offset},
     )
 
