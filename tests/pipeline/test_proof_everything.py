@@ -17,8 +17,10 @@ from tidelog.codec.events import EVENT_SCHEMA
 from tidelog.codec.formats import open_format, settings_of
 from tidelog.codec.formats.avro import AvroFormat
 from tidelog.model.archive import Archive, Making
+from tidelog.model.pipeline import FileEntry, Manifest
 from tidelog.pipeline import generations
 from tidelog.pipeline.archive import find_archive, open_pipeline
+from tidelog.pipeline.contents import ArchiveFiles
 from tidelog.pipeline.driver import Driver, Driving
 from tidelog.pipeline.erasure import carry_out
 from tidelog.pipeline.generations import begin_backfill, drop_generation, promote
@@ -26,6 +28,7 @@ from tidelog.pipeline.proof import Trace, prove_erased
 from tidelog.pipeline.sweep import sweep_archives
 from tidelog.pipeline.workers import LocalWorkers
 from tidelog.sinks.spool import Spool
+from tidelog.testing.scheduler import Crash
 
 USERS = ["ann", "bob/ü x", "eve"]
 
@@ -207,3 +210,34 @@ def test_object_that_nothing_explains_is_clean_only_if_all_of_it_is_decoded(home
     assert {key for key, what in traces.items() if "cannot be searched" in what} == set(unread)
     assert {key for key, what in traces.items() if "holds 1 of them" in what} == set(found)
     assert traces.keys() == found.keys() | unread.keys()
+
+
+def test_generation_that_is_dropped_while_a_proof_reads_it_is_not_damage(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = an_archive(home, parser="json:at")
+    drive(home, archive)
+    generation = build(home, archive)
+    home.delete("t", ["id-0-ann"])
+    carry_out(home, home.topic("t"), grace_ms=0)
+    real, drops = ArchiveFiles.batches, [lambda: drop_generation(home, "daily", generation)]
+
+    def batches(
+        files: ArchiveFiles, manifest: Manifest, file: FileEntry
+    ) -> Iterator[pa.RecordBatch]:
+        if f"/g{generation}/" in file.target and drops:
+            with monkeypatch.context() as patch:  # the drop dies when the files are deleted
+                patch.setattr(generations, "remove_work", dies)
+                with pytest.raises(Crash):
+                    drops.pop()()
+        return real(files, manifest, file)
+
+    monkeypatch.setattr(ArchiveFiles, "batches", batches)
+    (trace,) = prove(home, "id-0-ann")
+    assert trace.what == "was changed while it was searched"
+    sweep_archives(home, grace_ms=0)
+    assert prove(home, "id-0-ann") == []
+
+
+def dies(*_: object) -> None:
+    raise Crash("while it drops")

@@ -27,7 +27,8 @@ from tidelog.errors import CorruptError, InvalidError, NotFoundError
 from tidelog.home import Home
 from tidelog.journal.lookup import check_id
 from tidelog.journal.rows import covering
-from tidelog.log.archives import read_commits, read_partitions
+from tidelog.log.archives import read_archive, read_commits, read_partitions
+from tidelog.log.base import Log
 from tidelog.log.contents import describe_run, read_run
 from tidelog.log.replays import counting_files, replay_pipeline
 from tidelog.log.topics import read_head
@@ -328,7 +329,7 @@ class _Search:
                     self._seen.add(key)  # of another topic, be it one that had the same name
                 elif key not in self._seen:
                     self._count(key, file.size)
-                    with self._unchanged(pipeline, partition, file):
+                    with self._unchanged(archive, generation, partition, file):
                         for batch in reader.batches(manifest, file):
                             self._archived(file.target, batch, own[partition], gone[partition])
         self._emptied(making, emptied)
@@ -339,15 +340,19 @@ class _Search:
         self.staged(store, [f"{archive.folder(generation)}/", f"{archive.dead}/"])
 
     @contextlib.contextmanager
-    def _unchanged(self, pipeline: str, partition: str, file: FileEntry) -> Iterator[None]:
-        """Note a file that an erasure or a replay of dead letters changes; that is no damage."""
+    def _unchanged(
+        self, archive: Archive, generation: int, partition: str, file: FileEntry
+    ) -> Iterator[None]:
+        """Note a file that an erasure, a replay or a drop changes meanwhile; that is no damage."""
         try:
             yield
         except CorruptError:
+            pipeline = archive.pipeline(generation)
             log, pipelines = self._home.log, (pipeline, replay_pipeline(pipeline))
             counts = any(each == file for _, each in counting_files(log, pipeline, partition))
             commits = (each for name in pipelines for each in read_commits(log, name, partition))
-            if counts and not any(each.rewrite for each in commits):
+            is_rewritten = any(each.rewrite for each in commits)
+            if counts and not is_rewritten and not _is_removed(log, archive, generation):
                 raise
             self._add(file.target, "was changed while it was searched", _CHANGED)
 
@@ -501,6 +506,16 @@ class _Search:
         trace = Trace(key, what, do.replace("{topic}", self._topic.name))
         if trace not in self.proof.traces:
             self.proof.traces.append(trace)
+
+
+def _is_removed(log: Log, archive: Archive, generation: int) -> bool:
+    """Whether a generation is dropped by now, or is being dropped."""
+    try:
+        found = read_archive(log, archive.name)
+    except NotFoundError:
+        return True
+    kept = found.incarnation == archive.incarnation and generation in found.makings
+    return not kept or found.state_of(generation) == "removing"
 
 
 def _why(key: str) -> str:

@@ -234,6 +234,13 @@ class StoreContract:
         assert len(won) == 1
         assert store.get(f"{base}/to") == won[0]
 
+    def test_writes_that_ended_leave_no_upload(self, store: Store, base: str) -> None:
+        etag = store.put(f"{base}/a", b"1")
+        store.copy(f"{base}/a", f"{base}/b")
+        store.replace(f"{base}/a", b"2", etag)
+        assert [each.name for each in store.uploads()] == []
+        assert store.abort_uploads(0) == 0
+
     def test_it_passes_its_own_probe(self, store: Store) -> None:
         probe_store(store, ids)
         assert list(store.list("probe/")) == []
