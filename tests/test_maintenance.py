@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
 from tests.pipeline.looking import a_home, an_archive, drive
 from tidelog import Event, Home
-from tidelog.errors import CorruptError
+from tidelog.errors import CorruptError, InternalError, TidelogError, contained
 from tidelog.journal.policy import Policy
 from tidelog.journal.scribe import Scribing
 from tidelog.model import layout
@@ -82,3 +84,72 @@ def test_error_of_an_archive_is_a_trouble_of_the_turn(home: Home) -> None:
     assert turn is not None
     assert [type(each.error) for each in turn.troubles] == [CorruptError]
     assert turn.swept is not None
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "tidelog.pipeline.erase.erase_from_archive",
+        "tidelog.pipeline.erasure.finish_archive",
+        "tidelog.pipeline.sweep._sweep_archive",
+    ],
+)
+def test_foreign_exception_of_an_archive_does_not_stop_the_others(
+    home: Home, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    archives = [an_archive(home, name) for name in ("a", "b")]
+    for archive in archives:
+        drive(home, archive)
+    key = leftovers(home, archives[1])
+    home.delete("t", ["e3"], why="asked")
+    fail_for(monkeypatch, broken, "a")
+    turn = home.scribe_once(EAGER)
+    assert turn is not None
+    assert [type(each.error) for each in turn.troubles] == [InternalError]
+    assert "archive `a`: unexpected OverflowError" in str(turn.troubles[0].error)
+    assert not holds(home, archives[1], b"secret 3")
+    assert key not in {info.key for info in home.store.list("staging/")}
+
+
+@pytest.mark.parametrize(
+    "broken",
+    ["tidelog.pipeline.erasure.settled_offsets", "tidelog.journal.scribe.compile_partition"],
+)
+def test_foreign_exception_of_a_topic_does_not_stop_the_others(
+    home: Home, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    home.create_topic("bad", 1)
+    home.append("bad", [Event(b"x", id="one")])
+    archive = an_archive(home)
+    drive(home, archive)
+    home.delete("bad", ["one"], why="asked")
+    home.delete("t", ["e3"], why="asked")
+    fail_for(monkeypatch, broken, "bad")
+    turn = home.scribe_once(EAGER)
+    assert turn is not None
+    assert [type(each.error) for each in turn.troubles] == [InternalError]
+    assert "topic `bad`" in str(turn.troubles[0].error)
+    assert not holds(home, archive, b"secret 3")
+
+
+def fail_for(monkeypatch: pytest.MonkeyPatch, broken: str, name: str) -> None:
+    """Let a function raise what is no error of Tidelog, for the topic or archive of a name."""
+    module, _, function = broken.rpartition(".")
+    whole = getattr(importlib.import_module(module), function)
+
+    def failing(first: Any, second: Any, *rest: Any) -> Any:
+        if second.name == name:
+            raise OverflowError("date value out of range")
+        return whole(first, second, *rest)
+
+    monkeypatch.setattr(broken, failing)
+
+
+def test_contained_reports_every_exception_and_no_end_of_the_process() -> None:
+    errors: list[TidelogError] = []
+    for exc in (OverflowError("x"), CorruptError("object `y`: z"), OSError("full")):
+        with contained("part `a`", errors.append):
+            raise exc
+    assert [each.kind for each in errors] == ["internal", "corrupt", "unavailable"]
+    with pytest.raises(KeyboardInterrupt), contained("part `a`", errors.append):
+        raise KeyboardInterrupt

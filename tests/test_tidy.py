@@ -102,3 +102,64 @@ def test_no_code_takes_the_first_chunk_for_the_whole_table(path: Path) -> None:
     if path.name == "events.py":
         return  # where `one_batch` is
     assert not first_chunk.search(path.read_text())
+
+
+def goes_on(handler: ast.ExceptHandler) -> bool:
+    """Whether a loop goes on after this handler: it neither raises nor leaves the loop."""
+    leaving = (ast.Raise, ast.Return, ast.Break)
+    return not any(isinstance(node, leaving) for node in ast.walk(handler))
+
+
+SINGLE_ERRORS = {  # loops that try one thing again, and hold no others
+    "log/hold.py",  # the beat of a lease
+    "log/consumer.py",
+    "log/producer.py",
+    "journal/scribe.py",  # a turn, which contains its parts itself
+    "pipeline/follower.py",  # contains all others too
+    "server/console/pipelines.py",  # likewise
+}
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_loop_that_goes_on_after_an_error_contains_every_exception(path: Path) -> None:
+    """One topic, archive or table must not stop the others, whatever it raises."""
+    if str(path.relative_to(ROOT / "src" / "tidelog")) in SINGLE_ERRORS:
+        return
+    loops = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.For | ast.While)]
+    found = [
+        handler.lineno
+        for loop in loops
+        for handler in ast.walk(loop)
+        if isinstance(handler, ast.ExceptHandler)
+        and isinstance(handler.type, ast.Name)
+        and handler.type.id == "TidelogError"
+        and goes_on(handler)
+    ]
+    assert found == [], "an exception of a library would stop the others: use errors.contained"
+
+
+TYPED_READERS = {  # files whose `to_pylist` is on columns of ours, or on whole numbers and text
+    "codec/formats/typed.py": 1,  # the event's value
+    "codec/formats/avro_encoding.py": 1,  # decimals
+    "codec/formats/jsonlines.py": 1,
+    "codec/formats/hadoop.py": 1,
+    "codec/formats/sequence.py": 3,
+    "codec/plain_rows.py": 2,
+    "pipeline/proof.py": 1,
+    "pipeline/sought.py": 1,
+    "pipeline/known_objects.py": 1,  # checkpoints of Delta have no times
+    "pipeline/transform.py": 2,
+    "pipeline/tables/delta.py": 3,
+    "cli/archive_look.py": 3,
+    "codec/event_json.py": 7,
+}
+TYPED_PLACES = ("codec/formats/", "pipeline/", "codec/event_json.py", "cli/archive_look.py")
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_columns_of_a_schema_are_not_read_with_to_pylist(path: Path) -> None:
+    """It fails on times that Python cannot hold: plain_rows reads them all."""
+    name = str(path.relative_to(ROOT / "src" / "tidelog"))
+    if name.startswith(TYPED_PLACES):
+        calls = re.findall(r"\.to_pylist\(", path.read_text())
+        assert len(calls) <= TYPED_READERS.get(name, 0), "use codec.plain_rows.plain_rows"

@@ -21,8 +21,9 @@ names and numbers of the message. Errors pickle, since they cross from Spark wor
 
 from __future__ import annotations
 
+import contextlib
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -38,6 +39,7 @@ __all__ = [
     "TidelogError",
     "UnavailableError",
     "UnknownOutcomeError",
+    "contained",
     "unexpected",
 ]
 
@@ -180,6 +182,19 @@ def unexpected(what: str, exc: Exception) -> TidelogError:
         found = InternalError(f"{what}: unexpected {reason}: report it")
     found.__cause__ = exc
     return found
+
+
+@contextlib.contextmanager
+def contained(what: str, report: Callable[[TidelogError], object]) -> Iterator[None]:
+    """Report any exception of one part of the work, so that the other parts go on.
+
+    Every loop whose promise is that one part does not stop the others uses this. Exceptions that
+    are not of this tree count too: one record that a library cannot handle must not stop the rest.
+    """
+    try:
+        yield
+    except Exception as exc:  # noqa: BLE001 - one part must not stop the others
+        report(unexpected(what, exc))
 
 
 def _rebuild(cls: type[TidelogError], message: str, context: dict[str, Any]) -> TidelogError:

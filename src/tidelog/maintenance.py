@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from tidelog.errors import TidelogError, UnavailableError
+from tidelog.errors import TidelogError, UnavailableError, contained
 from tidelog.home import Home
 from tidelog.journal.scribe import Scribing, Trouble, Turn
 from tidelog.log.sweep import SweepReport, sweep_home
@@ -74,16 +74,12 @@ class ArchiveTurns:
         """
         troubles: list[TidelogError] = []
         events, swept = 0, turn.swept
-        try:
+        with contained("erasures from archives", troubles.append):
             events = sum(each.events for each in self._eraser.turn())
-        except TidelogError as exc:
-            troubles.append(exc)
         troubles += self._eraser.troubles
-        try:
+        with contained("sweep of archives", troubles.append):
             if swept is not None and self._how.grace_ms is not None:
                 swept = _joined(swept, sweep_archives(self._home, self._how.grace_ms))
-        except TidelogError as exc:
-            troubles.append(exc)
         more = tuple(Trouble("", each) for each in troubles)
         return replace(turn, swept=swept, erased=events, troubles=(*turn.troubles, *more))
 

@@ -23,6 +23,7 @@ import msgspec
 import pyarrow as pa
 
 from tidelog.codec.events import EVENT_SCHEMA, bad_text
+from tidelog.codec.plain_rows import plain_rows
 from tidelog.errors import InvalidError
 from tidelog.model.depth import check_json_depth
 from tidelog.model.event import Event, from_iso, to_iso
@@ -80,6 +81,7 @@ class _Given(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     offset: Any = None
 
 
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _encoder = msgspec.json.Encoder()
 _stored = msgspec.json.Decoder(_Stored)
 _given = msgspec.json.Decoder(_Given)
@@ -114,7 +116,7 @@ def row_lines(batch: pa.RecordBatch) -> bytes:
     names = set(batch.schema.names) - {"error"}
     if names == set(EVENT_SCHEMA.names):
         return batch_lines(batch)
-    return _encoder.encode_lines(map(_plain, batch.to_pylist()))
+    return _encoder.encode_lines(map(_plain, plain_rows(batch, _time_text)))
 
 
 def event_of_line(line: bytes) -> Event:
@@ -182,12 +184,9 @@ def _pairs(headers: list[dict[str, Any]] | None) -> list[tuple[str, _Text | None
 
 
 def _plain(value: Any) -> Any:
-    """What JSON has a form for, with bytes and times as in events."""
+    """What JSON has a form for, with bytes as in events."""
     if isinstance(value, bytes):
         return _text_of(value)
-    if isinstance(value, dt.datetime):
-        aware = value if value.tzinfo is not None else value.replace(tzinfo=dt.UTC)
-        return aware.astimezone(dt.UTC).isoformat(timespec=_precision(aware)).replace("+00:00", "Z")
     if isinstance(value, dict):
         return {str(name): _plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
@@ -195,8 +194,24 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _precision(moment: dt.datetime) -> str:
-    return "microseconds" if moment.microsecond % 1000 else "milliseconds"
+def _time_text(count: int, kind: pa.DataType) -> str | int:
+    """A time as in events, to the digits that it has; its number where the calendar has no text."""
+    per_second = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+    if pa.types.is_date32(kind):
+        units, seconds, rest = 1, count * 86_400, 0
+    else:
+        units = 10**3 if pa.types.is_date64(kind) else per_second[kind.unit]
+        seconds, rest = divmod(count, units)
+    try:
+        moment = _EPOCH + dt.timedelta(seconds=seconds)
+    except OverflowError:
+        return count
+    if pa.types.is_date(kind):
+        return moment.date().isoformat()
+    digits = f"{rest * 10**9 // units:09}"
+    while len(digits) > 3 and digits.endswith("000"):
+        digits = digits[:-3]
+    return f"{moment.date().isoformat()}T{moment:%H:%M:%S}.{digits}Z"
 
 
 def _text_of(value: bytes | None) -> _Text | None:

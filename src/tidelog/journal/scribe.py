@@ -24,7 +24,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 
-from tidelog.errors import CorruptError, InternalError, InvalidError, NotFoundError, TidelogError
+from tidelog.errors import (
+    CorruptError,
+    InternalError,
+    InvalidError,
+    NotFoundError,
+    TidelogError,
+    contained,
+)
 from tidelog.journal.compile import CompileReport, compile_partition
 from tidelog.journal.policy import Policy
 from tidelog.journal.tickets import Place, Rate, Tickets
@@ -220,11 +227,9 @@ class _Work:
 
     def sweep(self) -> None:
         """Delete what nobody refers to."""
-        try:
+        with contained("sweep", self.note):
             self._swept = sweep_home(self._log, self._how.grace_ms or 0)
             self._troubles += [Trouble(each.topic, each.error) for each in self._swept.refused]
-        except TidelogError as exc:
-            self._troubles.append(Trouble("", exc))
 
     def note(self, error: TidelogError) -> None:
         """Report something that concerns no topic."""
@@ -245,15 +250,16 @@ class _Work:
     def _compile(self, topic: Topic, partition: int) -> None:
         self._topics.add(topic.name)
         policy = self._how.policy
-        try:
+
+        def note(error: TidelogError) -> None:
+            if not isinstance(error, NotFoundError):  # else it was deleted meanwhile
+                self._troubles.append(Trouble(topic.name, error))
+
+        with contained(f"topic `{topic.name}`: partition {partition}", note):
             for done in compile_partition(
                 self._log, topic, partition, policy, self._pool, self.go_on
             ):
                 self._compiled += done
-        except NotFoundError:
-            return  # deleted meanwhile
-        except TidelogError as exc:
-            self._troubles.append(Trouble(topic.name, exc))
 
     def _places(self, start: Place) -> Iterator[tuple[Topic, Place]]:
         topics = [topic for topic in list_topics(self._log) if topic.state == "ready"]

@@ -49,8 +49,8 @@ from tidelog.errors import (
     ConflictError,
     InvalidError,
     NotFoundError,
-    TidelogError,
     UnknownOutcomeError,
+    unexpected,
 )
 from tidelog.log.base import Log
 from tidelog.log.topics import read_head
@@ -238,8 +238,9 @@ def repair(log: Log, topic: Topic, targets: Sequence[Target]) -> Repaired:
             checked = debounce.check(partition, head.next)
         except NotFoundError:
             raise
-        except TidelogError as exc:
-            repaired.errors.append(exc)  # told to the caller; other partitions need theirs
+        except Exception as exc:  # noqa: BLE001 - other partitions need theirs
+            what = f"topic `{topic.name}`: partition {partition}"
+            repaired.errors.append(unexpected(what, exc))
             continue
         if checked.sent is not None:
             repaired.sent.append(checked.sent)

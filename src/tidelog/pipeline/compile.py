@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pyspark.sql import SparkSession
 
 from tidelog.clock import RandomIds
-from tidelog.errors import FencedError, NotFoundError, TidelogError, UnavailableError
+from tidelog.errors import FencedError, NotFoundError, TidelogError, UnavailableError, unexpected
 from tidelog.home import Home
 from tidelog.journal.compile import CompileReport, Compiling, Planned
 from tidelog.journal.make import Made, Work, make_journals
@@ -228,5 +228,5 @@ def _run_task(task: _Task) -> _Outcome:
             )
     except NotFoundError as exc:
         return _Outcome(lost=exc)
-    except TidelogError as exc:
-        return _Outcome(error=exc)
+    except Exception as exc:  # noqa: BLE001 - one task must not stop the others
+        return _Outcome(error=unexpected("compile", exc))

@@ -45,6 +45,7 @@ from tidelog.errors import (
     TidelogError,
     UnavailableError,
     UnknownOutcomeError,
+    contained,
 )
 from tidelog.home import Home
 from tidelog.log.archives import (
@@ -132,7 +133,7 @@ def erase_from_archives(
         return archives_of(home, topic) if deleted else []
 
     for archive, generation in with_later_ones(look):
-        try:
+        with contained(f"archive `{archive.name}`", errors.append):
             own = partitions_of(home.log, archive.pipeline(generation), topic)
             offsets = {name: sorted(deleted.get(number, ())) for name, number in own.items()}
             report = erase_from_archive(home, archive, generation, offsets)
@@ -140,8 +141,6 @@ def erase_from_archives(
                 erase_aside(home, archive, lambda: read_ledger(home.log, topic), report)
             reports.append(report)
             errors += report.failed.values()
-        except TidelogError as exc:
-            errors.append(exc)
     for error in errors:
         if tell is None:
             raise error

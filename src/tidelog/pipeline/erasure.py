@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tidelog.errors import TidelogError
+from tidelog.errors import TidelogError, contained
 from tidelog.home import Home
 from tidelog.journal.compile import CompileReport, compile_partition, compile_topic
 from tidelog.journal.policy import Policy
@@ -126,16 +126,12 @@ class ArchiveEraser:
         reports: list[ArchiveErasure] = []
         for topic in self._home.topics():
             if topic.state == "ready":
-                try:
+                with contained(f"topic `{topic.name}`", self.troubles.append):
                     reports += self._topic(topic)
-                except TidelogError as exc:
-                    self.troubles.append(exc)
         for archive in list_archives(self._home):
             if archive.state == "ready":
-                try:
+                with contained(f"archive `{archive.name}`", self.troubles.append):
                     reports += finish_archive(self._home, archive)
-                except TidelogError as exc:
-                    self.troubles.append(exc)
         return reports
 
     def _topic(self, topic: Topic) -> list[ArchiveErasure]:

@@ -10,12 +10,13 @@ repairs notifications that a process left undone when it died.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from tidelog.codec.fields import FieldPaths
-from tidelog.errors import FencedError, NotFoundError, TidelogError
+from tidelog.errors import FencedError, NotFoundError, TidelogError, contained, unexpected
 from tidelog.home import Home
 from tidelog.log.keepers import Part
 from tidelog.log.notify import repair
@@ -95,8 +96,8 @@ class Follower:
         """Start what is new, and stop what is gone."""
         try:
             wanted = {**dict(self._archives()), **dict(self._pumps())}
-        except TidelogError as exc:
-            self._tell_part("registry", "failed", exc.message)
+        except Exception as exc:  # noqa: BLE001 - those that run already go on
+            self._tell_part("registry", "failed", unexpected("registry", exc).message)
             return
         for key, each in wanted.items():
             if key not in self._followed:
@@ -182,10 +183,8 @@ class Follower:
             each.events += report.events
             errors = [str(error) for error in report.errors.values()]
             if report.committed:
-                try:
+                with contained(each.name, lambda error: errors.append(error.message)):
                     each.after()
-                except TidelogError as exc:
-                    errors.append(exc.message)
             each.failures = each.failures + 1 if errors else 0
             self._tell(each, "running", errors[0] if errors else "")
 
@@ -251,29 +250,31 @@ class Follower:
     def _repair_all(self) -> None:
         told = ""
         while True:
-            errors: list[str] = []
-            try:
-                self._repair_round(errors)
-            except TidelogError as exc:
-                errors.append(exc.message)
+            errors = self._repair_round()
             if (now := errors[0] if errors else "well") != told:
                 self._tell_part("notifications", "running", errors[0] if errors else "")
                 told = now
             if self._stop.wait(_REPAIR_S):
                 return
 
-    def _repair_round(self, errors: list[str]) -> None:
+    def _repair_round(self) -> list[str]:
+        """Repair the notifications of all topics; returns the errors."""
+        errors: list[str] = []
+        with contained("notifications", lambda error: errors.append(error.message)):
+            self._repair_topics(errors)
+        return errors
+
+    def _repair_topics(self, errors: list[str]) -> None:
         home = self._home
         for topic in home.topics():
             if not topic.notify or topic.state != "ready" or not home.log.standing.owns(topic.home):
                 continue
-            try:
+            with (
+                contained(f"topic `{topic.name}`", lambda error: errors.append(error.message)),
+                contextlib.suppress(NotFoundError),  # deleted meanwhile
+            ):
                 targets = [open_target(url, home.world.environ) for url in topic.notify]
                 errors.extend(str(error) for error in repair(home.log, topic, targets).errors)
-            except NotFoundError:
-                continue  # deleted meanwhile
-            except TidelogError as exc:
-                errors.append(exc.message)
 
 
 def _register(home: Home, name: str) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tidelog.clock import RandomIds
-from tidelog.errors import NotFoundError, TidelogError
+from tidelog.errors import NotFoundError, TidelogError, unexpected
 from tidelog.model.limits import BATCH_EVENTS_MAX
 from tidelog.model.playback import Cursor, TimeRange
 from tidelog.model.topic import Topic
@@ -92,8 +92,8 @@ def run_window(task: WindowTask) -> PlayedWindow:
                 outlet.put(lot)
                 slots += counter.add(lot.batch)
                 last = lot.last
-    except TidelogError as exc:
-        return PlayedWindow(task.times, error=exc)
+    except Exception as exc:  # noqa: BLE001 - one window must not stop the others
+        return PlayedWindow(task.times, error=unexpected("playback window", exc))
     slots += counter.rest()
     staged = outlet.staged if isinstance(outlet, _StagingOutlet) else None
     return PlayedWindow(task.times, tuple(slots), last, staged)

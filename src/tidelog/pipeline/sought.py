@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from tidelog.codec.formats.jsonlines import is_text
 from tidelog.codec.formats.rows import read_rows
 from tidelog.codec.formats.schema import PREFIX
+from tidelog.codec.plain_rows import plain_rows
 from tidelog.errors import InvalidError
 from tidelog.model.depth import is_deep_json
 from tidelog.pipeline.deletions import Deletions, Places
@@ -75,7 +76,7 @@ class Sought:
 
         For files that have no columns of ours: metadata of tables, and files of others.
         """
-        return sum(map(self.is_in, batch.to_pylist()))
+        return sum(map(self.is_in, plain_rows(batch, lambda count, _: count)))
 
     def is_in(self, value: Any) -> bool:
         """Whether a value is one of them, or holds one at any depth, or in JSON there."""

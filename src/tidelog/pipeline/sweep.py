@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from tidelog.errors import TidelogError
+from tidelog.errors import TidelogError, contained
 from tidelog.home import Home
 from tidelog.log.ages import trusted_now_ms
 from tidelog.log.archives import is_outside, read_commit_rows, read_partitions, read_progress
@@ -66,21 +66,22 @@ class PipelineSweep:
 def sweep_archives(home: Home, grace_ms: int) -> PipelineSweep:
     """All generations of all archives, and all named pipelines; what is retired goes as a whole.
 
-    An archive with an error does not stop the others: it is raised at the end.
+    An archive or a pipeline with an error does not stop the others: it is raised at the end.
     """
     tally = PipelineSweep()
     errors: list[TidelogError] = []
     for archive in list_archives(home):
         if archive.state == "ready" and _is_ours(home, archive):
-            try:
+            with contained(f"archive `{archive.name}`", errors.append):
                 _sweep_archive(home, archive, grace_ms, tally)
-            except TidelogError as exc:
-                errors.append(exc)
     for named in list_pipelines(home):
-        old = forget_history(home, named) if named.state == "ready" else frozenset()
-        sweep_pipeline(home, named.incarnation, home.store, grace_ms, tally, old)
-    _sweep_playbacks(home, grace_ms, tally)
-    _abort_uploads(home, grace_ms, tally)
+        with contained(f"pipeline `{named.name}`", errors.append):
+            old = forget_history(home, named) if named.state == "ready" else frozenset()
+            sweep_pipeline(home, named.incarnation, home.store, grace_ms, tally, old)
+    with contained("playbacks", errors.append):
+        _sweep_playbacks(home, grace_ms, tally)
+    with contained("uploads", errors.append):
+        _abort_uploads(home, grace_ms, tally)
     for error in errors:
         raise error
     return tally

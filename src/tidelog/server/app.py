@@ -20,7 +20,13 @@ from starlette.types import Receive, Scope, Send
 
 from tidelog.codec.event_json import batch_lines
 from tidelog.codec.events import one_batch, table_of, with_position
-from tidelog.errors import InternalError, InvalidError, NotFoundError, TidelogError
+from tidelog.errors import (
+    InternalError,
+    InvalidError,
+    NotFoundError,
+    TidelogError,
+    contained,
+)
 from tidelog.home import Home
 from tidelog.log.tokens import list_tokens
 from tidelog.model.event import Event
@@ -347,10 +353,8 @@ class FrontDoor:
                 topic.give_up(limits.ANSWER_S)
             if self._now_s() - read_s >= REFRESH_S:
                 read_s = self._now_s()
-                try:
+                with contained("tokens", self._complaints.hear):  # those that are known stay so
                     await self.gate.refresh()
-                except TidelogError as exc:  # the tokens that are known stay so
-                    self._complaints.hear(exc)
 
     def _buffered(self) -> list[tuple[str, int]]:
         size = self._home.log.settings.buffer_bytes

@@ -119,17 +119,17 @@ def test_every_type_takes_its_values() -> None:
         ("a binary", b'{"a": "?"}', "Invalid base64 encoded string - at `$.a`"),
         ("a date", b'{"a": "2026-02-30"}', "Invalid RFC3339 encoded date - at `$.a`"),
         ("a timestamp", b'{"a": "yesterday"}', "Invalid RFC3339 encoded datetime - at `$.a`"),
-        ("a timestamp", b'{"a": true}', "Expected `int | float | datetime | null`, got `bool`"),
-        ("a timestamp", b'{"a": 1e30}', "1e+30 is no time before the year 10000"),
+        ("a timestamp", b'{"a": true}', "Expected an ISO 8601 time or a number, got `bool`"),
+        ("a timestamp", b'{"a": 1e30}', "1E+30 is not a time in the years 0001 to 9999"),
         ("a decimal(4, 2)", b'{"a": 1.234}', "1.234 does not fit into decimal(4, 2) - in `a`"),
         ("a decimal(4, 2)", b'{"a": 100}', "100 does not fit into"),
-        ("a decimal(4, 2)", b'{"a": "NaN"}', "'NaN' is not a valid decimal128 number"),
+        ("a decimal(4, 2)", b'{"a": "NaN"}', "`NaN` is not a valid decimal number - at `$.a`"),
         ("a int NOT NULL", b"{}", "Object missing required field `a`"),
         ("a int NOT NULL", b'{"a": null}', "Expected `int`, got `null` - at `$.a`"),
         ("a array<int>", b'{"a": [1, "2"]}', "Expected `int | null`, got `str` - at `$.a[1]`"),
         ("a map<string, int>", b'{"a": {"k": []}}', "got `array` - at `$.a[...]`"),
         ("a struct<`b c`: int>", b'{"a": {"b c": "x"}}', "got `str` - at `$.a.b c`"),
-        ("a struct<b: timestamp>", b'{"a": {"b": 1e30}}', "1e+30 is no time"),
+        ("a struct<b: timestamp>", b'{"a": {"b": 1e30}}', "1E+30 is not a time"),
         ("a string", b'{"b": ' + b"[" * 100_000, "is nested too deeply: the limit is 200 levels"),
     ],
 )
@@ -173,6 +173,101 @@ def test_numbers_are_times_by_their_size() -> None:
         dt.timedelta(0),
     ]
     assert rows[6]["at"] == dt.datetime(1969, 12, 31, 23, 59, 59, tzinfo=dt.UTC)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        '"9999-12-31T23:59:59-14:00"',  # in the year 10000 of UTC
+        '"0001-01-01T00:00:00+14:00"',  # in the year 0
+        "253402300800",
+        "253402300800000",
+        "-62135596800.000001",
+        "-62135596801",
+        "-99999999999",
+        "1e999999999",
+    ],
+)
+@pytest.mark.parametrize("shape", ["%s", "[%s]", '{"k": %s}', '{"b": %s}'])
+def test_time_outside_of_the_calendar_is_a_misfit(value: str, shape: str) -> None:
+    kind = {"%": "timestamp", "[": "array<timestamp>"}.get(shape[0], "map<string, timestamp>")
+    kind = "struct<b: timestamp>" if "b" in shape else kind
+    rows, errors = fit(f"a {kind}", [b'{"a": %s}' % (shape % value).encode()])
+    assert rows == []
+    assert "is not a time in the years 0001 to 9999 of UTC - at `$.a" in errors[0]
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ('"9999-12-31T23:59:59.999999999Z"', "9999-12-31T23:59:59.999999+00:00"),
+        ('"9999-12-31T23:59:59.999999+00:00"', "9999-12-31T23:59:59.999999+00:00"),
+        ('"0001-01-01T00:00:00Z"', "0001-01-01T00:00:00+00:00"),
+        ("253402300799.999999", "9999-12-31T23:59:59.999999+00:00"),
+        ("-62135596800", "0001-01-01T00:00:00+00:00"),
+        ('"2024-01-31T23:59:59.9999999"', "2024-01-31T23:59:59.999999+00:00"),
+        ('"2024-01-31T23:59:59.123456789+05:30"', "2024-01-31T18:29:59.123456+00:00"),
+        ('"1969-12-31T23:59:59.1234567Z"', "1969-12-31T23:59:59.123456+00:00"),
+        ("1700000000.9999999", "2023-11-14T22:13:20.999999+00:00"),
+        ("1700000000123.5678", "2023-11-14T22:13:20.123567+00:00"),
+        ("1700000000123456789", "2023-11-14T22:13:20.123456+00:00"),
+        ("-0.0000001", "1969-12-31T23:59:59.999999+00:00"),
+    ],
+)
+def test_digits_after_the_microseconds_are_cut_toward_the_past(value: str, expected: str) -> None:
+    rows, errors = fit("a timestamp", [b'{"a": %s}' % value.encode()])
+    assert errors == []
+    assert rows == [{"a": dt.datetime.fromisoformat(expected)}]
+
+
+@pytest.mark.parametrize("text", ["1_0", " 1 ", "\u0661", "0x1", "1e", ".", "Infinity", ""])
+def test_decimal_text_has_digits_a_point_and_an_exponent_alone(text: str) -> None:
+    rows, errors = fit("a decimal(8, 2)", [json.dumps({"a": text}).encode()])
+    assert rows == []
+    assert "is not a valid decimal number - at `$.a`" in errors[0]
+
+
+def test_decimal_is_exact() -> None:
+    texts = [
+        "123456.78",
+        '"123456.78"',
+        "1e2",
+        '"-1E+2"',
+        "12",
+        "0.100",
+        '"+01."',
+        "1e-99999999999999999999",
+    ]
+    rows, errors = fit("a decimal(8, 2)", [b'{"a": %s}' % text.encode() for text in texts])
+    found = [Decimal(text) for text in ("123456.78", "123456.78", "100", "-100", "12", "0.1", "1")]
+    assert [row["a"] for row in rows] == found
+    assert errors == ["1e-99999999999999999999 has too large an exponent - at `$.a`"]
+
+
+def test_float_and_double_hold_the_nearest_number() -> None:
+    rows, errors = fit("a float, b double", [b'{"a": 16777217, "b": 9007199254740993}'])
+    assert errors == []
+    assert rows == [{"a": 16777216.0, "b": 9007199254740992.0}]
+
+
+def test_integers_are_exact() -> None:
+    values = [b'{"a": 9007199254740993}', b'{"a": 1.0}', b'{"a": 9007199254740993.0}']
+    rows, errors = fit("a bigint", values)
+    assert rows == [{"a": 9007199254740993}]
+    assert errors == ["Expected `int | null`, got `float` - at `$.a`"] * 2
+
+
+def test_null_and_other_json_are_misfits_of_times_and_decimals() -> None:
+    for kind in ("timestamp", "decimal(4, 2)"):
+        rows, errors = fit(
+            f"a {kind} NOT NULL", [b'{"a": %s}' % x for x in (b"null", b"[]", b"{}")]
+        )
+        assert rows == []
+        assert [each.partition("got ")[2] for each in errors] == [
+            "`null` - at `$.a`",
+            "`array` - at `$.a`",
+            "`object` - at `$.a`",
+        ]
 
 
 def test_a_strict_schema_takes_no_other_fields() -> None:

@@ -108,22 +108,23 @@ class _Blocks:
 
     def finish(self) -> None:
         self.flush()
-        self._begin(None)
+        self._begin(pa.py_buffer(b""))
 
     def flush(self) -> None:
         for batch in self._pending.take().combine_chunks().to_batches():
             for piece in slices(batch, BLOCK_BYTES):
-                self._begin(piece)
-                packed = pack(binary_data(encode_records(piece)), self._codec)
+                records = binary_data(encode_records(piece))
+                self._begin(records)
+                packed = pack(records, self._codec)
                 self._sink.write(zigzag(piece.num_rows) + zigzag(len(packed)))
                 self._sink.write(packed)
                 self._sink.write(self._sync)
 
-    def _begin(self, first: pa.RecordBatch | None) -> None:
+    def _begin(self, first: pa.Buffer) -> None:
         """The header, whose sync marker comes from the first events."""
         if self._sync:
             return
-        self._sync = bytes(16) if first is None else sync_marker(first)
+        self._sync = sync_marker(first) if first.size else bytes(16)
         words = {
             b"avro.schema": msgspec.json.encode(avro_schema(self._schema)),
             b"avro.codec": _AVRO_NAMES[self._codec].encode(),

@@ -179,23 +179,24 @@ class _Writer:
         if not self._closed:
             self._closed = True
             self._write_pending()
-            self._begun(None)
+            self._begun()
             self._sidecar.finish()
 
     def _write_pending(self) -> None:
         for batch in self._pending.take().combine_chunks().to_batches():
             for piece in slices(batch, PIECE_BYTES):
-                writer = self._begun(piece)
                 values = pc.fill_null(piece.column("value"), b"")
-                writer.write(self._format.keys_of(piece), bytes_writables(values))
+                keys = self._format.keys_of(piece)
+                writer = self._begun(binary_data(keys), binary_data(values))
+                writer.write(keys, bytes_writables(values))
                 lengths = pc.binary_length(values).to_numpy()
                 self._sidecar.append(piece, binary_data(values), lengths)
 
-    def _begun(self, first: pa.RecordBatch | None) -> SequenceWriter:
+    def _begun(self, *first: pa.Buffer) -> SequenceWriter:
         """The sync marker in the header comes from the first events."""
         if self._writer is None:
             own = self._format
-            sync = sync_marker(first) if first is not None else bytes(16)
+            sync = sync_marker(*first) if first else bytes(16)
             header = SequenceHeader(own.key_class, own.codec, own.by_block, sync)
             self._writer = SequenceWriter(self._counted, header)
         return self._writer

@@ -4,11 +4,23 @@ The event columns stand first, the schema's after them; an event column whose na
 too gets the prefix ``_tidelog_``. A field that is missing is null, one that the schema does not
 name is left out (``strict``: a misfit), and of a name that stands twice the last counts.
 
-Types are taken at their word: ``"5"`` is no int, 1.5 neither, and nothing is rounded. A timestamp
-is ISO 8601 text (UTC unless it says otherwise) or a number whose size tells its unit, as in Secor;
-binary is base64 text; a decimal is a number or text. The raw value is kept beside them, unless
-``keep_value`` is False: without it fields that the schema does not name are lost, and the events of
-such a file cannot be restored.
+A value that a type cannot hold is a misfit. Each type has its rule:
+
+- Integers are exact: ``"5"``, 1.5 and 1.0 are misfits.
+- ``float`` and ``double`` hold the nearest number of the type (IEEE 754), also of whole numbers:
+  16777217 in a ``float`` becomes 16777216. A number beyond the largest one is a misfit.
+- ``decimal`` takes a number, or one as text of a sign, ASCII digits, a point and an exponent. It is
+  exact: one with more digits than the type has is a misfit.
+- ``timestamp`` takes ISO 8601 text (UTC unless it says otherwise), or a number whose size tells its
+  unit, as in Secor. It lies in the years 0001 to 9999 of UTC, which Python and Spark can hold too.
+  Digits after the microseconds are cut off, toward the past, so no time moves to the next day.
+- ``binary`` takes base64 text.
+
+What the writer of a format takes, its readers take: a format whose readers hold fewer times gives
+its own range, and a time outside is a misfit.
+
+The raw value is kept beside the columns, unless ``keep_value`` is False: without it fields that the
+schema does not name are lost, and the events of such a file cannot be restored.
 
 Each value is decoded by itself (msgspec): DuckDB's and Arrow's bulk readers are up to twice as
 fast, but they bend types, and tell of a misfit no more than that there is one.
@@ -18,9 +30,10 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 from operator import attrgetter
 from typing import Annotated, Any, cast
@@ -37,15 +50,25 @@ from tidelog.errors import InvalidError
 from tidelog.model.depth import check_json_depth
 from tidelog.model.limits import TIMESTAMP_MS_END
 
-__all__ = ["TypedColumns", "open_columns"]
+__all__ = ["YEARS", "TypedColumns", "open_columns"]
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _MICROSECOND = dt.timedelta(microseconds=1)
-_MICROS_END = TIMESTAMP_MS_END * 1000
+YEARS = range(
+    (dt.datetime(1, 1, 1, tzinfo=dt.UTC) - _EPOCH) // _MICROSECOND, TIMESTAMP_MS_END * 1000
+)
+"""Microseconds since 1970 of the years 0001 to 9999, which Python can hold."""
+
+_NUMBERS_END = 10**21  # nanoseconds beyond the year 9999
+_FINER = re.compile(r"(.{19}\.\d{6})\d+", re.ASCII)  # a time with more digits than microseconds
+_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+_EARLIER = decimal.Context(prec=30, rounding=decimal.ROUND_FLOOR)
 _FLOAT_MAX = float(np.finfo(np.float32).max)
 _REASON_MAX = 500  # characters; a field's name may be any
-_NOT_DECODED = (msgspec.DecodeError, UnicodeDecodeError, InvalidError)
+_NOT_DECODED = (msgspec.DecodeError, ValueError)  # also InvalidError, and text that is not UTF-8
 _NOT_BUILT = (pa.ArrowException, ValueError, ArithmeticError, TypeError)
+_moment = msgspec.json.Decoder(dt.datetime).decode
+_quoted = msgspec.json.Encoder().encode
 _PYTHON: dict[pa.DataType, Any] = {
     pa.bool_(): bool,
     pa.float32(): Annotated[float, msgspec.Meta(ge=-_FLOAT_MAX, le=_FLOAT_MAX)],
@@ -53,15 +76,30 @@ _PYTHON: dict[pa.DataType, Any] = {
     pa.string(): str,
     pa.binary(): bytes,
     pa.date32(): dt.date,
-    pa.timestamp("us", "UTC"): dt.datetime | int | float,
 }
 
 
-def open_columns(format: str, settings: FormatSettings) -> Columns:
-    """The event columns, or with a schema typed ones."""
+class _Micros(int):
+    """The type of a timestamp's field: microseconds since 1970."""
+
+    __slots__ = ()
+
+
+class _Exact(decimal.Decimal):
+    """The type of a decimal's field."""
+
+    __slots__ = ()
+
+
+_GIVEN = {str, int, decimal.Decimal}
+_EXPECTED = {_Micros: "an ISO 8601 time or a number", _Exact: "a number or one as text"}
+
+
+def open_columns(format: str, settings: FormatSettings, times: range = YEARS) -> Columns:
+    """The event columns, or with a schema typed ones, whose times lie in ``times``."""
     if settings.schema is not None:
         fields = parse_schema(settings.schema)
-        return TypedColumns(fields, settings.keep_value is not False, bool(settings.strict))
+        return TypedColumns(fields, settings.keep_value is not False, bool(settings.strict), times)
     for name in ("keep_value", "strict"):
         if getattr(settings, name) is not None:
             raise InvalidError(
@@ -78,6 +116,7 @@ class TypedColumns:
     fields: pa.Schema
     keep_value: bool = True
     strict: bool = False
+    times: range = YEARS  # microseconds since 1970; a time outside is a misfit
 
     @property
     def names(self) -> Mapping[str, str]:
@@ -98,7 +137,8 @@ class TypedColumns:
     def fit(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
         """The rows whose values the schema takes, and those that it does not, with the reason."""
         reasons: dict[int, str] = {}
-        rows = _decode(batch.column("value").to_pylist(), self.fields, self.strict, reasons)
+        decode = _decoder(self.fields, self.strict, self.times)
+        rows = _decode(batch.column("value").to_pylist(), decode, reasons)
         columns = _build(rows, self.fields, reasons)
         if not reasons:
             return self._in_columns(batch, columns), None
@@ -117,10 +157,9 @@ class TypedColumns:
 
 
 def _decode(
-    values: Sequence[bytes | None], fields: pa.Schema, strict: bool, reasons: dict[int, str]
+    values: Sequence[bytes | None], decode: Callable[[bytes], Any], reasons: dict[int, str]
 ) -> dict[int, Any]:
     """Each value as a struct, by the number of its row; the others' reasons."""
-    decode = _decoder(fields, strict)
     rows: dict[int, Any] = {}
     for index, value in enumerate(values):
         if value is None:
@@ -157,8 +196,9 @@ def _unfit(rows: list[tuple[int, Any]], fields: pa.Schema) -> Iterator[tuple[int
 
 
 @lru_cache(maxsize=64)
-def _decoder(fields: pa.Schema, strict: bool) -> Callable[[bytes], Any]:
-    return msgspec.json.Decoder(_struct("Value", fields, strict)).decode
+def _decoder(fields: pa.Schema, strict: bool, times: range) -> Callable[[bytes], Any]:
+    kind, hook = _struct("Value", fields, strict), partial(_converted, times)
+    return msgspec.json.Decoder(kind, dec_hook=hook, float_hook=_fraction).decode
 
 
 def _struct(name: str, fields: Sequence[pa.Field], strict: bool) -> type[msgspec.Struct]:
@@ -187,7 +227,9 @@ def _python_type(kind: pa.DataType, strict: bool) -> Any:
         bound = 1 << (kind.bit_width - 1)
         return Annotated[int, msgspec.Meta(ge=-bound, le=bound - 1)]
     if pa.types.is_decimal(kind):
-        return decimal.Decimal
+        return _Exact
+    if pa.types.is_timestamp(kind):
+        return _Micros
     if pa.types.is_struct(kind):
         return _struct("Object", list(kind), strict)
     field = kind.item_field if pa.types.is_map(kind) else kind.value_field
@@ -223,7 +265,7 @@ def _columns(rows: Sequence[Any], fields: Sequence[pa.Field]) -> list[pa.Array]:
 
 def _column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     if pa.types.is_timestamp(kind):
-        return pa.array(list(map(_micros, values)), pa.int64()).cast(kind)
+        return pa.array(values, pa.int64()).cast(kind)
     if pa.types.is_decimal(kind):
         return pa.array([_decimal(value, kind) for value in values], kind)
     if pa.types.is_struct(kind):
@@ -261,22 +303,74 @@ def _decimal(value: decimal.Decimal | None, kind: pa.DataType) -> decimal.Decima
         raise ValueError(f"{value} does not fit into {shape}") from exc
 
 
-def _micros(value: dt.datetime | float | None) -> int | None:
-    """Microseconds since 1970."""
-    if value is None:
-        return None
-    if isinstance(value, dt.datetime):
-        aware = value if value.tzinfo is not None else value.replace(tzinfo=dt.UTC)
-        return (aware - _EPOCH) // _MICROSECOND
-    size = abs(value)
-    if size >= 10**18:
-        micros = int(value // 1000)
-    elif size >= 10**15:
-        micros = int(value)
-    elif size >= 10**12:
-        micros = round(value * 1000)
+def _fraction(text: str) -> decimal.Decimal:
+    """A number with a fraction or an exponent, exactly."""
+    try:
+        return decimal.Decimal(text)
+    except decimal.DecimalException as exc:
+        raise ValueError(f"{text[:40]} has too large an exponent") from exc
+
+
+def _converted(times: range, kind: type, value: Any) -> Any:
+    """What JSON has for a type of our own: text, or a number as it is written there."""
+    if type(value) not in _GIVEN:
+        raise ValueError(f"Expected {_EXPECTED[kind]}, got `{_json_name(value)}`")
+    return _Micros(_micros(value, times)) if kind is _Micros else _Exact(_exact(value))
+
+
+def _json_name(value: Any) -> str:
+    names = {bool: "bool", dict: "object", list: "array"}
+    return names.get(type(value), "null")
+
+
+def _exact(value: str | int | decimal.Decimal) -> int | decimal.Decimal:
+    if not isinstance(value, str):
+        return value
+    if not _NUMBER.fullmatch(value):
+        raise ValueError(f"`{value[:40]}` is not a valid decimal number")
+    return _fraction(value)
+
+
+def _micros(value: str | int | decimal.Decimal, times: range) -> int:
+    """Microseconds since 1970, in the range that a file can hold; finer digits are cut off."""
+    if isinstance(value, str):
+        micros = _micros_of_text(value)
+    elif -_NUMBERS_END < value < _NUMBERS_END:
+        micros = _micros_of_number(value)
     else:
-        micros = round(value * 1_000_000)
-    if not -_MICROS_END < micros < _MICROS_END:
-        raise ValueError(f"{value} is no time before the year 10000")
+        micros = times.stop
+    if micros not in times:
+        first, last = _year(times.start), _year(times.stop - 1)
+        raise ValueError(f"{str(value)[:40]} is not a time in the years {first} to {last} of UTC")
     return micros
+
+
+def _micros_of_text(text: str) -> int:
+    try:
+        if text[26:27].isdigit():  # the seventh digit of a fraction, or part of a zone
+            text = _FINER.sub(r"\1", text, count=1)
+        moment = _moment(_quoted(text))
+    except msgspec.MsgspecError as exc:
+        raise ValueError(str(exc)) from exc
+    aware = moment if moment.tzinfo is not None else moment.replace(tzinfo=dt.UTC)
+    return (aware - _EPOCH) // _MICROSECOND
+
+
+def _micros_of_number(value: int | decimal.Decimal) -> int:
+    size = value.copy_abs() if isinstance(value, decimal.Decimal) else abs(value)
+    if size >= 10**18:
+        times, over = 1, 1_000
+    elif size >= 10**15:
+        times, over = 1, 1
+    elif size >= 10**12:
+        times, over = 1_000, 1
+    else:
+        times, over = 1_000_000, 1
+    if isinstance(value, decimal.Decimal):
+        value = _EARLIER.multiply(value, decimal.Decimal(times))
+        times, value = 1, int(value.to_integral_value(decimal.ROUND_FLOOR))
+    return value * times // over
+
+
+def _year(micros: int) -> str:
+    return f"{(_EPOCH + micros * _MICROSECOND).year:04}"

@@ -40,7 +40,8 @@ date:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from urllib.parse import unquote
 
 import msgspec
@@ -53,6 +54,7 @@ from tidelog.errors import (
     InvalidError,
     TidelogError,
     UnavailableError,
+    contained,
 )
 from tidelog.home import Home
 from tidelog.log.archives import (
@@ -222,10 +224,8 @@ def correct_entries(
     for name in read_archive(home.log, archive.name).tables if changed else ():
         if name in failed:
             continue
-        try:
+        with contained(f"table `{name}`", partial(failed.__setitem__, name)):
             _tell(home, open_table(home, _as_of(archive, generation), name), lambda: changed)
-        except TidelogError as exc:
-            failed[name] = exc
 
 
 def repair_tables(home: Home, archive: Archive) -> list[TidelogError]:
@@ -250,11 +250,9 @@ def settle_tables(home: Home, archive: Archive) -> list[TidelogError]:
         if not any(read_erased(home.log, *where).data for where in lanes.values()):
             continue
         for name in archive.tables:
-            try:
+            with contained(f"table `{name}`", partial(failed.setdefault, name)):
                 table = open_table(home, view, name)
                 _settle_last_lot(home, view, table, lanes)
-            except TidelogError as exc:
-                failed.setdefault(name, exc)
     return list(failed.values())
 
 
@@ -264,13 +262,12 @@ def stale_entries(home: Home, archive: Archive, generation: int) -> Iterator[tup
     files = _erased_files(home.log, archive, generation) if names else []
     changed = _rewritten(archive, generation, files)
     for name in names if changed else ():
-        try:
+        stale: Collection[str] = ()
+        errors: list[TidelogError] = []
+        with contained(f"table `{name}`", errors.append):
             stale = open_table(home, _as_of(archive, generation), name).stale(changed)
-        except TidelogError as exc:
-            yield name, f"cannot be read: {exc}"
-            continue
-        for path in stale:
-            yield name, f"lists `{path}` as it was before the erasure"
+        yield from ((name, f"cannot be read: {error}") for error in errors)
+        yield from ((name, f"lists `{path}` as it was before the erasure") for path in stale)
 
 
 def _rewritten(archive: Archive, generation: int, files: Sequence[FileEntry]) -> list[TableFile]:
