@@ -427,7 +427,8 @@ def test_the_command_tells_its_progress(home: Home) -> None:
     command = [sys.executable, "-c", RUN, home.config, "raw", "topic:back"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     lines = [json.loads(line) for line in done.stdout.splitlines()]
-    assert lines[-1] == {"archive": "raw", "to": "topic:back", "events": 100, "left_out": 0}
+    told = {"events": 100, "left_out": 0, "dead": 0}
+    assert lines[-1] == {"archive": "raw", "to": "topic:back", **told}
     assert sum(line["events"] for line in lines[:-1]) == 100
     assert Counter(line["pipeline"] for line in lines[:-1]) == {"restore raw": 3}
     command[-1] = "topic:nope"

@@ -4,7 +4,7 @@ Archives name files ``<generation>_<partition>_<first offset>.<ext>`` and put th
 their topic, so a folder of them can be read without a catalog. After ranges were set aside, names
 have a further part before the ending. Names that had to be escaped are turned back; those of more
 than 200 bytes (100 of a partition) stay as they were shortened. What begins with ``_`` or ``.`` is
-not data.
+not data, unless the address itself names it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = [
     "FilePlace",
     "archived_name",
     "escaped_name",
-    "is_hidden",
+    "hidden_part",
     "name_error",
     "place_of",
 ]
@@ -165,9 +165,16 @@ def archived_name(path: str, root_name: str) -> ArchivedName | None:
     return ArchivedName(*source, "/".join(names), int(generation), int(first))
 
 
-def is_hidden(path: str) -> bool:
-    """Whether a path is none of data: sidecars, marks and whatever other tools keep beside."""
-    return any(part[0] in "_." for part in path.split("/") if part)
+def hidden_part(path: str) -> str:
+    """Return the path up to the first part that begins with `_` or `.`; empty where none does.
+
+    Such files are not data: sidecars, marks, and what other tools keep there.
+    """
+    parts = path.split("/")
+    for number, part in enumerate(parts, 1):
+        if part[:1] in ("_", "."):
+            return "/".join(parts[:number])
+    return ""
 
 
 def escaped_name(name: str) -> str:

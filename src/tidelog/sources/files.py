@@ -55,7 +55,7 @@ from tidelog.sources.file_names import (
     FilePlace,
     archived_name,
     escaped_name,
-    is_hidden,
+    hidden_part,
     name_error,
     place_of,
 )
@@ -132,6 +132,8 @@ class _Archived:
 
 _FILES = b"files:"  # before a note of a range of an archive's files
 _NAME_BYTES = 5  # of the digest of a file's name; of 50,000, one in 20 million is alike by chance
+_HIDDEN = "its name begins with `_` or `.`: give its own address, or rename it, to read it"
+_MARKS = ("_SUCCESS", "_owner")  # of archives, and of other tools: they hold no events
 _AT_ONCE = 8  # files that are looked into side by side; each is a round trip or two
 _Chain = tuple[_Archived, ...]  # the files of a source partition, by their first offsets
 
@@ -270,7 +272,8 @@ class FilesSource:
         found = _listed(store, self._place)
         bound = self._bind(store, found)
         errors = {**bound.errors, **found.errors}
-        self._seen = _Listing(found.chains, bound.files, errors, bound.left_out)
+        left_out = {**bound.left_out, **found.left_out}
+        self._seen = _Listing(found.chains, bound.files, errors, left_out)
         return self._seen
 
     def _bind(self, store: Store, found: _Found) -> Bound:
@@ -417,13 +420,14 @@ class PlannedFiles:
 
 
 class _Found(NamedTuple):
-    """What a folder holds, without files whose names say that they are not data."""
+    """What a folder holds; what is not read is in ``left_out``, except sidecars and marks."""
 
     chains: dict[SourcePartition, _Chain]  # of archives
     rows: dict[str, ObjectInfo]  # other files, by names
     root: str  # their topic
     only: str  # the name of the file that was given; the others are what it may be rotated to
     errors: dict[SourcePartition, TidelogError]  # of files that cannot be read
+    left_out: dict[str, str]  # why files and folders are not read
 
 
 def _listed(store: Store, place: FilePlace) -> _Found:
@@ -434,14 +438,23 @@ def _listed(store: Store, place: FilePlace) -> _Found:
     rows: dict[str, ObjectInfo] = {}
     generations: set[int] = set()
     errors: dict[SourcePartition, TidelogError] = {}
+    left_out: dict[str, str] = {}
+    sidecars = {sidecar_name(key) for key in infos}
     for key, info in infos.items():
         path = key.removeprefix(folder)
-        if is_hidden(path):
+        if key in sidecars and key != only:
+            continue
+        hidden = "" if only else hidden_part(path)  # what the address names, and its rotations, not
+        if hidden:
+            if key.rpartition("/")[2] not in _MARKS:
+                left_out[escaped_name(f"{folder}{hidden}")] = _HIDDEN
             continue
         wrong = name_error(key)
         if wrong is not None:
             if only in ("", path):
                 errors[_partition_of(path, root)] = wrong
+            else:
+                left_out[escaped_name(key)] = str(wrong)
             continue
         named = archived_name(path, root) if only in ("", path) else None
         if named is None:
@@ -452,6 +465,10 @@ def _listed(store: Store, place: FilePlace) -> _Found:
             file = _Archived(form, named.first, info, infos.get(form.sidecar_name(key) or ""))
             partition = SourcePartition(named.topic, named.partition)
             chains[partition].append(file)
+        else:
+            root_folder = f"g{named.generation}/"
+            where = f"{folder}{root_folder}" if path.startswith(root_folder) else key
+            left_out[where] = f"is of generation {named.generation}: give generation=N to read it"
     if len(generations) > 1:
         raise InvalidError(
             f"source `{place.url}`: holds generations {min(generations)} and {max(generations)}, "
@@ -461,7 +478,7 @@ def _listed(store: Store, place: FilePlace) -> _Found:
         partition: tuple(sorted(files, key=lambda file: (file.first, file.data.key)))
         for partition, files in chains.items()
     }
-    return _Found(ordered, rows, root, _row_name(only), errors)
+    return _Found(ordered, rows, root, _row_name(only), errors, left_out)
 
 
 def _row_name(path: str) -> str:
