@@ -55,6 +55,19 @@ def test_the_topic_stands_in_the_query_in_the_path_or_nowhere(shared: Served, pa
     assert last(shared)[1]["params"] == {"a": "1"}
 
 
+@pytest.mark.parametrize("query", ["=x", "a=1&=x", "ack=2&a=1", "ack=", "ack=0&ack=1", "ack=%ff"])
+def test_parameter_that_means_nothing_is_refused(shared: Served, query: str) -> None:
+    before = shared.values()
+    answer = shared.client.get(f"/track/t.gif?{query}")
+    assert (answer.status_code, error(answer)["kind"]) == (400, "invalid")
+    assert shared.values() == before
+
+
+@pytest.mark.parametrize("query", ["", "&&a=1&", "ack=1&a=1", "a"])
+def test_empty_parts_of_a_query_mean_nothing(shared: Served, query: str) -> None:
+    assert shared.client.get(f"/track/t.gif?{query}").status_code == 200
+
+
 def test_the_gif_is_one(shared: Served) -> None:
     assert GIF[:6] == b"GIF89a"
     assert GIF[6:10] == b"\x01\x00\x01\x00", "one by one pixel"

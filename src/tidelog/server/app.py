@@ -46,6 +46,7 @@ from tidelog.server.complaints import Complaints
 from tidelog.server.connection import HEAD_TOO_LARGE
 from tidelog.server.console.site import Console
 from tidelog.server.gate import REFRESH_S, Gate
+from tidelog.server.headers import headers_of
 from tidelog.server.health import Health
 from tidelog.server.ids import WHO, Ids
 from tidelog.server.ingest import Ingest
@@ -194,12 +195,12 @@ class FrontDoor:
         if scope["type"] != "http":
             raise InternalError(f"server: was asked for `{scope['type']}`: it speaks HTTP alone")
         began_s = self._now_s()
-        headers: dict[bytes, bytes] = dict(scope["headers"])
         metrics = self.metrics
         metrics.in_flight += 1
         name, status = "none", _GONE
         try:
             name, run = self._find(scope)
+            headers = headers_of(scope["headers"])
             if self._telemetry is None:
                 status = await run(scope, receive, send, headers)
             else:
@@ -283,7 +284,7 @@ class FrontDoor:
             token = shown if isinstance(shown, str) else None
             await self.gate.admit(scope, headers, "write", token)
         address = self.gate.address(scope, headers) if self._options.behind_proxy else None
-        durable = params.get("ack") != "0"
+        durable = pixel.is_durable(params)
         event = pixel.event_of_query(params, headers, address)
         opened = self._topics.get(topic) or await self._topics.open(topic)
         answered = list(pixel.HEADERS)

@@ -22,6 +22,7 @@ from tidelog.model.event import check_timestamp
 from tidelog.model.limits import TIMESTAMP_MS_END
 from tidelog.model.playback import TimeRange, whole_range
 from tidelog.server.answers import TooLargeError, encode
+from tidelog.server.headers import headers_of
 from tidelog.server.limits import Bodies
 from tidelog.server.metrics import Metrics
 from tidelog.server.read import check_parameters, limit_of
@@ -76,7 +77,7 @@ class Ids:
         """``PUT /topics/{topic}/ids/{id}``"""
         check_parameters(request, ("why",))
         topic, event_id = _named(request)
-        value = await self._bodies.read(request.receive, dict(request.scope["headers"]))
+        value = await self._bodies.read(request.receive, headers_of(request.scope["headers"]))
         bytes_max = self._home.log.settings.event_bytes_max
         if len(value) > bytes_max:
             raise TooLargeError(

@@ -27,6 +27,7 @@ __all__ = [
     "OWN_PARAMETERS",
     "Params",
     "event_of_query",
+    "is_durable",
     "parse_query",
 ]
 
@@ -52,7 +53,7 @@ _encode = msgspec.json.Encoder().encode
 def parse_query(query: bytes) -> Params:
     """The parameters of a query; those given more than once as a list.
 
-    Values that are not UTF-8 are bytes. ``InvalidError`` for such a name.
+    Values that are not UTF-8 are bytes. ``InvalidError`` for such a name, and for one without any.
     """
     found: Params = {}
     if not query:
@@ -62,8 +63,10 @@ def parse_query(query: bytes) -> Params:
         raise InvalidError(f"query: has more than {limits.PARAMETERS_MAX} parameters: send fewer")
     for part in parts:
         raw_name, _, raw_value = part.partition(b"=")
-        if not raw_name:
+        if not part:
             continue
+        if not raw_name:
+            raise InvalidError("query: a parameter has no name: give it as name=value")
         name, value = _decoded(raw_name), _decoded(raw_value)
         if isinstance(name, bytes):
             raise InvalidError(
@@ -77,6 +80,14 @@ def parse_query(query: bytes) -> Params:
         else:
             found[name] = [before, value]
     return found
+
+
+def is_durable(params: Params) -> bool:
+    """Whether the answer waits for the event to be durable. ``InvalidError`` for other words."""
+    given = params.get("ack", "1")
+    if given not in ("0", "1"):
+        raise InvalidError("query: `ack` is neither 0 nor 1: give one of them, once")
+    return given == "1"
 
 
 def event_of_query(params: Params, headers: Mapping[bytes, bytes], address: str | None) -> Event:
