@@ -153,9 +153,14 @@ class Ledger:
         key = (group, incarnation, int(partition))
         cursor, before = lease["cursor"], self._cursors.get(key, 0)
         epoch = (where, "lease")
-        assert lease["epoch"] >= self._epochs.get(epoch, 0), "the epoch of a lease went back"
+        last = self._epochs.get(epoch, 0)
+        assert lease["epoch"] >= last, "the epoch of a lease went back"
         self._epochs[epoch] = lease["epoch"]
         self._cursors[key] = cursor
+        if lease.get("deleted"):
+            if lease["epoch"] > last:
+                self._check_deleted(key)
+            return
         if cursor < before:
             assert cursor >= self.seeks.get(key, before), f"the cursor of {key} went back unasked"
         head = self.bare.head(incarnation, int(partition))
@@ -165,6 +170,18 @@ class Ledger:
             return  # a seek may also skip
         missing = [at for at in range(max(before, start), cursor) if at not in delivered]
         assert not missing, f"the cursor of {key} passed {missing}, which were never delivered"
+
+    def _check_deleted(self, key: tuple[str, str, int]) -> None:
+        """P3: a cursor is deleted only while its consumer is; a new one gets all events again."""
+        group, incarnation, _ = key
+        state = self.consumer_state(incarnation, group)
+        assert state == "deleting", f"the cursor of {key} was deleted, its consumer is {state}"
+        self.delivered.pop(key, None)
+
+    def consumer_state(self, incarnation: str, group: str) -> str | None:
+        """What the registry says of a consumer."""
+        row = self.bare.row("registry", f"consumer/{incarnation}/{group}")
+        return None if row is None else str(row.get("state", "ready"))
 
     def _check_notified(self, where: str, incarnation: str, partition: int) -> None:
         state = self.bare.row(where, "state")

@@ -13,6 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
+import numpy as np
+import pyarrow as pa
+
 from tests.sim.audit import RecurringCatalog
 from tests.sim.base import SimWorld
 from tests.sim.clients import ClientsWorld
@@ -31,8 +34,11 @@ from tidelog.errors import (
     UnknownOutcomeError,
 )
 from tidelog.journal import recover
-from tidelog.journal.forgotten import Forgotten
+from tidelog.journal.audit import key_mark, read_records
+from tidelog.journal.forgotten import Forgotten, Unit, UnitEvents
+from tidelog.journal.present import Present
 from tidelog.log import (
+    consumers,
     leftovers,
     losses,
     notify,
@@ -373,6 +379,10 @@ def release_without_version(self: Membership, partition: int) -> None:
             self._log.catalog.write(where, change, write_id=self._log.ids.new())
 
 
+def never_overtaken(self: Any, version: str) -> None:
+    """Goes on with a delete of a consumer, whatever another call has made of it meanwhile."""
+
+
 # In the topics' world.
 
 
@@ -465,6 +475,23 @@ def no_sources(self: Forgotten, key: str, data: bytes) -> list[Source]:
     return []
 
 
+def absent_by_dates(self: Any, unit: Unit, events: UnitEvents) -> Any:
+    """Compares when a delete was given with the date of the object that holds the event."""
+    held = [] if unit.segment is None else [unit.segment]
+    stored_ms = max(info.modified_ms for info in [*held, *(info for info, _ in unit.journals)])
+    records = [each for each, _ in read_records(self._log, self._topic) if each.op == "delete"]
+    gone = {each.key for each in records if each.at_ms >= stored_ms}
+    keys = events.table.column("key").to_pylist()
+    return np.array([r for r, k in enumerate(keys) if not k or key_mark(k) not in gone], np.int64)
+
+
+def present_by_id(self: Present, events: pa.Table) -> tuple[Any, Any]:
+    """Takes any event with an id for the same one, also one that the recovery has appended."""
+    ids = events.column("id").to_pylist()
+    there = self._lookup.find(sorted({each for each in ids if each is not None})).events
+    return np.array([each in there for each in ids], np.bool_), np.zeros(len(ids), np.bool_)
+
+
 def _protocols(breaks: str, **parts: Any) -> Bug:
     return Bug(breaks, lambda seed: World(seed, Parts(**parts)), World)
 
@@ -518,6 +545,9 @@ BUGS: dict[str, Bug] = {
         (Consumer, "_commit", commit_position),
     ),
     "doubled release of a lease": _members("P3", (Membership, "release", release_without_version)),
+    "consumer deleted by a call that was overtaken": _members(
+        "P3", (consumers._Deletion, "_check_ours", never_overtaken)
+    ),
     "deleted topic read as damage": _topics("P7", (read, "read_head", read_closed_head)),
     "delete without closing": _topics("P1", (topics, "_close_head", no_closing)),
     "heads go with their topic": _topics("P1", (topics, "remove_partition", remove_heads_too)),
@@ -537,5 +567,7 @@ BUGS: dict[str, Bug] = {
         "P1", (Appender, "_claim", no_claim), (Appender, "_recovered_at", never_recovered)
     ),
     "journal recovered beside its segments": _rollback("P1", (Forgotten, "_sources", no_sources)),
+    "deletes recovered by dates": _rollback("P1", (recover._Recovery, "_absent", absent_by_dates)),
+    "one event of an id recovered": _rollback("P1", (Present, "look", present_by_id)),
     "proof by dates": _rollback("P1", (losses._Check, "_is_lost", lost_by_dates)),
 }

@@ -1,17 +1,22 @@
-"""Members of one consumer that lose their leases and get them again, while reads fail."""
+"""Members of one consumer that lose their leases and get them again, while reads fail.
+
+In every fourth world the consumer is deleted by two processes at once, again and again, and its
+name is used again.
+"""
 
 from __future__ import annotations
 
 import contextlib
 
-from tests.sim.base import RATES
-from tests.sim.clients import PARTITIONS, ClientsWorld
+from tests.sim.base import RATES, in_peace
+from tests.sim.clients import PARTITIONS, PEACE_S, ClientsWorld
 from tidelog.codec.events import table_of
 from tidelog.codec.segment import encode_segment
-from tidelog.errors import FencedError
+from tidelog.errors import FencedError, InvalidError, NotFoundError
 from tidelog.log.append import Appender
-from tidelog.log.base import LogSettings
+from tidelog.log.base import Log, LogSettings
 from tidelog.log.consumer import Consumer
+from tidelog.log.consumers import delete_consumer
 from tidelog.log.topics import find_topic
 from tidelog.model.event import Event
 from tidelog.testing.faults import Fault
@@ -33,6 +38,7 @@ class RebalanceWorld(ClientsWorld):
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
+        self.deletes = seed % 4 == 2
         topic = find_topic(self._quiet, "t")
         appender = Appender(self._quiet, topic, f"~{self._ids.new()}")
         for partition in range(PARTITIONS):
@@ -46,6 +52,26 @@ class RebalanceWorld(ClientsWorld):
 
     def spawn_all(self) -> None:
         self._start("member", self.take_part, 2)
+        if self.deletes:
+            self._start("deleter", self.delete, 2)
+
+    def delete(self) -> None:
+        """Deletes the consumer, with its members or only without."""
+        log = self._log()
+        topic = find_topic(log, "t")
+        for _ in range(6):
+            log.clock.sleep(self.random.uniform(0, 6))
+            with contextlib.suppress(*self.passing, InvalidError, NotFoundError):
+                delete_consumer(log, topic, "c", force=self.chance(0.7))
+
+    def check_after(self) -> None:
+        incarnation = self.ledger.bare.topics()["t"]["incarnation"]
+        if self.ledger.consumer_state(incarnation, "c") == "deleting":
+            in_peace(self, "deleter", self._finish_delete, PEACE_S)
+        super().check_after()
+
+    def _finish_delete(self, log: Log) -> None:
+        delete_consumer(log, find_topic(log, "t"), "c", force=True)
 
     def take_part(self) -> None:
         """Polls a few events at a time; a poll often begins without a lease and ends with one."""
@@ -53,7 +79,8 @@ class RebalanceWorld(ClientsWorld):
         topic = find_topic(log, "t")
         consumer = Consumer(log, topic, "c", "earliest")
         for _ in range(24):
-            with contextlib.suppress(*self.passing, FencedError):
+            deleted = (NotFoundError,) if self.deletes else ()  # no one joins while it is deleted
+            with contextlib.suppress(*self.passing, FencedError, *deleted):
                 events = consumer.poll(self.random.randint(1, 2), self.random.uniform(0, 6))
                 self.ledger.deliver("c", topic.incarnation, events)
                 if self.chance(0.7):

@@ -7,8 +7,10 @@ and others go on, with fresh clients, from what it knows. After every step each 
 acknowledged, and never trimmed while the catalog knew it, is in some object. In the end the
 sweep refuses the topic wherever a lost commit was seen by another lost one, and ``verify`` names an
 object of every lost event. In some worlds recoveries run beside the others after the loss. Then
-each event is in the topic once in the end, unless a row names an object that is missing. Rows and
-objects are read here as plain MessagePack, Arrow and Parquet.
+each event is in the topic once in the end, unless a row names an object that is missing. In some of
+these worlds events share ids, others have keys, and all events of a key are deleted after the loss:
+then no recovery brings back what the catalog had forgotten of it. Rows and objects are read here as
+plain MessagePack, Arrow and Parquet.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from io import BytesIO
 from typing import Any
 
@@ -29,6 +32,8 @@ from tidelog.catalog.base import Row
 from tidelog.codec.events import table_of
 from tidelog.codec.segment import encode_segment
 from tidelog.errors import ConflictError, CorruptError
+from tidelog.journal.amend import Amender
+from tidelog.journal.audit import Why
 from tidelog.journal.compile import compile_topic
 from tidelog.journal.lookup import Lookup
 from tidelog.journal.policy import Policy
@@ -47,6 +52,7 @@ from tidelog.testing.threads import simulated
 __all__ = ["RollbackWorld"]
 
 PARTITIONS = 2
+KEYS = (b"k0", b"k1")
 PEACE_S = 600
 WEEK_S = 7 * 24 * 3600
 
@@ -60,6 +66,8 @@ class _Sent:
     offset: int
     before: str  # the object of that run; "" for one that had no need to look
     phase: int
+    key: bytes | None
+    time_ms: int
 
 
 class RollbackWorld(SimWorld):
@@ -82,6 +90,10 @@ class RollbackWorld(SimWorld):
         self.copied: dict[str, dict[str, Row]] | None = None
         self.has_swept = False  # since the copy was taken
         self.recovers = seed % 3 == 0
+        self.amends = seed % 9 == 6
+        if self.amends:
+            self.copy_at = self.random.randrange(20, 60)
+        self.erased: dict[bytes, int] = {}  # keys of deletes that have returned, until when
         self._deletes = 0
         self._values: dict[str, frozenset[bytes]] = {}
 
@@ -106,10 +118,19 @@ class RollbackWorld(SimWorld):
             self._spawn("compiler", self.compile)
         if self.chance(0.5) and not (self.phase and self.recovers):
             self._spawn("trimmer", self.trim)
-        for number in range(self.random.choice([1, 2]) if self.phase and self.recovers else 0):
+        for number in range(self._recoverers()):
             self._spawn(f"recoverer-{number}", self.recover)
         if self.phase or self.chance(0.5):
             self._spawn("sweeper", self.sweep)
+        if self.phase and self.amends:
+            self._spawn("amender", self.amend)
+
+    def _recoverers(self) -> int:
+        if not (self.phase and self.recovers):
+            return 0
+        if self.amends and self.chance(0.5):
+            return 0  # the recovery comes in the end, after all deletes
+        return self.random.choice([1, 2])
 
     # The actors.
 
@@ -137,16 +158,35 @@ class RollbackWorld(SimWorld):
     ) -> None:
         parts = []
         for place in sorted(places):
-            event = Event(f"{place} {log.ids.new()}".encode())
+            event = self._event(f"{place} {log.ids.new()}".encode())
             parts.append((place, table_of([event], log.clock.now_ms())))
         segment = encode_segment(parts, appender.known(sorted(places)))
         stored = appender.upload(segment)
         for (place, table), piece in zip(parts, segment.pieces, strict=True):
             base, stored = appender.commit(stored, piece)
-            value = table.column("value")[0].as_py()
-            self.sent.append(_Sent(value, place, base, before.get(place, ""), self.phase))
+            event = table.to_pylist()[0]
+            told = before.get(place, ""), self.phase, event["key"], _time_ms(table)
+            self.sent.append(_Sent(event["value"], place, base, *told))
             if len(parts) > 1 and place == min(places) and self.copies_between:
                 self._keep_copy_once()
+
+    def _event(self, value: bytes) -> Event:
+        if not self.amends:
+            return Event(value)
+        if self.chance(0.5):
+            return Event(value, id=f"i{self.random.randrange(3)}")
+        return Event(value, self.random.choice(KEYS))
+
+    def amend(self) -> None:
+        """Deletes all events of a key; the forgotten ones of it are not found, and stay erased."""
+        log = self._log()
+        for _ in range(4):
+            log.clock.sleep(self.random.uniform(0, 1))
+            key = self.random.choice(KEYS)
+            with contextlib.suppress(*ACCEPTED, ConflictError):
+                amender = Amender(log, Lookup(log, find_topic(log, "t")), Why("sim"))
+                if amender.delete_key(key, lambda _: None).events:
+                    self.erased[key] = self._erased_until(key)
 
     def compile(self) -> None:
         log = self._log()
@@ -180,6 +220,11 @@ class RollbackWorld(SimWorld):
     def _recover(self, log: Log) -> RecoverReport:
         return recover_topic(log, Lookup(log, find_topic(log, "t")))
 
+    def _recover_if_whole(self, log: Log) -> None:
+        """Where ids must be looked up in an object that is missing, it refuses: restore first."""
+        with contextlib.suppress(CorruptError):
+            self._recover(log)
+
     # The catalog goes back.
 
     def go_back(self) -> None:
@@ -210,6 +255,12 @@ class RollbackWorld(SimWorld):
         for (key, (data, info)), date in zip(objects, dates, strict=True):
             self.objects._objects[key] = (data, replace(info, modified_ms=date))
 
+    def _date_now(self) -> None:
+        """Let the store be a copy that has just been made."""
+        now_ms = self.scheduler.clock.now_ms()
+        for key, (data, info) in self.objects._objects.items():
+            self.objects._objects[key] = (data, replace(info, modified_ms=now_ms))
+
     def _keep_copy_once(self) -> None:
         if self.copied is None and self.phase == 0:
             self._keep_copy()
@@ -237,7 +288,7 @@ class RollbackWorld(SimWorld):
     def _check_stored(self) -> None:
         stored = frozenset[bytes]().union(*(self._read(key) for key in self._data_keys()))
         for each in self.sent:
-            if each.value not in self.trimmed:
+            if each.value not in self.trimmed and not self._is_erased(each):
                 assert each.value in stored, f"acknowledged event {each} is in no object"
 
     def check_end(self) -> None:
@@ -253,8 +304,10 @@ class RollbackWorld(SimWorld):
             assert refused == ["t"], f"no sweep refuses, though {lost[0]} was lost"
 
     def _check_recovered(self) -> None:
+        if self.amends and self.chance(0.5):
+            self._date_now()
         for _ in range(2):
-            in_peace(self, "recoverer", self._recover, PEACE_S)
+            in_peace(self, "recoverer", self._recover_if_whole, PEACE_S)
             self._check_once()
             in_peace(self, "sweeper", lambda log: sweep_home(log, 0), PEACE_S)
         self._check_stored()
@@ -265,6 +318,7 @@ class RollbackWorld(SimWorld):
         is_whole = True
         for partition in range(PARTITIONS):
             head = self._head(partition)
+            deleted = self._deleted(partition)
             for name, row in self.rows.bare(self._place(partition)).items():
                 run = fields(row.value) if name.startswith(("run/", "journal/")) else None
                 if run is None or run["base"] + run["count"] <= head["start"]:
@@ -274,14 +328,35 @@ class RollbackWorld(SimWorld):
                 if not self.objects.holds(run["object"]):
                     is_whole = False
                     continue
-                found.update(self._values_of(run["object"], partition, head["start"]))
+                if name.startswith("journal/") or run["base"] not in deleted:  # one event in a run
+                    found.update(self._values_of(run["object"], partition, head["start"], deleted))
         for value, times in found.items():
             assert times == 1, f"event {value!r} is in the topic {times} times"
         for each in self.sent if is_whole else ():
-            assert each.value in found or each.value in self.trimmed, f"{each} was not recovered"
+            is_over = each.value in self.trimmed or self._is_erased(each)
+            assert each.value in found or is_over, f"{each} was not recovered"
+        for each in self.sent:
+            if each.value in self.forgotten and self.erased.get(each.key or b"", 0) >= each.time_ms:
+                assert each.value not in found, f"{each} was deleted, and came back"
 
-    def _values_of(self, key: str, partition: int, start: int) -> list[bytes]:
-        """Of a partition, in an object; of a journal only those from the start on."""
+    def _deleted(self, partition: int) -> set[int]:
+        """The offsets that rows of amendments say are deleted."""
+        rows = self.rows.bare(self._place(partition)).items()
+        amended = {int(name[6:]): row for name, row in rows if name.startswith("amend/")}
+        return {at for at, row in amended.items() if fields(row.value)["kind"] == "delete"}
+
+    def _is_erased(self, sent: _Sent) -> bool:
+        """Whether the topic's ledger has its key, up to its time or a later one."""
+        return sent.key is not None and self._erased_until(sent.key) >= sent.time_ms
+
+    def _erased_until(self, key: bytes) -> int:
+        digest = sha256(key).hexdigest()
+        rows = self.rows.bare(f"erased/{self.topic.incarnation}/{digest[:2]}")
+        row = rows.get(f"key/{digest}")
+        return -1 if row is None else int(fields(row.value)["until_ms"])
+
+    def _values_of(self, key: str, partition: int, start: int, deleted: set[int]) -> list[bytes]:
+        """Of a partition, in an object; of a journal those from the start on that are there."""
         ours = b"%d " % partition
         if not key.endswith(".parquet"):
             return [value for value in self._read(key) if value.startswith(ours)]
@@ -289,7 +364,7 @@ class RollbackWorld(SimWorld):
         pairs = zip(
             table.column("offset").to_pylist(), table.column("value").to_pylist(), strict=True
         )
-        return [value for offset, value in pairs if offset >= start]
+        return [value for offset, value in pairs if offset >= start and offset not in deleted]
 
     def _verify(self, log: Log) -> VerifyReport:
         return verify_topic(log, self.topic)
@@ -348,3 +423,7 @@ class RollbackWorld(SimWorld):
 
     def _head(self, partition: int) -> dict[str, Any]:
         return fields(self.rows.bare(self._place(partition))["head"].value)
+
+
+def _time_ms(table: pa.Table) -> int:
+    return int(table.column("timestamp").cast(pa.int64())[0].as_py())
