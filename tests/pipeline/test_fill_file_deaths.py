@@ -28,7 +28,7 @@ def deaths(calls: int) -> list[Any]:
     return [pytest.param(n, marks=long if n % 60 else ()) for n in range(1, calls)]
 
 
-FILL, PROMOTE, ROLLBACK = 110, 80, 190
+RUN, FILL, PROMOTE, ROLLBACK = 60, 110, 80, 190
 
 
 def prepared(logs: Logs) -> None:
@@ -56,6 +56,24 @@ def test_work_that_dies_has_as_many_calls_as_are_tried(
     logs.rotate(300, 305)
     logs.run()
     assert not dies(logs.home, monkeypatch, ROLLBACK, lambda: rollback(logs.home, "x"))
+    logs.rotate(400, 405)
+    assert not dies(logs.home, monkeypatch, RUN, logs.run)
+
+
+@pytest.mark.parametrize("call", deaths(RUN))
+def test_run_after_a_rotation_that_dies_after_any_call_is_finished_by_the_next(
+    logs: Logs, monkeypatch: pytest.MonkeyPatch, call: int
+) -> None:
+    prepared(logs)
+    logs.log.rename(f"{logs.log}.0")
+    Path(f"{logs.log}.1").rename(f"{logs.log}.2")
+    Path(f"{logs.log}.0").rename(f"{logs.log}.1")
+    logs.log.write_text(text(300, 305))
+    dies(logs.home, monkeypatch, call, logs.run)
+    logs.run(take_over=True)
+    logs.compress(Path(f"{logs.log}.2"))
+    logs.run()
+    assert logs.held() == lines(*ALL, text(300, 305))
 
 
 @pytest.mark.parametrize("call", deaths(FILL))

@@ -320,3 +320,19 @@ def test_rollback_to_a_generation_from_a_copy_of_files(logs: Logs) -> None:
     rollback(home, "day")
     assert find_archive(home, "day").generation == 2
     assert logs.held(name="day").total() == 40
+
+
+def test_file_belongs_to_the_partition_of_which_most_was_read(logs: Logs) -> None:
+    """A header is all that was read of another one, which had the name of the copy."""
+    rotated = Path(f"{logs.log}.1")
+    rotated.write_text(HEADER)
+    logs.log.write_text("")
+    logs.create()
+    logs.run()
+    rotated.unlink()
+    logs.log.write_text(text(0, 10))
+    logs.run()
+    rotated.write_bytes(logs.log.read_bytes())
+    logs.log.write_text(text(100, 105))
+    logs.run()
+    assert logs.held() == lines(HEADER, text(0, 10), text(100, 105))

@@ -187,7 +187,7 @@ ROWS = (
     Kind("pipeline/<name> · unsettled/<end>/<folder>", "that its marker is being put or removed"),
     Kind(
         "pipeline/<name> · partition/<source partition>",
-        "that the pipeline knows it, and the end that it had when the pipeline was created",
+        "that the pipeline knows it, and its end at the pipeline's creation, with a file's mark",
     ),
     Kind(
         "pipeline/<name>/<source partition> · head",

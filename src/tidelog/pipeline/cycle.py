@@ -6,6 +6,7 @@ Each source partition goes through these steps; every write expects its ``head``
    list, before it has a ``head``; those that the
    pipeline's creation saw are there, with their ends     → dead: a name without rows
 1. adopt: put this driver's epoch into the ``head``      → dead: the next driver adopts it anew
+   a file's new name is put there too, with no range      → dead: the next driver finds it so too
 2. finish an ``intent`` that is there: with a manifest go to step 6, without one to step 4
    before a range begins, files of ranges that a restored
    catalog has forgotten are set aside (``forgotten``)
@@ -135,7 +136,6 @@ class Cycle:
         """Steps 0 and 1; returns whether it was new. ``begin`` is where one that is new begins.
 
         ``note`` is what its source knows it by, where it begins after its first event.
-
         ``incarnation`` is the source partition's, which is kept unless one is known already: what
         was made anew is another sequence of events, and no range of it is read.
         ``FencedError`` when a driver with a later epoch has it; ``UnavailableError`` when replies

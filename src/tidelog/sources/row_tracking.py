@@ -1,7 +1,8 @@
 """Which file is which source partition: files of rows are found again when they are rotated.
 
 A source partition is named by the path that its file had when it was first seen. Which file it is
-later is decided by what was read of it (``row_marks``) together with an inode or a name:
+later is decided by what was read of it (``row_marks``) together with an inode or a name. The source
+partition of which most was read chooses first: a header alone begins many files.
 
 1. The file has the inode, and its old name or one that a rotation makes of it (``rotations``). Then
    both ends of what was read are compared.
@@ -36,7 +37,7 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import groupby, product
 from typing import TypeVar
 
 import msgspec
@@ -170,8 +171,8 @@ class RowTracking:
         self._index(files)
         ours = [each for each in self._known if each.topic == topic]
         ours.sort(key=lambda each: (-_number(each.name), each.name))
-        marked = [each for each in ours if self._marks[each] is not None]
-        others = [each for each in ours if self._marks[each] is None]
+        sizes = {each: mark.size if (mark := self._marks[each]) else -1 for each in ours}
+        ours.sort(key=lambda each: -sizes[each])
 
         def give(partition: SourcePartition, name: str) -> None:
             bound.files[partition] = info = free.pop(name)
@@ -181,12 +182,14 @@ class RowTracking:
         ways = (
             self._by_last,
             self._by_inode,
-            self._by_path,
+            self._by_name,
             self._by_rotation,
             self._by_higher_number,
+            self._by_path,
         )
-        for group in (marked, others):
-            for prefer, partition in product(ways, group):
+        # The longer what was read, the surer: a header alone begins many files.
+        for _, group in groupby(ours, key=lambda each: sizes[each]):
+            for prefer, partition in product(ways, list(group)):
                 if partition not in bound.files:
                     found = prefer(store, partition, free)
                     if found is not None:
@@ -238,10 +241,26 @@ class RowTracking:
                 return name
         return None
 
+    def _by_name(
+        self, store: Store, partition: SourcePartition, free: Mapping[str, ObjectInfo]
+    ) -> str | None:
+        mark = self._marks[partition]
+        name = (mark.name if mark is not None else "") or _path(partition.name)
+        return self._if_named(store, partition, free, name)
+
     def _by_path(
         self, store: Store, partition: SourcePartition, free: Mapping[str, ObjectInfo]
     ) -> str | None:
-        name = _path(partition.name)
+        """By the first name of all: a file may be put back there."""
+        return self._if_named(store, partition, free, _path(partition.name))
+
+    def _if_named(
+        self,
+        store: Store,
+        partition: SourcePartition,
+        free: Mapping[str, ObjectInfo],
+        name: str,
+    ) -> str | None:
         if name not in free or (self._marks[partition] is None and self._original(store, name)):
             return None
         return name if self._is_same(store, partition, free[name], whole=True) else None
