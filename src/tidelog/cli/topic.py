@@ -178,6 +178,11 @@ def delete(home_text: str | None, output: Output, /, name: str, yes: bool, **pas
 @click.option(
     "--slot", default="1s", show_default=True, help="With --incarnation: as in topic create."
 )
+@click.option(
+    "--writers-resumed",
+    is_flag=True,
+    help="Also append events of named writers that these have not sent again.",
+)
 @json_option
 @click.pass_obj
 def recover(home_text: str | None, output: Output, /, name: str, **given: Any) -> None:
@@ -189,10 +194,14 @@ def recover(home_text: str | None, output: Output, /, name: str, **given: Any) -
     producer uploaded before it died, without acknowledging them, are appended too. Events whose id
     the topic has with an updated value stay in their objects, and are counted as doubted.
 
+    Events of producers with a name, pumps, restores, named playbacks and Spark sinks wait in their
+    objects: the restored catalog makes these writers send them again. Start the writers, then run
+    this command again. Give --writers-resumed when they have sent what they can.
+
     With --incarnation it brings a topic back that the registry does not know any more, under a name
     that no topic has. What rows the catalog has of it count as before.
 
-    Ends with exit code 1 when an object does not decode.
+    Ends with exit code 1 when an object does not decode, or when events wait for their writers.
 
     \b
     Examples:
@@ -205,8 +214,16 @@ def recover(home_text: str | None, output: Output, /, name: str, **given: Any) -
     values = asdict(report)
     if not output.as_json:
         values["unreadable"] = ", ".join(report.unreadable) or None
+        values["writers"] = ", ".join(report.writers) or None
     output.record(values)
-    if report.unreadable:
+    if report.waiting:
+        click.echo(
+            f"topic `{name}`: {counted(report.waiting, 'lost event')} of "
+            f"{', '.join(report.writers)}: run these writers, since they send the events again, "
+            f"then `tidelog topic recover {name}`; add --writers-resumed for what they do not send",
+            err=True,
+        )
+    if report.unreadable or report.waiting:
         sys.exit(FAILED)
 
 

@@ -63,30 +63,34 @@ class Segment:
 
 
 def encode_segment(
-    parts: Sequence[tuple[int, pa.Table]], known: Mapping[int, Known] | None = None
+    parts: Sequence[tuple[int, pa.Table]],
+    known: Mapping[int, Known] | None = None,
+    writer: str = "",
 ) -> Segment:
     """Pack the events of each partition; every part has at least one.
 
-    ``known`` is what the appender knows of the partitions; of those left out it knows nothing.
+    ``known`` is what the appender knows of the partitions; of those left out it knows nothing but
+    the ``writer``, who may have staged the segment for it.
     """
     sink = pa.BufferOutputStream()
     ends: list[tuple[int, int]] = []  # of each piece, and of its index
     is_small = sum(table.nbytes for _, table in parts) < _SMALL_BYTES
     options = _SMALL_OPTIONS if is_small else _OPTIONS
-    with pa.ipc.new_file(sink, STORED_SCHEMA, options=options) as writer:
+    with pa.ipc.new_file(sink, STORED_SCHEMA, options=options) as file_writer:
         for _, table in parts:
             if table.num_rows == 0:
                 raise InternalError("a segment was to hold a partition without events")
             for batch in table.combine_chunks().to_batches(max_chunksize=BATCH_EVENTS_MAX):
-                writer.write_batch(batch)
+                file_writer.write_batch(batch)
             end = sink.tell()
             index = encode_index([table.column("id")])
             if index:
-                writer.write_batch(_NO_EVENTS, custom_metadata={_IDS: base64.b64encode(index)})
+                marked = {_IDS: base64.b64encode(index)}
+                file_writer.write_batch(_NO_EVENTS, custom_metadata=marked)
             ends.append((end, sink.tell()))
     file = memoryview(sink.getvalue())
     footer = len(file) - _END.size - _END.unpack(file[-_END.size :])[0]
-    data = b"".join((file[:footer], _encode_known(parts, known or {}), file[footer:]))
+    data = b"".join((file[:footer], _encode_known(parts, known or {}, writer), file[footer:]))
     view = memoryview(data)
     pieces = []
     starts = [_FIRST_BATCH, *(end for _, end in ends)]
@@ -168,9 +172,11 @@ def read_known(tail: bytes, what: str) -> list[Known]:
         raise CorruptError(f"{what}: what its appender knew does not decode ({exc})") from exc
 
 
-def _encode_known(parts: Sequence[tuple[int, pa.Table]], known: Mapping[int, Known]) -> bytes:
+def _encode_known(
+    parts: Sequence[tuple[int, pa.Table]], known: Mapping[int, Known], writer: str
+) -> bytes:
     """A block of a multiple of 8 bytes; it ends with the size and the crc32c of its JSON."""
-    nothing = Known()
+    nothing = Known(writer=writer)
     text = msgspec.json.encode(
         [
             msgspec.structs.replace(

@@ -137,11 +137,16 @@ class JournalCalls(ABC):
         incarnation: str | None = None,
         partitions: int | None = None,
         slot: str | int = "1s",
+        writers_resumed: bool = False,
     ) -> RecoverReport:
         """Append events of objects that the catalog has forgotten; those it has by id are left out.
 
         For a catalog that was restored from an older copy. A second call doubles nothing. With
         ``dry_run`` it counts what it would do, and changes nothing.
+
+        Events of named writers (producers, pumps, playbacks, Spark sinks) wait in their objects
+        until the topic has them: let these writers resume first. ``writers_resumed`` appends what
+        they have not sent again.
 
         With ``incarnation``, first makes a topic of this name of one whose registry row was lost,
         with ``slot`` and as many partitions as its objects and rows show, or ``partitions``.
@@ -152,11 +157,18 @@ class JournalCalls(ABC):
             lost = LostTopic(self.log, topic, incarnation)
             if not lost.is_registered and dry_run:
                 log, there = lost.as_if(partitions, duration_ms(slot))
-                return recover_topic(log, Lookups(log, self._pool).of(there), dry_run=True)
+                return recover_topic(
+                    log,
+                    Lookups(log, self._pool).of(there),
+                    dry_run=True,
+                    writers_resumed=writers_resumed,
+                )
             if not dry_run:
                 lost.register(partitions, duration_ms(slot))
         found = self.topic(topic)
-        return recover_topic(self.log, self._lookups.of(found), dry_run=dry_run)
+        return recover_topic(
+            self.log, self._lookups.of(found), dry_run=dry_run, writers_resumed=writers_resumed
+        )
 
     def compile(
         self,

@@ -55,6 +55,7 @@ class Unit:
     origin: str
     partition: int
     at: int  # about at which offset they were
+    writer: str | None = None  # its producer, if that has a name; None where only journals are left
     segment: ObjectInfo | None = None
     journals: list[tuple[ObjectInfo, Source]] = field(default_factory=list)
 
@@ -179,7 +180,7 @@ class Forgotten:
                 unit = found.setdefault(
                     (origin, each.partition), Unit(origin, each.partition, each.next)
                 )
-                unit.segment = unit.segment or info
+                unit.segment, unit.writer = unit.segment or info, each.writer
 
     def _add_journals(
         self,

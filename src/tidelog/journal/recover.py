@@ -16,8 +16,13 @@ event, so it is counted and left.
    the events' places in it as sequences. The commit of a living producer that has uploaded the
    segment again creates the same row (``log.append``): only one of them lands. The commit expects
    the ledger that was read, else the events are looked at again
+   Events of a named writer that the topic does not have **wait**, unless the caller says that these
+   writers have resumed: its row, its position and its batch are as old as the catalog, so it sends
+   them again under another segment's id, which nothing would match. A segment names its writer; a
+   unit of which only journals are left waits if any named writer has a row in the partition
 4. list the segment as unused in that commit, and each journal in the last commit of its units: from
-   then on they are not strays, and sweeps delete them. Objects of a unit with doubted events stay
+   then on they are not strays, and sweeps delete them. Objects of a unit with doubted events, or
+   with events that wait, stay
 
 | dies after  | what is there                            | who repairs                           |
 |-------------|------------------------------------------|---------------------------------------|
@@ -54,6 +59,7 @@ from tidelog.errors import (
 from tidelog.journal.forgotten import Forgotten, Unit, UnitEvents
 from tidelog.journal.lookup import Lookup
 from tidelog.journal.present import Present
+from tidelog.journal.writers import any_writer, in_words
 from tidelog.log.append import Stored, _Plan
 from tidelog.log.base import Log
 from tidelog.log.copying import Copier, LedgerMovedError
@@ -81,12 +87,19 @@ class RecoverReport:
     present: int = 0  # events that the topic has
     erased: int = 0  # events that were deleted, by the ledger
     doubted: int = 0  # events whose id the topic has with an updated value: left in their objects
+    waiting: int = 0  # events of named writers, which send them again: left in their objects
+    writers: list[str] = field(default_factory=list)  # these, in words
     values: int = 0  # of updates, which do not name their event: left
     unreadable: list[str] = field(default_factory=list)  # objects that do not decode: left
 
 
-def recover_topic(log: Log, lookup: Lookup, *, dry_run: bool = False) -> RecoverReport:
+def recover_topic(
+    log: Log, lookup: Lookup, *, dry_run: bool = False, writers_resumed: bool = False
+) -> RecoverReport:
     """Append the events of a topic's strays that the topic does not have.
+
+    Those of named writers only with ``writers_resumed``: these send again what the catalog has
+    forgotten, and then the topic has it.
 
     ``CorruptError`` for rows that do not decode, ``UnavailableError`` as usual: call it again.
     """
@@ -94,6 +107,7 @@ def recover_topic(log: Log, lookup: Lookup, *, dry_run: bool = False) -> Recover
     found = Forgotten(log, topic, None if dry_run else topic.generation)
     report = RecoverReport(topic.name, dry_run, found.objects(), values=len(found.values))
     recovery = _Recovery(log, topic, lookup, report)
+    recovery.writers_resumed = writers_resumed
     left = Counter(info.key for unit in found.units for info, _ in unit.journals)
     for unit in found.units:
         events = found.read(unit)
@@ -102,6 +116,7 @@ def recover_topic(log: Log, lookup: Lookup, *, dry_run: bool = False) -> Recover
         left.subtract({info.key for info, _ in unit.journals})
         finished = [info.key for info, _ in unit.journals if not left[info.key]]
         recovery.run(unit, events, finished)
+    report.writers = in_words(log, recovery.writers)
     report.unreadable = sorted(set(found.unreadable))
     for info in () if dry_run else found.unneeded:
         list_now(log, topic, layout.journal_place(info.key)[0], [info.key])
@@ -160,6 +175,8 @@ class _Recovering(Copier):
 class _Recovery:
     """Steps 3 and 4."""
 
+    writers_resumed = False
+
     def __init__(self, log: Log, topic: Topic, lookup: Lookup, report: RecoverReport) -> None:
         self._log = log
         self._topic = topic
@@ -167,11 +184,15 @@ class _Recovery:
         self._report = report
         self._erased = read_ledger(log, topic) if report.dry_run else NOTHING_ERASED
         self._present = Present(log, lookup)
-        self._doubted: set[str] = set()  # objects with events that the topic may have
+        self._doubted: set[str] = set()  # objects with events that the topic may have, or will
+        self._any: dict[int, str] = {}  # of each partition, a named writer that has a row in it
+        self.writers: set[str] = set()  # whose events wait
 
     def run(self, unit: Unit, events: UnitEvents, journals: Sequence[str]) -> None:
         """One unit, and these journals, which have nothing else to recover."""
         self._report.events += events.table.num_rows
+        if self._waits(unit, events):
+            return
         if self._report.dry_run:
             self._report.appended += len(self._absent(unit, events))
             return
@@ -185,6 +206,29 @@ class _Recovery:
             else:
                 return
         raise _busy(self._topic)
+
+    def _waits(self, unit: Unit, events: UnitEvents) -> bool:
+        """Whether a named writer will send events of a unit again: then the unit is left."""
+        writer = unit.writer
+        if writer is None and not self.writers_resumed:
+            writer = self._any_writer(unit.partition)
+        if not writer or self.writers_resumed:
+            return False
+        before = self._counted()
+        self._erased = read_ledger(self._log, self._topic)
+        absent = len(self._absent(unit, events))
+        if not absent:
+            self._count(before)
+            return False  # it has sent them
+        self._report.waiting += absent
+        self.writers.add(writer)
+        self._doubted.update(_objects(unit))
+        return True
+
+    def _any_writer(self, partition: int) -> str:
+        if partition not in self._any:
+            self._any[partition] = any_writer(self._log, self._topic, partition)
+        return self._any[partition]
 
     def _counted(self) -> tuple[int, int, int]:
         return self._report.present, self._report.erased, self._report.doubted

@@ -64,7 +64,7 @@ from tidelog.log.sent import recent_batches, sent_batch
 from tidelog.log.topics import find_topic, head_of, read_head
 from tidelog.log.unused import list_apart, list_unused
 from tidelog.model import layout, limits
-from tidelog.model.producers import recovery_producer
+from tidelog.model.producers import recovery_producer, writer_name
 from tidelog.model.run import Head, Known, ProducerState, Run, SentBatch, decode_row, encode_row
 from tidelog.model.slot import slots_of
 from tidelog.model.topic import Topic
@@ -115,6 +115,7 @@ class Appender:
         self._log = log
         self._topic = topic
         self._producer = producer
+        self.writer = writer_name(producer)  # as segments carry it
         self._epoch = epoch
         self._once = once  # one commit for each partition, whoever makes it
         self._heads: dict[int, tuple[Head, str]] = {}
@@ -156,7 +157,7 @@ class Appender:
                 at = read_head(self._log, self._topic, partition)
                 self._heads.setdefault(partition, at)  # a commit may know a newer one by now
             head = at[0]
-            found[partition] = Known(next=head.next, base=head.last_base, object=head.last_object)
+            found[partition] = Known(0, 0, head.next, head.last_base, head.last_object, self.writer)
         return found
 
     def upload(self, segment: Segment) -> Stored:
@@ -355,9 +356,8 @@ class Appender:
         recovery left out events, so that offsets of the others are not known.
         """
         where = layout.topic_partition(self._topic.incarnation, piece.partition)
-        row = self._log.catalog.get(
-            where, layout.producer_row(_recovery_of(stored, piece.partition))
-        )
+        name = layout.producer_row(_recovery_of(stored, piece.partition))
+        row = self._log.catalog.get(where, name)
         if row is None:
             return None
         what = f"segment `{stored.key}` on `{self._topic.name}/{piece.partition}`"

@@ -96,7 +96,9 @@ def append_staged(
     """
 
     def attempt(erased: ErasedIds) -> int:
-        wanted = [without_erased(producer.store, each, erased) for each in segments]
+        wanted = [
+            without_erased(producer.store, each, erased, producer.writer) for each in segments
+        ]
         _append(producer, wanted, first_sequence, pool)
         made = {each.key for each in wanted} - {each.key for each in segments}
         producer.store.delete(made)
@@ -162,7 +164,7 @@ def _pieces(
     return todo
 
 
-def without_erased(store: Store, staged: Staged, erased: ErasedIds) -> Staged:
+def without_erased(store: Store, staged: Staged, erased: ErasedIds, writer: str = "") -> Staged:
     """A staged segment without what was erased since its writer began; often it is the same one.
 
     One that is gone has been appended, or will be missed there.
@@ -182,7 +184,8 @@ def without_erased(store: Store, staged: Staged, erased: ErasedIds) -> Staged:
             if table.num_rows:
                 tables.append((piece.partition, table))
         if left_out:
-            return _staged_again(store, _beside(staged.key, erased.mark), tables, left_out)
+            again = Staged(_beside(staged.key, erased.mark), (), left_out)
+            return _staged_again(store, again, tables, writer)
     return staged
 
 
@@ -193,16 +196,13 @@ def _beside(key: str, mark: str) -> str:
 
 
 def _staged_again(
-    store: Store,
-    key: str,
-    tables: list[tuple[int, pa.Table]],
-    left_out: dict[int, tuple[int, ...]],
+    store: Store, again: Staged, tables: list[tuple[int, pa.Table]], writer: str
 ) -> Staged:
     if not tables:
-        return Staged(key, (), left_out)
-    segment = encode_segment(tables)
-    put_same(store, key, segment.data)  # another driver may have put the same
-    return Staged(key, segment.pieces, left_out)
+        return again
+    segment = encode_segment(tables, writer=writer)
+    put_same(store, again.key, segment.data)  # another driver may have put the same
+    return Staged(again.key, segment.pieces, again.left_out)
 
 
 def _table(store: Store, key: str, piece: Piece) -> pa.Table:

@@ -32,7 +32,8 @@ OBJECTS = (
     Kind(
         "topics/<t>/segments/<generation>/<xx>/<id>-<partitions>[_<copy>].arrow",
         "segment: Arrow IPC file, zstd; the events of one flush, partition by partition; before "
-        "the footer what its appender knew; the name says of how many partitions it has events",
+        "the footer what its appender knew, and its name if it has one; the name says of how many "
+        "partitions it has events",
     ),
     Kind(
         "topics/<t>/journals/<partition>/<epoch>/<base>_<work>-<id>.parquet",

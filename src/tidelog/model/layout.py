@@ -63,13 +63,16 @@ __all__ = [
     "partition_row",
     "pipeline_partition",
     "pipeline_row",
+    "pipeline_rows",
     "pipeline_shards",
     "playback_partition",
     "playback_row",
     "playback_staging",
     "playback_stagings",
     "probe",
+    "producer_of",
     "producer_row",
+    "producer_rows",
     "run_row",
     "seen_row",
     "segment",
@@ -91,6 +94,7 @@ __all__ = [
     "staged_epoch",
     "staging",
     "staging_of",
+    "staging_pipeline",
     "still_dead",
     "stray_row",
     "success",
@@ -340,6 +344,16 @@ def producer_row(name: str) -> str:
     return f"producer/{_short(name)}"
 
 
+def producer_rows() -> tuple[str, str]:
+    """The rows of a partition's producers, as bounds of a scan."""
+    return "producer/", "producer0"
+
+
+def producer_of(row: str) -> str:
+    """The producer's name in its row's key; the hash of a long one."""
+    return row.partition("/")[2]
+
+
 def consumer_row(incarnation: str, name: str) -> str:
     return f"consumer/{incarnation}/{_short(name)}"
 
@@ -376,6 +390,11 @@ def token_row(token_id: str) -> str:
 
 def pipeline_row(name: str) -> str:
     return f"pipeline/{name}"
+
+
+def pipeline_rows() -> tuple[str, str]:
+    """The registry's rows of all pipelines, as bounds of a scan."""
+    return "pipeline/", "pipeline0"
 
 
 def playback_row(name: str) -> str:
@@ -511,6 +530,11 @@ def staging_of(pipeline: str) -> str:
 def staging(pipeline: str, epoch: int, attempt: str) -> str:
     """Where one attempt at a range puts its files."""
     return f"{staging_of(pipeline)}{epoch:010}/{attempt}"
+
+
+def staging_pipeline(staging: str) -> str:
+    """Returns the pipeline of a folder that ``staging`` made."""
+    return staging.split("/")[1]
 
 
 def sending(staged: str) -> str:

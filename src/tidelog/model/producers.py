@@ -21,12 +21,15 @@ __all__ = [
     "UNNAMED",
     "check_producer_name",
     "once_producer",
+    "pipeline_of",
     "pipeline_producer",
     "playback_producer",
     "recovery_id",
     "recovery_producer",
     "sink_producer",
     "unnamed_producer",
+    "writer_name",
+    "writer_words",
 ]
 
 UNNAMED = "~"
@@ -80,3 +83,22 @@ def playback_producer(name: str) -> str:
 def sink_producer(name: str) -> str:
     """Of a sink that a Spark writer gave a name."""
     return f"{_OWN}sink:{name}"
+
+
+def writer_name(producer: str) -> str:
+    """What a segment says of its producer: the name of one that resumes, else an empty text."""
+    return "" if producer.startswith(UNNAMED) else producer
+
+
+def pipeline_of(writer: str) -> str | None:
+    """The pipeline whose producer it is; None for another writer."""
+    own = f"{_OWN}pipeline:"
+    return writer.removeprefix(own).partition(":")[0] if writer.startswith(own) else None
+
+
+def writer_words(writer: str) -> str:
+    """A named writer in a message: what it is, and what a user calls it."""
+    if not writer.startswith(_OWN):
+        return f"producer `{writer}`"
+    kind, _, name = writer.removeprefix(_OWN).partition(":")
+    return f"Spark sink `{name}`" if kind == "sink" else f"{kind} `{name}`"

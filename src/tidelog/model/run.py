@@ -72,6 +72,7 @@ class Known(Persisted, frozen=True, array_like=True):
     next: int = 0  # the head's, or an earlier one; 0 also where nothing was known
     base: int = -1  # of the last run before that ``next``; -1 for none
     object: str = ""  # that held this run
+    writer: str = ""  # the appender's producer name; none where its row is not kept for good
 
 
 class Source(Persisted, frozen=True, array_like=True):

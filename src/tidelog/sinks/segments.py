@@ -65,6 +65,7 @@ class Target:
     url: str
     limit: Limit = COPIES
     mark: str = ""  # begins the names of what is staged
+    writer: str = ""  # the producer that will commit it to a topic, if its row is kept for good
 
 
 class SegmentWriter:
@@ -96,7 +97,8 @@ class SegmentWriter:
             places = np.zeros(table.num_rows, np.int32)
         offsets = pc.min_max(table.column("offset")).as_py()
         parts = split(table.drop_columns(["offset"]), places)
-        segment = encode_segment([(partition, part) for partition, part, _ in parts])
+        tables = [(partition, part) for partition, part, _ in parts]
+        segment = encode_segment(tables, writer=self._target.writer)
         staged = f"{self._staging}/{len(self._files)}"
         put_fresh(self._store, staged, segment.data)
         self._files.append(

@@ -33,9 +33,10 @@ from tidelog.log.ledger import NOTHING_ERASED, read_erased
 from tidelog.log.partitioner import partitions_for
 from tidelog.log.staged import Staged
 from tidelog.log.topics import find_target
+from tidelog.model import layout
 from tidelog.model.address import Address
 from tidelog.model.pipeline import FileEntry, Manifest
-from tidelog.model.producers import pipeline_producer
+from tidelog.model.producers import pipeline_producer, writer_name
 from tidelog.model.topic import Topic
 from tidelog.sinks.base import RangeWriter, TargetSink
 from tidelog.sinks.erasing import ErasingWriter
@@ -119,7 +120,9 @@ class TopicSink:
 
     def writer(self, partition: str, staging: str) -> RangeWriter:
         erased = self._erased
-        target = Target(self.url, self._settings.limit, erased.mark)
+        producer = pipeline_producer(layout.staging_pipeline(staging), partition)
+        limit = self._settings.limit
+        target = Target(self.url, limit, erased.mark, writer_name(producer))
         keyless = keyless_partition(partition, self._settings.topic.partitions)
 
         def place(batch: pa.RecordBatch) -> npt.NDArray[np.int32]:

@@ -25,6 +25,7 @@ from tidelog.errors import InvalidError
 from tidelog.log.partitioner import partitions_for, split
 from tidelog.log.staged import Collector, Located, Staged
 from tidelog.model import layout
+from tidelog.model.producers import UNNAMED, sink_producer
 from tidelog.model.topic import Topic
 from tidelog.settings import Settings
 from tidelog.spark.columns import stored
@@ -128,7 +129,8 @@ def _parts(
 def _put(
     staging: Staging, workshop: Workshop, batch: int, parts: list[tuple[int, pa.Table]]
 ) -> Staged:
-    segment = encode_segment(parts)
+    is_named = not staging.sink.startswith(UNNAMED)
+    segment = encode_segment(parts, writer=sink_producer(staging.sink) if is_named else "")
     incarnation, staged_id = staging.topic.incarnation, workshop.ids.new()
     generation = staging.topic.generation
     key = layout.sink_staged(incarnation, staging.sink, batch, generation, staged_id)
