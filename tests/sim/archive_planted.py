@@ -14,9 +14,10 @@ import msgspec
 import pytest
 
 from tests.sim.archive_world import ArchivesWorld
-from tests.sim.archive_worlds import GenerationsWorld, MarkersWorld
+from tests.sim.archive_worlds import ErasureWorld, GenerationsWorld, MarkersWorld
 from tidelog.catalog.base import Check, Delete, Put
 from tidelog.errors import TidelogError
+from tidelog.journal import policy
 from tidelog.log.archives import read_partitions, read_progress
 from tidelog.log.replays import Replays
 from tidelog.model.pipeline import Totals
@@ -345,6 +346,11 @@ def _trim_passes_over_archives(patch: Patch) -> None:
     patch.setattr(home, "check_readers", lambda *_: None)
 
 
+def _journal_keeps_trimmed_events(patch: Patch) -> None:
+    """A journal that holds the start is not made again, as nothing in it waits to be compiled."""
+    patch.setattr(policy, "_is_cut", lambda *_: False)
+
+
 BUGS: Mapping[str, Bug] = {
     "drivers are not fenced": Bug("P4", _no_fence),
     "files are published before they are decided": Bug("P4", _published_before_decided),
@@ -369,4 +375,5 @@ BUGS: Mapping[str, Bug] = {
     "copies have no numbers": Bug("P4", _copies_have_no_numbers),
     "a trim passes over archives": Bug("P4a", _trim_passes_over_archives),
     "a removed generation keeps late files": Bug("P5a", _drop_leaves_files, GenerationsWorld),
+    "a journal keeps trimmed events": Bug("P5a", _journal_keeps_trimmed_events, ErasureWorld),
 }

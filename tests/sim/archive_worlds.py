@@ -167,15 +167,9 @@ class ErasureWorld(BusyWorld):
             self.done.proven += len(gone)
 
     def is_gone(self, event_id: str, topic: Topic) -> bool:
-        """Whether it was deleted from the topic; or from its archives, after it was trimmed.
-
-        Not asked for the latter in the end: a journal that the start of its topic cuts keeps them
-        until it is compiled again or trimmed as a whole, and the proof says so.
-        """
+        """Whether it was deleted from the topic; or from its archives, after it was trimmed."""
         if super().is_gone(event_id, topic):
             return True
-        if self.scheduler.current is None or self.scheduler.current.name == "end":
-            return False
         places = self.truth.by_id.get(event_id, [])
         return event_id in self.wanted and all(
             place[0] == topic.incarnation
