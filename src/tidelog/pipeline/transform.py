@@ -33,6 +33,7 @@ from tidelog.codec.events import EVENT_SCHEMA, check_times
 from tidelog.errors import InvalidError, TidelogError, unexpected
 from tidelog.pipeline.base import Outcome, Produced, Task
 from tidelog.sinks.base import Written
+from tidelog.sinks.segments import check_rows
 from tidelog.spark.columns import arrow_schema, floored_times, spark_schema
 
 __all__ = ["Transform", "load_transform", "transformed"]
@@ -116,6 +117,7 @@ def _read(blobs: Sequence[bytes], numbers: Iterator[pa.RecordBatch]) -> Iterator
             marks: list[bytes] = []
             try:
                 for chunk in task.chunks():
+                    check_rows(chunk.batch)
                     if chunk.batch.num_rows:
                         yield chunk.batch.cast(wanted)
                         offsets.append(chunk.batch.column("offset").to_numpy())

@@ -29,12 +29,20 @@ _HEADERS = EVENT_SCHEMA.field("headers").type
 def accepted(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
     """Return the events that an archive accepts, and the others with their errors, if any."""
     errors = {**refused_events(batch, EVENT_BYTES_CEILING, own=True), **_wrong_times(batch)}
+    rows: dict[int, str] = {}  # of a source that are not events
+    if "error" in batch.schema.names:
+        given = enumerate(batch.column("error").to_pylist())
+        rows = {row: error for row, error in given if error is not None}
+        errors |= rows
+        batch = batch.select(EVENT_SCHEMA.names)
     if not errors:
         return batch, None
     bad = np.zeros(batch.num_rows, bool)
     bad[list(errors)] = True
     reasons = [errors[row] for row in sorted(errors)]
-    refused = _readable(batch.filter(pa.array(bad)), reasons)
+    refused = _readable(
+        batch.filter(pa.array(bad)), reasons, [row in rows for row in sorted(errors)]
+    )
     misfits = pa.record_batch([*refused.columns, pa.array(reasons)], schema=MISFIT_SCHEMA)
     return batch.filter(pa.array(~bad)), misfits
 
@@ -48,15 +56,16 @@ def _wrong_times(batch: pa.RecordBatch) -> dict[int, str]:
     }
 
 
-def _readable(refused: pa.RecordBatch, reasons: list[str]) -> pa.RecordBatch:
+def _readable(refused: pa.RecordBatch, reasons: list[str], made: list[bool]) -> pa.RecordBatch:
     """Return events whose time and text every reader can show; a header says what was changed.
 
     Bytes that are not UTF-8 become ``\\xNN``, and times the nearest one that is allowed. The header
-    stays with the event when it is restored.
+    stays with the event when it is restored. ``made`` rows were not events, and have it too.
     """
     times = refused.column("timestamp").cast(pa.int64())
     shown = pc.max_element_wise(pc.min_element_wise(times, TIMESTAMP_MS_END - 1), 0)
-    changed = pc.not_equal(times, shown).to_pylist()
+    late = pc.not_equal(times, shown).to_pylist()
+    changed = [one or other for one, other in zip(late, made, strict=True)]
     if problem_of_text(refused) is not None:
         rows = range(refused.num_rows)
         changed = [changed[row] or problem_of_text(refused.slice(row, 1)) for row in rows]

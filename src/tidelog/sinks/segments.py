@@ -37,6 +37,7 @@ __all__ = [
     "Target",
     "check_numbers",
     "check_records",
+    "check_rows",
     "keeps_partition",
     "keyless_partition",
     "same_places",
@@ -152,10 +153,26 @@ def check_records(batch: pa.RecordBatch, events: pa.Table | pa.RecordBatch, limi
 
     ``batch`` is what a source gave, and ``events`` the same rows in stored columns.
     """
+    row = _first_error(batch)
     try:
-        check_events(events, limit.event_bytes_max, own=limit.own)
+        check_events(events.slice(0, row), limit.event_bytes_max, own=limit.own)
     except InvalidError as exc:
         raise _refused(batch, exc) from exc
+    check_rows(batch)
+
+
+def check_rows(batch: pa.RecordBatch) -> None:
+    """Raise ``RefusedError`` for the first row of a source that is not an event."""
+    row = _first_error(batch)
+    if row is not None:
+        raise _refused(batch, InvalidError(f"{batch.column('error')[row]}: fix it", row=row))
+
+
+def _first_error(batch: pa.RecordBatch) -> int | None:
+    if "error" not in batch.schema.names:
+        return None
+    found = pc.index(pc.is_valid(batch.column("error")), True).as_py()
+    return None if found < 0 else int(found)
 
 
 def _refused(batch: pa.RecordBatch, error: InvalidError) -> RefusedError:

@@ -78,7 +78,8 @@ def gathered(pieces: Iterable[tuple[pa.RecordBatch, str]], limit: str) -> Iterat
         if rows >= _CHUNK_ROWS or size >= _CHUNK_BYTES:
             yield Chunk(one_batch(waiting), reached)
             waiting, rows, size = [], 0, 0
-    yield Chunk(one_batch(waiting, EVENT_SCHEMA), limit)
+    schema = waiting[0].schema if waiting else EVENT_SCHEMA
+    yield Chunk(one_batch(waiting, schema), limit)
 
 
 def noted(chunks: Iterable[Chunk], note: Callable[[], bytes]) -> Iterator[Chunk]:

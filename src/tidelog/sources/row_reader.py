@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from tidelog.codec.events import with_position
+from tidelog.codec.events import STORED_SCHEMA, with_position
 from tidelog.errors import NotFoundError
 from tidelog.sources.base import Chunk, Range, RangeReader, offset_at, range_offsets
+from tidelog.sources.event_rows import without_errors
 from tidelog.sources.merge import gathered, noted
 from tidelog.sources.objects import opened
 from tidelog.sources.row_marks import Passed, RowMark, mark_from, mark_of, matches, passed_at
@@ -42,7 +43,9 @@ class PlannedRows:
         """
         store, notes = open_store_here(self.store), [self.note]
         reading = self._lines(store, notes) if self.file.has_lines else self._others(store, notes)
-        return noted(gathered(reading, self.range.limit), lambda: notes[-1])
+        chunks = gathered(reading, self.range.limit)
+        plain = (replace(each, batch=without_errors(each.batch)) for each in chunks)
+        return noted(plain, lambda: notes[-1])
 
     def _lines(self, store: Store, notes: list[bytes]) -> _Pieces:
         start, limit = range_offsets(self.range)
@@ -109,7 +112,10 @@ class PlannedRows:
         return all(matches(store, self.info, each, None) for each in marks if each is not None)
 
     def _piece(self, rows: pa.RecordBatch, row: int) -> tuple[pa.RecordBatch, str]:
-        batch = with_position(rows, self.range.partition.topic, 0, row)
+        stored = rows.select(STORED_SCHEMA.names)
+        batch = with_position(stored, self.range.partition.topic, 0, row)
+        if "error" in rows.schema.names:
+            batch = batch.append_column(rows.schema.field("error"), rows.column("error"))
         return batch, str(row + rows.num_rows)
 
     def _replaced(self) -> NotFoundError:

@@ -17,10 +17,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tidelog.codec.events import STORED_SCHEMA, batch_of, one_batch, stored_batch
-from tidelog.codec.formats import FormatSettings, open_format
+from tidelog.codec.formats import open_format
 from tidelog.codec.formats.streams import decoding, open_data, open_text
 from tidelog.errors import InvalidError
 from tidelog.model.limits import EVENT_BYTES_CEILING, TIMESTAMP_MS_END
+from tidelog.sources.event_rows import read_event_rows
 from tidelog.sources.file_names import LINES
 from tidelog.sources.objects import naming
 
@@ -58,6 +59,10 @@ class RowFile:
         """Whether its bytes are not compressed as a whole."""
         return self.codec in (None, "none")
 
+    @property
+    def _time_ms(self) -> int:
+        return min(max(0, self.time_ms), TIMESTAMP_MS_END - 1)
+
     def count(self, data: BinaryIO) -> int:
         """How many rows there are in a file of another format than lines."""
         if self.format == "parquet":
@@ -79,8 +84,7 @@ class RowFile:
 
     def values(self, lines: list[bytes]) -> pa.RecordBatch:
         """Lines in stored columns."""
-        time_ms = min(max(0, self.time_ms), TIMESTAMP_MS_END - 1)
-        times = np.full(len(lines), time_ms, np.int64)
+        times = np.full(len(lines), self._time_ms, np.int64)
         return batch_of([times.tolist(), None, None, lines, None, None])
 
     def lines(self, data: BinaryIO, row: int = 0) -> Iterator[Lines]:
@@ -110,9 +114,11 @@ class RowFile:
             yield Lines([rest], rest, is_open=True)
 
     def _events(self, data: BinaryIO) -> Iterator[pa.RecordBatch]:
-        """Of files in event columns: everything but where the events stood once."""
-        mode = FormatSettings(mode="events") if self.format == "jsonlines" else None
-        form = open_format(self.format, self.codec, mode)
+        """Of files in event columns: everything except where the events were once."""
+        if self.format == "jsonlines":
+            yield from read_event_rows(self.what, data, self.codec or "none", self._time_ms)
+            return
+        form = open_format(self.format, self.codec)
         with naming(self.what):
             for batch in form.read(data):
                 yield batch.select(STORED_SCHEMA.names).cast(STORED_SCHEMA)
