@@ -17,8 +17,7 @@ import pyarrow.compute as pc
 
 from tidelog.codec.events import EVENT_SCHEMA
 from tidelog.codec.formats import Format, open_format, settings_of
-from tidelog.codec.formats.avro import AvroFormat
-from tidelog.codec.formats.base import MISFIT_SCHEMA
+from tidelog.codec.formats.base import MISFIT_SCHEMA, OwnColumns
 from tidelog.codec.formats.footers import FOOTED, count_rows
 from tidelog.codec.formats.hadoop import BYTES, SequenceReader
 from tidelog.codec.formats.rows import ROW_FORMATS, read_rows
@@ -61,7 +60,7 @@ class ArchiveFiles:
                     yield batch.cast(MISFIT_SCHEMA)
             elif file.kind == "sidecar":
                 yield from read_rows("parquet", data)
-            elif not self.restorable and isinstance(self._format, AvroFormat):
+            elif not self.restorable and isinstance(self._format, OwnColumns):
                 yield from self._format.read_columns(data)
             elif not self.restorable:
                 yield from read_rows(self._format.name, data)

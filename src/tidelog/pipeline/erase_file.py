@@ -8,12 +8,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.orc
 import pyarrow.parquet as pq
 
 from tidelog.codec.formats import Format, open_format, settings_of
-from tidelog.codec.formats.avro import AvroFormat
-from tidelog.codec.formats.base import MISFIT_SCHEMA
+from tidelog.codec.formats.base import MISFIT_SCHEMA, OwnColumns
 from tidelog.errors import InternalError
 from tidelog.model.archive import Making
 from tidelog.model.pipeline import FileEntry, Manifest
@@ -92,18 +90,13 @@ class Lessener:
 
     def _own_columns(self, kept: list[pa.RecordBatch]) -> bytes:
         """Typed columns without the raw value: rows are copied as they are."""
-        if isinstance(self._format, AvroFormat):
+        if isinstance(self._format, OwnColumns):
             file = Spool()
             self._format.write_columns(file, kept)
             return file.take()
         table = pa.Table.from_batches(kept)
-        codec = self._format.codec
         sink = pa.BufferOutputStream()
-        if self._format.name == "parquet":
-            pq.write_table(table, sink, compression=codec, write_page_checksum=True)
-        else:
-            name = "uncompressed" if codec == "none" else codec
-            pyarrow.orc.write_table(table, sink, compression=name)
+        pq.write_table(table, sink, compression=self._format.codec, write_page_checksum=True)
         return bytes(sink.getvalue().to_pybytes())
 
 

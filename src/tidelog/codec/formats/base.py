@@ -8,9 +8,9 @@ beside it, whose name begins with ``_``, as nothing does that is data.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol, runtime_checkable
 
 import pyarrow as pa
 
@@ -24,6 +24,7 @@ __all__ = [
     "FileWriter",
     "Format",
     "FormatSettings",
+    "OwnColumns",
     "Sink",
     "check_batch",
     "check_no_sidecar",
@@ -120,6 +121,19 @@ class Format(Protocol):
         ``InvalidError`` for files that do not hold the events' values, ``NotFoundError`` for a
         path where nothing is, ``UnavailableError`` when the device fails.
         """
+        ...
+
+
+@runtime_checkable
+class OwnColumns(Protocol):
+    """A format that reads and writes rows in its own columns, where no events can be restored."""
+
+    def read_columns(self, data: Data) -> Iterator[pa.RecordBatch]:
+        """Returns the rows of a file in its own columns, with the types of its schema."""
+        ...
+
+    def write_columns(self, sink: Sink, batches: Iterable[pa.RecordBatch]) -> None:
+        """Write a file of rows that :meth:`read_columns` returned."""
         ...
 
 

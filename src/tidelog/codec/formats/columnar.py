@@ -19,7 +19,7 @@ from tidelog.codec.formats.base import (
     choose_codec,
 )
 from tidelog.codec.formats.batches import Columns, ColumnWriter, Encoder, check_restorable
-from tidelog.codec.formats.typed import open_columns
+from tidelog.codec.formats.typed import YEARS, open_columns
 
 __all__ = ["ColumnarFormat"]
 
@@ -33,13 +33,14 @@ class ColumnarFormat(ABC):
     name: ClassVar[str]
     extension: ClassVar[str]
     codecs: ClassVar[tuple[str, ...]]  # the first is taken where none is named
+    times: ClassVar[range] = YEARS  # of typed columns, in microseconds since 1970, as it is read
 
     @classmethod
     def opened(cls, codec: str | None, settings: FormatSettings) -> Self:
         """The format with its settings checked."""
         check_settings(cls.name, settings, "schema", "keep_value", "strict")
         chosen = choose_codec(cls.name, codec, *cls.codecs)
-        return cls(chosen, open_columns(cls.name, settings))
+        return cls(chosen, open_columns(cls.name, settings, cls.times))
 
     def sidecar_name(self, name: str) -> str | None:
         """None: everything is in the file."""

@@ -1,19 +1,21 @@
 """ORC: the event columns, or typed ones, in stripes.
 
-ORC's C++ reader gives times in nanoseconds, which end in the year 2262. So the milliseconds stand
-in a column ``timestamp_ms`` of their own as well: people use ``timestamp``, restoring the number.
+ORC's C++ reader gives times in nanoseconds, which end in the year 2262. It fails on a batch with a
+later one. So the milliseconds of events are in a column ``timestamp_ms`` of their own as well:
+people use ``timestamp``, and readers here the number. In typed columns such a time is a misfit.
 A checksum is hidden at the end of the file (``orc_tail``), and how large rows are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import ClassVar
+from collections.abc import Iterable, Iterator
+from typing import Any, ClassVar
 
 import pyarrow as pa
 from pyarrow import orc
 from pyarrow.dataset import OrcFileFormat
 
+from tidelog.codec.events import EVENT_SCHEMA
 from tidelog.codec.formats.base import Data, Format, Sink, file_name
 from tidelog.codec.formats.batches import Columns, Encoder, estimate, events_of_table
 from tidelog.codec.formats.columnar import ColumnarFormat
@@ -21,9 +23,10 @@ from tidelog.codec.formats.orc_tail import TailSink, check_tail
 from tidelog.codec.formats.schema import PREFIX
 from tidelog.codec.formats.streams import CountedSink, decoding, open_data
 from tidelog.codec.sizes import row_sizes
+from tidelog.errors import CorruptError
 from tidelog.model.limits import BATCH_EVENTS_MAX
 
-__all__ = ["OrcFormat"]
+__all__ = ["OrcFormat", "read_all_columns"]
 
 STRIPE_BYTES = 32 << 20  # what the writer collects before it writes
 READ_BYTES_MAX = 256 << 20  # decoded at a time, if all rows were as large as the largest
@@ -37,6 +40,7 @@ class OrcFormat(ColumnarFormat):
     name: ClassVar[str] = "orc"
     extension: ClassVar[str] = ".orc"
     codecs: ClassVar[tuple[str, ...]] = ("zstd", "zlib", "snappy", "lz4", "none")
+    times: ClassVar[range] = range(-(2**63) // 1000 + 1, (2**63 - 1) // 1000 + 1)  # nanoseconds
 
     def _encoder(self, sink: Sink) -> Encoder:
         return _Stripes(sink, self.columns, self.codec)
@@ -45,17 +49,78 @@ class OrcFormat(ColumnarFormat):
         names = {**self.columns.names, "timestamp": _number_name(self.columns)}
         source = open_data(data)
         with decoding(file_name(self.name, data)):
-            rows = READ_BYTES_MAX // max(check_tail(source), 1)
+            rows = _rows_at_once(source)
             fragment = OrcFileFormat().make_fragment(source)
             known = [name for name in names.values() if name in fragment.physical_schema.names]
-            for batch in fragment.to_batches(
-                columns=known,
-                batch_size=min(max(rows, 1), BATCH_EVENTS_MAX),
-                batch_readahead=0,
-                fragment_readahead=0,
-                use_threads=False,
-            ):
+            for batch in _batches(fragment, known, rows):
                 yield from events_of_table(batch, names)
+
+    def read_columns(self, data: Data) -> Iterator[pa.RecordBatch]:
+        """Returns the rows of a file in its own columns, with the types of this format's schema."""
+        schema = self.columns.schema
+        source, what = open_data(data), file_name(self.name, data)
+        with decoding(what):
+            for batch in read_all_columns(source, _rows_at_once(source)):
+                missing = [name for name in schema.names if name not in batch.schema.names]
+                if missing:
+                    raise CorruptError(
+                        f"{what}: has no column `{missing[0]}`, it has "
+                        f"{', '.join(batch.schema.names)}: open it with the format and settings "
+                        "that wrote it"
+                    )
+                columns = [batch.column(field.name).cast(field.type) for field in schema]
+                yield pa.record_batch(columns, schema=schema)
+
+    def write_columns(self, sink: Sink, batches: Iterable[pa.RecordBatch]) -> None:
+        """Write a file of rows that :meth:`read_columns` returned."""
+        stripes = _Stripes(sink, self.columns, self.codec)
+        for batch in batches:
+            if batch.num_rows:
+                stripes.append(batch)
+        stripes.finish()
+
+
+def read_all_columns(source: pa.NativeFile, rows: int) -> Iterator[pa.RecordBatch]:
+    """All columns of a file, ``rows`` at a time; the times of events come from their numbers."""
+    fragment = OrcFileFormat().make_fragment(source)
+    schema = fragment.physical_schema
+    time, number = _time_and_number(schema)
+    known = [name for name in schema.names if not number or name != time]
+    for batch in _batches(fragment, known, rows):
+        columns = [
+            batch.column(number).cast(EVENT_SCHEMA.field("timestamp").type)
+            if number and name == time
+            else batch.column(name)
+            for name in schema.names
+        ]
+        yield pa.RecordBatch.from_arrays(columns, names=schema.names)
+
+
+def _rows_at_once(source: pa.NativeFile) -> int:
+    """Checks the whole file. Returns how many rows are read at a time."""
+    rows = READ_BYTES_MAX // max(check_tail(source), 1)
+    return min(max(rows, 1), BATCH_EVENTS_MAX)
+
+
+def _batches(fragment: Any, names: list[str], rows: int) -> Iterator[pa.RecordBatch]:
+    yield from fragment.to_batches(
+        columns=names,
+        batch_size=rows,
+        batch_readahead=0,
+        fragment_readahead=0,
+        use_threads=False,
+    )
+
+
+def _time_and_number(schema: pa.Schema) -> tuple[str, str]:
+    """The column of an event's time and that of its number, if the file is one of ours."""
+    time, number = (
+        f"{PREFIX}{name}" if f"{PREFIX}{name}" in schema.names else name
+        for name in ("timestamp", "timestamp_ms")
+    )
+    is_ours = time in schema.names and schema.names[-1] == number  # the number is the last column
+    is_ours = is_ours and pa.types.is_timestamp(schema.field(time).type)
+    return (time, number) if is_ours and schema.field(number).type == pa.int64() else (time, "")
 
 
 class _Stripes:

@@ -42,13 +42,10 @@ def _parquet(source: pa.NativeFile, what: str) -> Iterator[pa.RecordBatch]:
 
 
 def _orc(source: pa.NativeFile, what: str) -> Iterator[pa.RecordBatch]:
-    from pyarrow.dataset import OrcFileFormat
+    from tidelog.codec.formats.orc import read_all_columns
 
     with decoding(what):
-        fragment = OrcFileFormat().make_fragment(source)
-        yield from fragment.to_batches(
-            batch_size=_ROWS, batch_readahead=0, fragment_readahead=0, use_threads=False
-        )
+        yield from read_all_columns(source, _ROWS)
 
 
 def _avro(source: pa.NativeFile, what: str) -> Iterator[pa.RecordBatch]:
