@@ -242,6 +242,47 @@ def test_scribe_for_cron_fails_where_its_sweep_refuses(embedded: Embedded) -> No
     assert done.exit_code == 0, done.output
 
 
+def test_advice_about_lost_commits_names_recovery_before_deletion(embedded: Embedded) -> None:
+    forget(embedded)
+    with embedded.open() as home:
+        told = [finding.what for finding in home.verify("orders").findings if "los" in finding.what]
+        told += [str(each.error) for each in home.sweep(0).refused]
+    told.append(CliRunner().invoke(cli, ["sweep", "--help"]).output)
+    assert len(told) >= 3
+    for text in told:
+        plain = " ".join(text.split())
+        assert -1 < plain.find("tidelog topic recover") < plain.rfind("--accept-loss"), text
+
+
+def test_advice_about_a_possible_loss_names_recovery_before_deletion(embedded: Embedded) -> None:
+    embedded.append("kept")
+    embedded.keep_copy()
+    embedded.append("lost")
+    embedded.go_back()
+    with embedded.open() as home:
+        (finding,) = [each for each in home.verify("orders").findings if each.severity != "note"]
+    assert finding.severity == "warning"
+    assert -1 < finding.what.find("topic recover orders") < finding.what.find("--accept-loss")
+
+
+def test_scribe_for_cron_fails_where_a_topic_cannot_be_compiled(embedded: Embedded) -> None:
+    embedded.append("kept", "damaged")
+    max(embedded.segments()).write_bytes(b"x")
+    asked = [
+        "--home",
+        str(embedded.path),
+        "scribe",
+        "--once",
+        "--no-sweep",
+        "--min-events",
+        "1",
+        "--json",
+    ]
+    failed = CliRunner().invoke(cli, asked)
+    assert json.loads(failed.stdout.splitlines()[-1])["errors"], failed.output
+    assert failed.exit_code == 1
+
+
 def test_events_that_share_an_id_are_all_appended(embedded: Embedded) -> None:
     embedded.append("kept")
     embedded.keep_copy()

@@ -63,7 +63,8 @@ def scribe(home_text: str | None, output: Output, /, once: bool, **given: Any) -
     One scribe works at a time; others wait as standbys. Every N minutes there is a
     turn; those that waited longer than M are dropped, so at most M/N wait. A turn that runs out of
     time resumes in the next one. Ctrl-C and SIGTERM let the swap under way finish. With --once the
-    exit code is 1 if its sweep refuses a topic, as with `tidelog sweep`.
+    exit code is 1 if anything fails in the turn (`errors` is not empty), or if its sweep refuses a
+    topic.
 
     \b
     Examples:
@@ -96,7 +97,7 @@ def scribe(home_text: str | None, output: Output, /, once: bool, **given: Any) -
             log.tell("busy", "Another scribe of this home is at work.")
         else:
             log.turn(turn)
-            if turn.swept is not None and turn.swept.refused:  # as `tidelog sweep` ends
+            if turn.troubles or (turn.swept is not None and turn.swept.refused):
                 sys.exit(FAILED)
 
 

@@ -112,7 +112,7 @@ def trim(home_text: str | None, output: Output, /, topic: str, **given: Any) -> 
     type=utf8,
     multiple=True,
     metavar="TOPIC",
-    help="Delete objects of TOPIC that hold, or may hold, events which the catalog has lost.",
+    help="Delete lost events of TOPIC for good. `tidelog topic recover TOPIC` brings them back.",
 )
 @json_option
 @click.pass_obj
@@ -123,7 +123,8 @@ def sweep(home_text: str | None, output: Output, grace: str, accept_loss: tuple[
     Safe at any time, beside producers and other sweeps.
 
     Deletes nothing of a topic, and ends with exit code 1, where objects show that the catalog has
-    lost commits: these objects are the only copy of events then. Restore the catalog, or accept the
+    lost commits: these objects are the only copy of events then. Restore the catalog, or append
+    the events again with `tidelog topic recover TOPIC`. Only if you can do without them, accept the
     loss of what is there now by --accept-loss, which is remembered.
 
     \b

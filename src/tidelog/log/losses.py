@@ -57,9 +57,19 @@ __all__ = [
     "find_losses",
     "newer_than",
     "raise_doubts",
+    "remedy_for_lost",
 ]
 
 _TAIL_BYTES = 64 << 10  # of a segment: what its appender knew and the footer, of most
+
+
+def remedy_for_lost(topic: str) -> str:
+    """What to do about lost commits: what keeps the events comes before what deletes them."""
+    return (
+        "restore a newer copy of the catalog, or append their events again with `tidelog topic "
+        f"recover {topic}`; only if you can do without them, `tidelog sweep --accept-loss {topic}` "
+        "deletes them"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,6 +128,7 @@ from tidelog.log.losses import (
     accepted_until_ms,
     find_losses,
     newer_than,
+    remedy_for_lost,
 )
 from tidelog.log.references import (
     References,
@@ -348,8 +349,8 @@ def _settle(
     if proofs:
         raise CorruptError(
             f"topic `{topic.name}`: the catalog has lost commits: `{proofs[0].info.key}` "
-            f"{proofs[0].what} (objects that show it: {len(proofs)}): nothing was deleted: restore "
-            f"the catalog, or accept the loss by `tidelog sweep --accept-loss {topic.name}`"
+            f"{proofs[0].what} (objects that show it: {len(proofs)}): nothing was deleted: "
+            f"{remedy_for_lost(topic.name)}"
         )
     return frozenset(
         info.key

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from tidelog.errors import CorruptError, NotFoundError
 from tidelog.log.base import Log
 from tidelog.log.findings import Finding, Severity, Tally
-from tidelog.log.losses import Proof, accepted_until_ms, find_losses, raise_doubts
+from tidelog.log.losses import Proof, accepted_until_ms, find_losses, raise_doubts, remedy_for_lost
 from tidelog.log.topics import find_topic
 from tidelog.log.unused import Uses, is_shared, read_unused
 from tidelog.log.verify_partition import PartitionCheck
@@ -182,7 +182,7 @@ def _check_orphans(
         is_accepted = info.modified_ms <= until_ms
         if info.key in proofs and not is_accepted:
             proven += 1
-            lost = "the catalog has lost commits: restore it, or accept the loss"
+            lost = f"the catalog has lost commits: {remedy_for_lost(tally.topic.name)}"
             tally.add("error", where, f"{proofs[info.key]}, and {_unnamed(tally, info)}: {lost}")
             continue
         if info.key in doubts and not is_accepted:
@@ -190,8 +190,8 @@ def _check_orphans(
             what = (
                 f"{info.size} bytes, {_unnamed(tally, info)} or says that it is not needed: a "
                 "producer is at work or died before its commit, or the catalog has lost this "
-                "commit: sweeps keep it for a week, or until "
-                f"`tidelog sweep --accept-loss {tally.topic.name}`"
+                "commit; sweeps keep it for a week: if the catalog was restored from a copy, "
+                f"{remedy_for_lost(tally.topic.name)}"
             )
             tally.add("warning", where, what)
             continue

@@ -68,9 +68,10 @@ __all__ = ["Proof", "Trace", "prove_erased"]
 _COMPILE = "run `tidelog compile {topic} --amended`, then `tidelog sweep`"
 _SWEEP = "run `tidelog sweep`; what is younger than its grace waits for the next one"
 _ORPHAN = (
-    "run `tidelog sweep`; if it keeps the object as a possible loss, and you can do without what "
-    "was never committed: `tidelog sweep --accept-loss {topic}`; what is younger than its grace "
-    "waits for the next one"
+    "run `tidelog sweep`; if it keeps the object as a possible loss: `tidelog topic recover "
+    "{topic}` appends what was not deleted of it, then sweep again; only if you can do without "
+    "these events, `tidelog sweep --accept-loss {topic}` deletes them; what is younger "
+    "than its grace waits for the next one"
 )
 _ARCHIVE = "run `tidelog delete {topic} ID --prove` again, which writes the file anew"
 _DELETE = (

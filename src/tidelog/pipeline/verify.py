@@ -58,6 +58,11 @@ __all__ = ["Verified", "Verifying", "verify_archive"]
 _AT_ONCE = 4  # files that are read side by side
 _PROBLEMS_MAX = 1_000  # kept of either list; all are counted
 _KEEP = "keep everything as it is, and report it"
+_MOVE_OUT = "move it out of the folder: readers that list the folder read it as events"
+_RESTORE_FIRST = (
+    "leave it: a manifest or row that is missing or damaged may name it; restore that from a copy, "
+    "then verify again"
+)
 _RESTORE = (
     "restore it from a copy, or make the archive's files anew with `tidelog archive backfill`"
 )
@@ -165,6 +170,7 @@ class _Look:
         self._recount = Recount("")  # of the source partition that is looked at
         self._named: set[str] = set()  # by manifests of commits
         self._coming: set[str] = set()  # by those of intents
+        self._unread = 0  # manifests that are missing or damaged: which files they name is unknown
         is_live = number == archive.generation  # then its source is the archive's own
         url = "" if is_live else making.source
         self._source: SourceCheck | None = None
@@ -233,12 +239,13 @@ class _Look:
     def strays(self) -> None:
         """Files that no manifest names; names that begin with ``_`` are no data."""
         folder = f"{self._archive.folder(self.tally.generation)}/"
+        is_unknown = self._unread or any(each.kind == "rows" for each in self.tally.problems)
         for key in sorted(self._sizes.keys() - self._named - self._coming):
             if key.startswith(folder):
                 parts = key.removeprefix(folder).split("/")
                 if not any(part.startswith("_") for part in parts):
                     what = f"no manifest names it, {self._sizes[key]} bytes"
-                    do = "move it out of the folder: who lists the folder takes it for events"
+                    do = _RESTORE_FIRST if is_unknown else _MOVE_OUT
                     self.tally.add(Problem("stray", key, what, do))
             elif key.rpartition("/")[2].startswith(f"{self.tally.generation}_"):
                 what = f"no manifest names it, {self._sizes[key]} bytes, beside dead letters"
@@ -316,6 +323,7 @@ class _Look:
 
     def _unreadable(self, key: str, where: str, why: TidelogError) -> None:
         do = "restore it from a copy of the store"
+        self._unread += 1
         self.tally.add(Problem("manifest", where, f"manifest `{key}`: {why}", do))
 
     def _name(self, manifest: Manifest) -> None:
