@@ -20,6 +20,7 @@ from tidelog.pipeline.pump import Pumping, open_pump
 from tidelog.pipeline.restore import Restoring, restore
 from tidelog.pipeline.workers import LocalWorkers
 from tidelog.sinks.acceptance import CHANGED
+from tidelog.sources import rows
 
 EVENT = {"topic": "x", "partition": 0, "offset": 0, "timestamp": "2026-01-01T00:00:00Z"}
 EVENT |= {"id": None, "key": None, "value": "good", "type": None, "headers": []}
@@ -92,3 +93,20 @@ def test_last_line_without_newline_says_what_to_do(home: Home, tmp_path: Path) -
     path = finished(tmp_path / "a.jsonl", GOOD + b"\n" + GOOD[:20])
     with pytest.raises(InvalidError, match=r"last line, 2, has no newline.*put the whole file"):
         drive(home, an_archive(home, "a", f"file:{path}?mode=events"))
+
+
+@pytest.mark.parametrize("first", [b"", b"one\ntwo\n"])
+def test_lines_before_one_that_is_too_long_are_archived(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: bytes
+) -> None:
+    monkeypatch.setattr(rows, "EVENT_BYTES_CEILING", 100)
+    monkeypatch.setattr(rows, "_READ_BYTES", 16)
+    path = finished(tmp_path / "a.log", first + b"z" * 200 + b"\nlast\n")
+    archive = an_archive(home, "a", f"file:{path}")
+    for _ in range(2):
+        with pytest.raises(InvalidError, match=r"line [13] has more than 100 bytes.*split"):
+            drive(home, archive)
+    finished(path, first + b"z\nz\nlast\n")  # split
+    assert drive(home, archive) == 3
+    restore(home, Restoring("a", "topic:to", partition="key"), LocalWorkers())
+    assert values(home) == [*first.split(), b"z", b"z", b"last"]

@@ -306,8 +306,12 @@ def test_long_files_are_read_in_blocks(tmp_path: Path, monkeypatch: pytest.Monke
     for start, limit in ((0, 1), (999, 1_003), (1_999, 2_000), (5, 5)):
         assert read(source, start, limit, partition)["value"].to_pylist() == lines[start:limit]
     monkeypatch.setattr("tidelog.sources.rows.EVENT_BYTES_CEILING", 30)
+    source = at(tmp_path / "in")
+    before = values(source, "long.txt", "in")
+    assert 0 < len(before) < len(lines)
+    assert before == lines[: len(before)]
     with pytest.raises(InvalidError, match="is it text"):
-        at(tmp_path / "in").bounds([partition])
+        read(source, 0, len(lines), partition)
 
 
 def test_another_delimiter(tmp_path: Path) -> None:

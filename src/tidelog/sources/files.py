@@ -64,7 +64,7 @@ from tidelog.sources.objects import naming, opened
 from tidelog.sources.row_marks import Passed, RowMark, inode_of, mark_from, mark_of, matches
 from tidelog.sources.row_reader import PlannedRows, not_held
 from tidelog.sources.row_tracking import Bound, RowTracking
-from tidelog.sources.rows import RowFile
+from tidelog.sources.rows import LongLineError, RowFile
 from tidelog.store.base import ObjectInfo, Store
 from tidelog.store.here import open_store_here
 
@@ -155,6 +155,7 @@ class _Counted:
     etag: str
     passed: Passed  # up to the end of the last line that has one
     ended: Passed | None  # with the line without an end that follows, if one does
+    stopped: LongLineError | None = None  # what follows is too long
 
     @property
     def rows(self) -> int:
@@ -348,6 +349,9 @@ class FilesSource:
                 raise _went_on(partition, info, mark.rows)
             is_last = was_open or self._is_finished(info, file)
             rows = counted.rows + (counted.ended is not None and is_last)
+            at = 0 if known is None else offset_at(known.position)
+            if counted.stopped is not None and at >= rows:
+                raise counted.stopped  # not earlier: the lines before it are read first
             if known is None and rows:
                 note = counted.note(rows, info.etag, name)
         self._tracking.note_end(partition, rows)
@@ -371,15 +375,19 @@ class FilesSource:
             whole = not inode or inode != inode_of(before.etag)
             passed = replace(before.passed) if matches(store, info, mark, None, whole) else passed
         ended: Passed | None = None
+        stopped: LongLineError | None = None
         with opened(store, info.key, info.size) as data:
             data.seek(passed.size)
-            for found in file.lines(data, passed.rows):
-                if found.is_open:
-                    ended = replace(passed)
-                    ended.add(found.text, len(found.lines))
-                else:
-                    passed.add(found.text, len(found.lines))
-        counted = _Counted(info.etag, passed, ended)
+            try:
+                for found in file.lines(data, passed.rows):
+                    if found.is_open:
+                        ended = replace(passed)
+                        ended.add(found.text, len(found.lines))
+                    else:
+                        passed.add(found.text, len(found.lines))
+            except LongLineError as exc:
+                stopped = exc
+        counted = _Counted(info.etag, passed, ended, stopped)
         self._lines[info.key] = counted
         return counted
 

@@ -25,10 +25,16 @@ from tidelog.sources.event_rows import read_event_rows
 from tidelog.sources.file_names import LINES
 from tidelog.sources.objects import naming
 
-__all__ = ["Lines", "RowFile"]
+__all__ = ["Lines", "LongLineError", "RowFile"]
 
 _READ_BYTES = 4 << 20  # of text at a time
 _ROWS = 10_000  # of a Parquet file at a time
+
+
+class LongLineError(InvalidError):
+    """A line that is too long to be read; those before it were returned."""
+
+    kind = "long_line"
 
 
 class Lines(NamedTuple):
@@ -88,7 +94,10 @@ class RowFile:
         return batch_of([times.tolist(), None, None, lines, None, None])
 
     def lines(self, data: BinaryIO, row: int = 0) -> Iterator[Lines]:
-        """The lines from where the data is; the last ones may be one without an end."""
+        """The lines from where the data is; the last ones may be one without an end.
+
+        ``LongLineError`` after those that come before a line which is too long.
+        """
         rest = b""
         with decoding(self.what):
             at = data.tell()
@@ -103,9 +112,10 @@ class RowFile:
             block = rest + block
             *lines, rest = block.split(self.delimiter)
             if len(rest) > EVENT_BYTES_CEILING:
-                raise InvalidError(
+                raise LongLineError(
                     f"{self.what}: line {row + len(lines) + 1} has more than {EVENT_BYTES_CEILING} "
-                    "bytes: is it text? give its format, or its delimiter"
+                    "bytes, and nothing from it on is read: is it text? give its format or its "
+                    "delimiter, or split the line"
                 )
             row += len(lines)
             if lines:
