@@ -111,8 +111,6 @@ def goes_on(handler: ast.ExceptHandler) -> bool:
 
 
 SINGLE_ERRORS = {  # loops that try one thing again, and hold no others
-    "log/hold.py",  # the beat of a lease
-    "log/consumer.py",
     "log/producer.py",
     "journal/scribe.py",  # a turn, which contains its parts itself
     "pipeline/follower.py",  # contains all others too

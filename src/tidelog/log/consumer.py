@@ -31,7 +31,6 @@ from tidelog.errors import (
     FencedError,
     InvalidError,
     NotFoundError,
-    TidelogError,
     UnavailableError,
 )
 from tidelog.forks import ProcessGuard, RefusingLock
@@ -336,7 +335,7 @@ class Consumer:
         """What the held partitions have, each getting its turn to be first."""
         held = self.partitions()
         found: list[Stretch] = []
-        trouble: tuple[TidelogError, Intake | None] | None = None
+        trouble: tuple[Exception, Intake | None] | None = None
         room = max_events
         self._next += 1
         for step in range(len(held)):
@@ -348,8 +347,8 @@ class Consumer:
                     for stretch in self._take(partition, intake, room):
                         found.append(stretch)
                         room -= stretch.batch.num_rows
-            except TidelogError as exc:
-                trouble = exc, intake  # the other partitions go first
+            except Exception as exc:  # noqa: BLE001 - what was found must be returned first
+                trouble = exc, intake
             if room == 0:
                 break
         if trouble is not None and not found:

@@ -10,7 +10,6 @@ from tidelog.catalog.base import ABSENT, Change, Put
 from tidelog.errors import (
     ConflictError,
     FencedError,
-    TidelogError,
     UnavailableError,
     UnknownOutcomeError,
 )
@@ -112,7 +111,7 @@ def beating(log: Log, beat: Callable[[], None]) -> Iterator[threading.Event]:
             except FencedError:
                 lost.set()
                 return
-            except TidelogError:
+            except Exception:  # noqa: BLE001, S112 - a driver's own error must not end the beats
                 continue
 
     thread = threading.Thread(target=run, daemon=True)
