@@ -417,6 +417,16 @@ def test_a_listing_beside_a_compile_names_no_offset_twice(
     assert [(each.base, each.start) for each in list_journals(press.log, topic)] == [(0, 6)]
 
 
+def test_reader_that_knows_an_older_start_does_not_pass_over_trimmed_events(press: Press) -> None:
+    topic = filled(press)
+    press.compile(topic, ALL)
+    before = press.head(topic)
+    trim_topic(press.log, topic, ToOffsets({0: 7}))
+    press.compile(topic, Policy.trimmed())
+    with pytest.raises(NotFoundError, match="offset 2 was trimmed, the first is 7"):
+        Reader(press.log, topic, 0)._look(2, before)
+
+
 def test_journal_that_holds_the_start_is_made_without_what_was_trimmed(press: Press) -> None:
     topic = filled(press)
     press.compile(topic, ALL)

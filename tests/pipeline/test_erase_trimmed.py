@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -14,9 +15,11 @@ from tidelog.journal.compile import compile_topic
 from tidelog.journal.policy import Policy
 from tidelog.log.sweep import sweep_home
 from tidelog.log.trim import ToOffsets
+from tidelog.pipeline import erase
 from tidelog.pipeline.archived import delete_events, delete_key
 from tidelog.pipeline.erasure import ArchiveEraser, carry_out
 from tidelog.pipeline.proof import Proof, prove_erased
+from tidelog.testing.scheduler import Crash
 
 WHY = Why("ada", "asked for")
 
@@ -52,6 +55,21 @@ def test_trimmed_event_is_erased_from_the_journal_that_holds_the_start(home: Hom
     carry_out(home, home.topic("t"), grace_ms=0)
     assert prove(home).traces == []
     assert offsets(home) == [5, 6, 7, 8, 9]
+
+
+def test_trimmed_event_is_found_in_a_file_that_an_erasure_has_half_changed(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drive(home, an_archive(home, parser=AT))
+    home.delete("t", ["id-7"], why="asked for")
+    with monkeypatch.context() as patch:  # files are replaced, no row is
+        patch.setattr(erase._Lane, "_counted", Mock(side_effect=Crash))
+        with pytest.raises(Crash):
+            carry_out(home, home.topic("t"), grace_ms=0)
+    home.trim("t", ToOffsets({0: 5}))
+    assert delete_events(home, "t", ["id-2"], WHY).archived == 1
+    carry_out(home, home.topic("t"), grace_ms=0)
+    assert prove(home).traces == []
 
 
 def test_trimmed_event_without_an_archive_is_proven_erased_after_a_compile(home: Home) -> None:

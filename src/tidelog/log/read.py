@@ -209,7 +209,7 @@ class Reader:
             runs = self._rows(row(offset))
             if not runs or runs[0].base != offset:
                 runs = [*self._holder(row(offset), offset), *runs]
-            if runs and runs[0].base <= offset:
+            if runs and runs[0].base <= offset and not _is_cut(runs, offset):
                 return _contiguous(runs)
             head = None
             self._log.clock.sleep(0.01 * 2**attempt)
@@ -266,6 +266,11 @@ class Reader:
             offset=offset,
             start=start,
         )
+
+
+def _is_cut(runs: Sequence[Run], offset: int) -> bool:
+    """Whether events from an offset on were trimmed, and a compile has left them out since."""
+    return any(run.journal and run.journal.start > max(run.base, offset) for run in runs)
 
 
 def find_offset(log: Log, topic: Topic, partition: int, timestamp_ms: int) -> int:

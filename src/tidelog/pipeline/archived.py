@@ -31,7 +31,7 @@ from dataclasses import dataclass
 import msgspec
 import pyarrow as pa
 
-from tidelog.errors import InvalidError, NotFoundError
+from tidelog.errors import CorruptError, InvalidError, NotFoundError
 from tidelog.home import Home
 from tidelog.journal.amend import Amended
 from tidelog.journal.audit import (
@@ -56,8 +56,9 @@ from tidelog.log.replays import counting_files
 from tidelog.log.topics import list_topics, read_head
 from tidelog.model.archive import Archive
 from tidelog.model.event import check_utf8
+from tidelog.model.pipeline import FileEntry, Manifest
 from tidelog.model.topic import Topic
-from tidelog.pipeline.contents import ArchiveFiles
+from tidelog.pipeline.contents import ArchiveFiles, is_changing
 from tidelog.pipeline.deletions import Deletions, Places, deleted_offsets
 from tidelog.pipeline.descent import (
     Copy,
@@ -69,7 +70,12 @@ from tidelog.pipeline.descent import (
     partitions_of,
     with_later_ones,
 )
-from tidelog.pipeline.erase import ArchiveErasure, erase_aside, erase_from_archive
+from tidelog.pipeline.erase import (
+    ArchiveErasure,
+    erase_aside,
+    erase_from_archive,
+    finish_rewrites,
+)
 from tidelog.pipeline.erase_aside import AsideFiles
 from tidelog.pipeline.places import store_at
 from tidelog.pipeline.sought import Sought, own_column, time_ms_of
@@ -89,6 +95,7 @@ __all__ = [
 
 _PLACE_BYTES = 24  # of an event in a record, beside its id
 _AGAIN = "delete again, which completes it"
+_SEARCHES = 20  # of a source partition whose files are changed meanwhile
 _ASIDE = Line("", "")  # in a place: a file that was set aside after a restore
 
 Place = tuple[Line, int]
@@ -356,24 +363,59 @@ def _search(
 
     ``search`` is what is sought, and a list that files are put on which do not show it.
     """
-    sought, unseen = search
-    reader = ArchiveFiles(store_at(home, archive.store), archive.making(generation))
     found: dict[Place, _Found] = {}
     for partition, end in ends.items():
         own = line_of(home.log, archive.pipeline(generation), partition)
-        if own is None or end == 0:
-            continue
-        for manifest, file in counting_files(home.log, archive.pipeline(generation), partition):
+        if own is not None and end != 0:
+            places = _search_again(home, archive, generation, partition, end, search)
+            found |= {(own[0], offset): each for offset, each in places.items()}
+    return found
+
+
+def _search_again(
+    home: Home,
+    archive: Archive,
+    generation: int,
+    partition: str,
+    end: int | None,
+    search: tuple[Sought, list[str]],
+) -> dict[int, _Found]:
+    """What is sought in one source partition, by offset; again where files are changed beside."""
+    reader = ArchiveFiles(store_at(home, archive.store), archive.making(generation))
+    log, pipeline = home.log, archive.pipeline(generation)
+    for attempt in range(_SEARCHES):
+        found: dict[int, _Found] = {}
+        for manifest, file in counting_files(log, pipeline, partition):
             if file.kind == "sidecar" or (end is not None and file.first_offset >= end):
                 continue
-            for batch in reader.batches(manifest, file):
-                if sought.hidden(batch) and file.target not in unseen:
-                    unseen.append(file.target)
-                offsets = reader.offsets(batch, file).cast(pa.int64())
-                for row in sought.rows(batch):
-                    offset = offsets[row].as_py()
-                    if end is None or offset < end:
-                        found[own[0], offset] = _Found(_id(batch, row), time_ms_of(batch, row))
+            try:
+                found |= _search_file(reader, manifest, file, search)
+            except CorruptError:
+                is_last = attempt == _SEARCHES - 1
+                if is_last or not is_changing(log, archive, generation, partition, file):
+                    raise
+                finish_rewrites(home, archive, generation)  # of one that died half-way
+                log.clock.sleep(log.random.random() * 0.05)
+                break
+        else:
+            break
+    return {offset: each for offset, each in found.items() if end is None or offset < end}
+
+
+def _search_file(
+    reader: ArchiveFiles,
+    manifest: Manifest,
+    file: FileEntry,
+    search: tuple[Sought, list[str]],
+) -> dict[int, _Found]:
+    sought, unseen = search
+    found: dict[int, _Found] = {}
+    for batch in reader.batches(manifest, file):
+        if sought.hidden(batch) and file.target not in unseen:
+            unseen.append(file.target)
+        offsets = reader.offsets(batch, file).cast(pa.int64())
+        for row in sought.rows(batch):
+            found[offsets[row].as_py()] = _Found(_id(batch, row), time_ms_of(batch, row))
     return found
 
 

@@ -25,8 +25,9 @@ from tidelog.codec.formats.sidecar import SIDECAR_SCHEMA
 from tidelog.codec.formats.streams import decoding, open_data
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.home import Home
-from tidelog.log.archives import read_partitions
-from tidelog.log.replays import counting_files
+from tidelog.log.archives import read_archive, read_commits, read_partitions
+from tidelog.log.base import Log
+from tidelog.log.replays import counting_files, replay_pipeline
 from tidelog.model.address import nearest, parse_address
 from tidelog.model.archive import Archive, Making
 from tidelog.model.pipeline import FileEntry, Manifest
@@ -36,7 +37,14 @@ from tidelog.sources.objects import fetched, opened
 from tidelog.store.base import ObjectInfo, Store
 from tidelog.store.here import open_store_here
 
-__all__ = ["ArchiveFiles", "Wanted", "archived_rows", "file_rows", "source_partition"]
+__all__ = [
+    "ArchiveFiles",
+    "Wanted",
+    "archived_rows",
+    "file_rows",
+    "is_changing",
+    "source_partition",
+]
 
 
 class ArchiveFiles:
@@ -246,3 +254,25 @@ def _sequence(store: Store, place: FilePlace, size: int) -> Format:
         keys = SequenceReader(open_data(data)).header.key_class
     chosen = replace(place, key="msgpack" if keys == BYTES else "offset")
     return chosen.archived_format(place.name, has_sidecars=True)
+
+
+def is_changing(
+    log: Log, archive: Archive, generation: int, partition: str, file: FileEntry
+) -> bool:
+    """Whether an erasure, a replay or a drop changes a file meanwhile: then it is not damaged."""
+    pipeline = archive.pipeline(generation)
+    if not any(each == file for _, each in counting_files(log, pipeline, partition)):
+        return True
+    pipelines = (pipeline, replay_pipeline(pipeline))
+    commits = (each for name in pipelines for each in read_commits(log, name, partition))
+    return any(each.rewrite for each in commits) or _is_removed(log, archive, generation)
+
+
+def _is_removed(log: Log, archive: Archive, generation: int) -> bool:
+    """Whether a generation is dropped by now, or is being dropped."""
+    try:
+        found = read_archive(log, archive.name)
+    except NotFoundError:
+        return True
+    kept = found.incarnation == archive.incarnation and generation in found.makings
+    return not kept or found.state_of(generation) == "removing"

@@ -27,8 +27,7 @@ from tidelog.errors import CorruptError, InvalidError, NotFoundError
 from tidelog.home import Home
 from tidelog.journal.lookup import check_id
 from tidelog.journal.rows import covering
-from tidelog.log.archives import read_archive, read_commits, read_partitions
-from tidelog.log.base import Log
+from tidelog.log.archives import read_partitions
 from tidelog.log.contents import describe_run, read_run
 from tidelog.log.replays import counting_files, replay_pipeline
 from tidelog.log.topics import read_head
@@ -38,7 +37,7 @@ from tidelog.model.pipeline import FileEntry
 from tidelog.model.run import Amendment, Run, decode_row
 from tidelog.model.topic import Topic
 from tidelog.pipeline.archive import list_archives
-from tidelog.pipeline.contents import ArchiveFiles
+from tidelog.pipeline.contents import ArchiveFiles, is_changing
 from tidelog.pipeline.deletions import knows_all, read_deletions
 from tidelog.pipeline.descent import archives_of, partitions_of
 from tidelog.pipeline.erase import is_under_way
@@ -348,12 +347,7 @@ class _Search:
         try:
             yield
         except CorruptError:
-            pipeline = archive.pipeline(generation)
-            log, pipelines = self._home.log, (pipeline, replay_pipeline(pipeline))
-            counts = any(each == file for _, each in counting_files(log, pipeline, partition))
-            commits = (each for name in pipelines for each in read_commits(log, name, partition))
-            is_rewritten = any(each.rewrite for each in commits)
-            if counts and not is_rewritten and not _is_removed(log, archive, generation):
+            if not is_changing(self._home.log, archive, generation, partition, file):
                 raise
             self._add(file.target, "was changed while it was searched", _CHANGED)
 
@@ -507,16 +501,6 @@ class _Search:
         trace = Trace(key, what, do.replace("{topic}", self._topic.name))
         if trace not in self.proof.traces:
             self.proof.traces.append(trace)
-
-
-def _is_removed(log: Log, archive: Archive, generation: int) -> bool:
-    """Whether a generation is dropped by now, or is being dropped."""
-    try:
-        found = read_archive(log, archive.name)
-    except NotFoundError:
-        return True
-    kept = found.incarnation == archive.incarnation and generation in found.makings
-    return not kept or found.state_of(generation) == "removing"
 
 
 def _why(key: str) -> str:
