@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import shutil
@@ -29,8 +30,10 @@ from tidelog.model.pipeline import NamedPipeline
 from tidelog.pipeline.archive import create_archive, find_archive, open_pipeline
 from tidelog.pipeline.driver import Driver, Driving
 from tidelog.pipeline.erase import erase_from_archives
+from tidelog.pipeline.erasure import ArchiveEraser, carry_out
 from tidelog.pipeline.finalize import finalize
 from tidelog.pipeline.generations import begin_backfill, promote
+from tidelog.pipeline.proof import prove_erased
 from tidelog.pipeline.registry import check_reach
 from tidelog.pipeline.replay import Replaying, replay
 from tidelog.pipeline.sweep import sweep_archives
@@ -160,9 +163,11 @@ def test_copy_is_refused_what_writes_outside(place: Path, what: str, adopted: bo
         done = adopt_home(copy, world=World(environ={}, machine="one"))
         assert done.id != done.was
         assert any("archive `outer`: read-only" in line for line in done.detached)
+    is_passed_over = adopted and what == "erase"  # see the test of a delete below
     with opened(copy) as home:
         fill(home, range(100, 120))
-        with pytest.raises(InvalidError, match="belongs to home" if adopted else ADOPT):
+        refused = pytest.raises(InvalidError, match="belongs to home" if adopted else ADOPT)
+        with contextlib.nullcontext() if is_passed_over else refused:
             OUTSIDE[what](home)
         sweep_archives(home, 0)
         assert verify_archive(home, find_archive(home, "outer"), Verifying(deep=True)).files == 1
@@ -170,6 +175,28 @@ def test_copy_is_refused_what_writes_outside(place: Path, what: str, adopted: bo
     with opened(place) as home:
         fill(home, range(500, 520))
         assert drive(home, "outer") == 20
+
+
+def test_delete_is_proved_beside_an_archive_of_the_original_which_is_listed(place: Path) -> None:
+    copy = place.parent / "copy"
+    shutil.copytree(place, copy)
+    before = bytes_below(place.parent / "outside")
+    adopt_home(copy, world=World(environ={}, machine="one"))
+    with opened(copy) as home:
+        topic = home.topic("t")
+        home.delete("t", ["id-5"])
+        carry_out(home, topic, grace_ms=0)
+        proof = prove_erased(home, topic, ["id-5"])
+        assert (proof.is_erased, proof.traces) == (True, [])
+        (out_of_reach,) = proof.out_of_reach
+        assert "archive `outer`" in out_of_reach
+        eraser = ArchiveEraser(home)
+        eraser.turn()
+        assert eraser.troubles == []
+        home.delete_topic("t", past_readers=True)
+    assert bytes_below(place.parent / "outside") == before
+    with opened(place) as home:
+        assert prove_erased(home, home.topic("t"), ["id-5"]).out_of_reach == []
 
 
 def test_pipelines_tables_and_playbacks_to_the_outside_are_refused_in_a_copy(place: Path) -> None:

@@ -53,12 +53,15 @@ def _tell(output: Output, proof: Proof) -> None:
         "bytes_searched": proof.bytes,
     }
     if output.as_json:
-        output.record({**values, "traces": [asdict(trace) for trace in proof.traces]})
+        traces = [asdict(trace) for trace in proof.traces]
+        output.record({**values, "traces": traces, "out_of_reach": proof.out_of_reach})
         return
     known = "yes" if proof.known else "no: nothing of this id or key was ever deleted here"
     output.record({**values, "erased": "yes" if proof.is_erased else "NO", "known": known})
     for trace in proof.traces:
         output.say(f"left: {trace.object}: {trace.what}: {trace.do}")
+    for each in proof.out_of_reach:
+        output.say(f"out of reach: {each}")
 
 
 def _shown(done: Erasure) -> dict[str, int]:

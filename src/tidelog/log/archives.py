@@ -52,6 +52,7 @@ __all__ = [
     "check_outside",
     "decode_archive",
     "encode_archive",
+    "is_detached",
     "is_outside",
     "list_partitions",
     "manifest_of_range",
@@ -107,6 +108,17 @@ def decode_archive(log: Log, row: Row) -> Archive:
 def is_outside(log: Log, archive: Archive) -> bool:
     """Whether an archive's folder is not in the home's own store."""
     return archive.store != log.store.url
+
+
+def is_detached(log: Log, archive: Archive) -> bool:
+    """Whether an archive's folder belongs to the home that this one was copied from.
+
+    So after `home adopt`. Erasures, proofs and scribes pass it over and name it; what would write
+    to it on request is refused (``check_outside``). A copy that is not adopted refuses these too.
+    """
+    standing = log.standing
+    is_known = archive.home not in ("", standing.id)
+    return is_outside(log, archive) and not standing.copy_of and is_known
 
 
 def check_outside(log: Log, archive: Archive, store: Store) -> None:

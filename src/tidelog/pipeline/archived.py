@@ -68,6 +68,7 @@ from tidelog.pipeline.descent import (
     held_offsets,
     line_of,
     partitions_of,
+    reachable_archives_of,
     with_later_ones,
 )
 from tidelog.pipeline.erase import (
@@ -182,7 +183,7 @@ def erase_trimmed(
     found: dict[Place, _Found] = {}
     unseen: list[str] = []
     numbers: dict[Line, int] = {}
-    for archive, generation in archives_of(home, topic):
+    for archive, generation in reachable_archives_of(home, topic):
         if archive.state_of(generation) == "removing":
             continue  # all of it is deleted
         own = partitions_of(home.log, archive.pipeline(generation), topic)
@@ -200,7 +201,7 @@ def erase_trimmed(
         if place[1] not in known.get(numbers[place[0]], ())
     }
     mark = "" if key is None else key_mark(key)
-    for archive in {each.name: each for each, _ in archives_of(home, topic)}.values():
+    for archive in {each.name: each for each, _ in reachable_archives_of(home, topic)}.values():
         aside = _search_aside(home, archive, sought, len(found))
         found, new, numbers = found | aside, new | aside, {**numbers, _ASIDE: 0}
     sent = Sent()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from tidelog.home import Home
-from tidelog.log.archives import read_partitions, read_progress
+from tidelog.log.archives import is_detached, read_partitions, read_progress
 from tidelog.log.base import Log
 from tidelog.model.address import parse_address
 from tidelog.model.archive import Archive
@@ -26,9 +26,11 @@ __all__ = [
     "Line",
     "archives_of",
     "copies_of",
+    "detached_archives_of",
     "held_offsets",
     "line_of",
     "partitions_of",
+    "reachable_archives_of",
     "with_later_ones",
 ]
 
@@ -92,6 +94,18 @@ def archives_of(home: Home, topic: Topic) -> list[tuple[Archive, int]]:
     ]
     ordered = sorted(found, key=lambda each: each[:2])
     return [(archive, generation) for _, _, archive, generation in ordered]
+
+
+def reachable_archives_of(home: Home, topic: Topic) -> list[tuple[Archive, int]]:
+    """Those of ``archives_of`` from which this home may erase."""
+    found = archives_of(home, topic)
+    return [each for each in found if not is_detached(home.log, each[0])]
+
+
+def detached_archives_of(home: Home, topic: Topic) -> list[Archive]:
+    """Returns the others: they belong to the home that this one was copied from."""
+    found = {archive.name: archive for archive, _ in archives_of(home, topic)}
+    return [each for each in found.values() if is_detached(home.log, each)]
 
 
 def copies_of(home: Home, archive: Archive) -> list[Copy]:

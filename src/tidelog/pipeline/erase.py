@@ -70,7 +70,7 @@ from tidelog.model.pipeline import (
 from tidelog.model.run import decode_row, encode_row
 from tidelog.model.sealed import seal_json
 from tidelog.model.topic import Topic
-from tidelog.pipeline.descent import archives_of, partitions_of, with_later_ones
+from tidelog.pipeline.descent import partitions_of, reachable_archives_of, with_later_ones
 from tidelog.pipeline.erase_aside import AsideFiles
 from tidelog.pipeline.erase_file import Lessened, Lessener
 from tidelog.pipeline.generations import finish_removals
@@ -130,7 +130,7 @@ def erase_from_archives(
     errors: list[TidelogError] = []
 
     def look() -> list[tuple[Archive, int]]:
-        return archives_of(home, topic) if deleted else []
+        return reachable_archives_of(home, topic) if deleted else []
 
     for archive, generation in with_later_ones(look):
         with contained(f"archive `{archive.name}`", errors.append):

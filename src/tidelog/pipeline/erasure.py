@@ -14,6 +14,7 @@ from tidelog.home import Home
 from tidelog.journal.compile import CompileReport, compile_partition, compile_topic
 from tidelog.journal.policy import Policy
 from tidelog.journal.rows import MovedError, covering
+from tidelog.log.archives import is_detached
 from tidelog.log.sweep import SweepReport, sweep_home
 from tidelog.log.topics import read_head
 from tidelog.model import layout
@@ -21,7 +22,7 @@ from tidelog.model.topic import Topic
 from tidelog.pipeline.archive import list_archives
 from tidelog.pipeline.archived import finish_archive, settled_offsets
 from tidelog.pipeline.deletions import Places
-from tidelog.pipeline.descent import archives_of
+from tidelog.pipeline.descent import reachable_archives_of
 from tidelog.pipeline.erase import ArchiveErasure, erase_from_archives
 from tidelog.pipeline.sweep import PipelineSweep, sweep_archives
 from tidelog.pipeline.tables import repair_tables
@@ -65,7 +66,7 @@ def carry_out(home: Home, topic: Topic, grace_ms: int, wait_ms: int = WAIT_MS) -
     compiled = compile_topic(home.log, topic, Policy.everything())
     deleted = settled_offsets(home, topic)
     archives = erase_until_settled(home, topic, deleted, wait_ms, errors.append)
-    for archive in {each.name: each for each, _ in archives_of(home, topic)}.values():
+    for archive in {each.name: each for each, _ in reachable_archives_of(home, topic)}.values():
         errors += repair_tables(home, archive)
     swept = sweep_home(home.log, grace_ms)
     done = Erasure(compiled, archives, swept, sweep_archives(home, grace_ms))
@@ -129,7 +130,7 @@ class ArchiveEraser:
                 with contained(f"topic `{topic.name}`", self.troubles.append):
                     reports += self._topic(topic)
         for archive in list_archives(self._home):
-            if archive.state == "ready":
+            if archive.state == "ready" and not is_detached(self._home.log, archive):
                 with contained(f"archive `{archive.name}`", self.troubles.append):
                     reports += finish_archive(self._home, archive)
         return reports

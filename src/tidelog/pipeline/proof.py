@@ -39,7 +39,12 @@ from tidelog.model.topic import Topic
 from tidelog.pipeline.archive import list_archives
 from tidelog.pipeline.contents import ArchiveFiles, is_changing
 from tidelog.pipeline.deletions import knows_all, read_deletions
-from tidelog.pipeline.descent import archives_of, partitions_of
+from tidelog.pipeline.descent import (
+    archives_of,
+    detached_archives_of,
+    partitions_of,
+    reachable_archives_of,
+)
 from tidelog.pipeline.erase import is_under_way
 from tidelog.pipeline.erase_aside import AsideFiles
 from tidelog.pipeline.known_iceberg import ICEBERG
@@ -118,6 +123,7 @@ class Proof:
     objects: int = 0
     bytes: int = 0
     traces: list[Trace] = field(default_factory=list)
+    out_of_reach: list[str] = field(default_factory=list)  # archives of another home, not searched
 
     @property
     def is_erased(self) -> bool:
@@ -146,7 +152,12 @@ def prove_erased(
     store = home.store.inner if isinstance(home.store, CachedStore) else home.store
     search = _Search(home, topic, Sought(deletions), progress)
     search.proof.known = knows_all(home, topic, deletions)
-    of_topic = archives_of(home, topic)
+    of_topic = reachable_archives_of(home, topic)
+    search.proof.out_of_reach = [
+        f"archive `{each.name}` in `{each.store}/{each.root}`: belongs to home `{each.home}`: "
+        "was not searched: delete these events in that home too"
+        for each in detached_archives_of(home, topic)
+    ]
     others = (store_at(home, archive.store) for archive, _ in of_topic)
     for where in {each.url: each for each in (*others, store)}.values():
         search.uploads(where)
