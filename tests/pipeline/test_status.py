@@ -227,6 +227,10 @@ def test_events_that_were_not_archived_before_their_topic_was_deleted_are_lost(h
         assert of(status).unread == 7
         assert "up to 7 of its events were not archived: they are lost" in said(status)
         assert 'source_lost{archive="daily",partition="t/0"} 1' in status_text([status])
+    drive(home, archive, accept_loss=True)
+    status = read_status(home, archive)
+    assert of(status).unread == 0
+    assert "were not archived" not in said(status)
 
 
 def test_deleted_topic_that_was_never_archived_is_lost_as_a_whole(home: Home) -> None:

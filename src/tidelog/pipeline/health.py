@@ -81,7 +81,8 @@ def _of_partition(each: PartitionStatus, status: ArchiveStatus, limits: Limits) 
     if each.unread:
         yield (
             f"its topic was deleted, and up to {each.unread} of its events were not archived: they "
-            "are lost, unless a copy of the home has them"
+            "are lost, unless a copy of the home has them: create the topic again and run "
+            f"`tidelog archive run {archive.name} --accept-loss` to record that"
         )
     if each.account is not None and not each.account.adds_up:
         yield (
