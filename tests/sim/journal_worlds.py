@@ -33,7 +33,7 @@ class LotsWorld(JournalWorld):
 
     prefill = 15
     copied = 0
-    pause_s = 0.3
+    pause_s = 0.15
 
     def spawn_all(self) -> None:
         for number in range(2):
