@@ -139,7 +139,7 @@ def test_a_beat_of_its_own_does_not_hide_that_a_sweep_was_there(
 
     def changes(*given: Any) -> Any:
         if not raised:  # a sweep raises the epoch, and a beat takes the row anew
-            raised.append(sweep_module._raise_epoch(press.log, topic, 0))
+            raised.append(sweep_module.raise_epoch(press.log, topic, 0))
             between.compiling.holding.beat()
         return swap_changes(*given)
 
@@ -385,7 +385,7 @@ def test_a_sweep_that_does_not_raise_the_epoch_is_caught(monkeypatch: pytest.Mon
         row = log.catalog.get(where, layout.COMPILE_ROW)
         return 0 if row is None else decode_row(row.value, HeldRow, "").epoch + 1
 
-    monkeypatch.setattr(sweep_module, "_raise_epoch", look_only)
+    monkeypatch.setattr(sweep_module, "raise_epoch", look_only)
     caught = 0
     for call in range(1, SWEEP_CALLS):
         try:

@@ -187,7 +187,7 @@ def _epochs_are_not_raised(patch: Patch) -> None:
         row = log.catalog.get(where, layout.COMPILE_ROW)
         return 0 if row is None else decode_row(row.value, HeldRow, "").epoch + 1
 
-    patch.setattr(sweep, "_raise_epoch", look_only)
+    patch.setattr(sweep, "raise_epoch", look_only)
 
 
 def _amendments_go_too_early(patch: Patch) -> None:

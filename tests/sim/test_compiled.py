@@ -51,7 +51,7 @@ def test_a_sweep_that_does_not_raise_epochs_is_caught(monkeypatch: pytest.Monkey
         row = log.catalog.get(where, layout.COMPILE_ROW)
         return 0 if row is None else decode_row(row.value, HeldRow, "").epoch + 1
 
-    monkeypatch.setattr(sweep, "_raise_epoch", look_only)
+    monkeypatch.setattr(sweep, "raise_epoch", look_only)
     assert _caught()
 
 

@@ -6,7 +6,8 @@ journals say which events they hold (``forgotten``). A large value of an update 
 event, so it is counted and left.
 
 1. raise the topic's generation above that of every object and every floor, then the floor of every
-   head: a producer that has uploaded a stray and is still at work must upload it again to commit it
+   head: a producer that has uploaded a stray and is still at work must upload it to commit it.
+   Raise the epoch of compilers above that of every journal: no swap can bring one in any more
 2. list the objects below that generation, then read all rows: what is left over are the strays. The
    events of one segment for one partition are a unit, in whichever strays they are
 3. for each unit: leave out events that the topic had before this step (``present``), and those that
@@ -37,6 +38,7 @@ work. The producer's row is kept for a week, as that of every unnamed one.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections import Counter
 from collections.abc import Sequence
@@ -65,6 +67,7 @@ from tidelog.log.base import Log
 from tidelog.log.copying import Copier, LedgerMovedError
 from tidelog.log.heads import RACE, raise_head
 from tidelog.log.ledger import NOTHING_ERASED, ErasedIds, read_ledger
+from tidelog.log.sweep import raise_epoch
 from tidelog.log.topics import read_head
 from tidelog.log.unused import list_now, list_unused
 from tidelog.model import layout, limits
@@ -137,6 +140,13 @@ def _fence(log: Log, topic: Topic) -> Topic:
             return msgspec.structs.replace(head, floor=max(head.floor, raised.generation))
 
         raise_head(log, raised, partition, with_floor)
+    epochs = Counter[int]()  # of the newest journal of each partition
+    for info in log.store.list(layout.journals(topic.incarnation)):
+        with contextlib.suppress(ValueError):  # not ours
+            partition, epoch = layout.journal_place(info.key)
+            epochs[partition] = max(epochs[partition], epoch)
+    for partition in range(topic.partitions):
+        raise_epoch(log, raised, partition, epochs[partition])
     return raised
 
 

@@ -94,7 +94,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from tidelog.catalog.base import Put
+from tidelog.catalog.base import ABSENT, Put
 from tidelog.errors import (
     ConflictError,
     CorruptError,
@@ -146,7 +146,7 @@ from tidelog.model.run import Head, HeldRow, decode_row, encode_row
 from tidelog.model.topic import Topic
 from tidelog.store.base import ObjectInfo, Store
 
-__all__ = ["Refused", "SweepReport", "abort_uploads", "sweep_home"]
+__all__ = ["Refused", "SweepReport", "abort_uploads", "raise_epoch", "sweep_home"]
 
 NEVER_NOTED: Mapping[str, int] = MappingProxyType({})
 _DELETES_AT_ONCE = 1_000  # objects; what S3 takes in one request
@@ -290,7 +290,7 @@ def _sweep_topic(log: Log, name: str, age: _Age, tally: _Tally, accept: bool) ->
     floor = topic.generation
     partitions = range(topic.partitions)
     heads = [_raise_floor(log, topic, partition, floor) for partition in partitions]
-    epochs = [_raise_epoch(log, topic, partition) for partition in partitions]
+    epochs = [raise_epoch(log, topic, partition) for partition in partitions]
     read = [read_whole(log, topic, partition, head) for partition, head in enumerate(heads)]
     heads, references = [head for head, _ in read], [found for _, found in read]
     listed = _list_objects(log, topic, references, tally)
@@ -491,30 +491,34 @@ def _raise_floor(log: Log, topic: Topic, partition: int, floor: int) -> Head:
     return raise_head(log, topic, partition, raised)[1]
 
 
-def _raise_epoch(log: Log, topic: Topic, partition: int) -> int:
+def raise_epoch(log: Log, topic: Topic, partition: int, above: int = 0) -> int:
     """Step 3, for one partition: an epoch below which no journal can take its place any more.
 
-    Where nobody compiles, nothing is written: the next one takes a higher epoch.
+    Where nothing compiles, and the next one takes an epoch above that which is given, nothing is
+    written.
     """
     where = layout.topic_partition(topic.incarnation, partition)
     before: HeldRow | None = None
     for delay_s in RACE.delays_s(log.random):
         row = log.catalog.get(where, layout.COMPILE_ROW)
-        if row is None:
+        if row is None and not above:
             return 0
-        lease = decode_row(row.value, HeldRow, f"compile row of `{topic.name}/{partition}`")
-        if not lease.owner:
+        what = f"compile row of `{topic.name}/{partition}`"
+        lease = HeldRow("", 0) if row is None else decode_row(row.value, HeldRow, what)
+        if not lease.owner and lease.epoch >= above:
             return lease.epoch + 1
-        if before is not None and lease.epoch > before.epoch:
+        if before is not None and lease.epoch > max(before.epoch, above):
             return lease.epoch
         before = lease
-        free = Put(row.row, encode_row(HeldRow("", lease.epoch + 1)), expect=row.version)
+        epoch = max(lease.epoch, above) + 1
+        expect = ABSENT if row is None else row.version
+        free = Put(layout.COMPILE_ROW, encode_row(HeldRow("", epoch)), expect=expect)
         try:
             log.catalog.write(where, free, write_id=log.ids.new())
         except (ConflictError, UnknownOutcomeError):
             log.clock.sleep(delay_s)
         else:
-            return lease.epoch + 1
+            return epoch
     raise UnavailableError(f"topic `{topic.name}`: too many writers at once: sweep again")
 
 
