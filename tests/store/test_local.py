@@ -235,6 +235,7 @@ def put_until_killed(folder: Path, name: str, told: int) -> None:
         number += 1
 
 
+@pytest.mark.long
 def test_sigkill_in_the_middle_of_puts_leaves_no_torn_object(tmp_path: Path) -> None:
     """Kill putters 200 times; every object that can be seen is whole, every told one is there."""
     folder = tmp_path / "objects"

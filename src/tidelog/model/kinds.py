@@ -95,7 +95,8 @@ OBJECTS = (
     ),
     Kind(
         "dead/<archive>/<topic>/<generation>_<partition>_<offset>.parquet",
-        "dead letters: events that no parser took, with all fields and the error",
+        "dead letters: events that no parser took, or that no topic accepts, with all fields and "
+        "the error",
     ),
     Kind(
         "dead/<archive>/_replayed/<attempt>/<topic>/<generation>_<partition>_<offset>.parquet",
