@@ -31,10 +31,6 @@ ALLOWED = {
     ("pipeline/failures.py", "_note"): "a failure that is shown, with its time",
     ("log/keepers.py", "put_keeper"): "a heartbeat that is shown; an old one counts as silent",
     ("log/lease.py", "beat"): "a heartbeat; others ignore a member that is silent",
-    (
-        "log/lease.py",
-        "_register",
-    ): "a name for lists; removed with its topic, whose id never recurs",
     ("playback/names.py", "start_playback"): "a name for lists; the pin says whether it is there",
 }
 

@@ -7,11 +7,13 @@ that saw it would, until a person accepts it (``losses``); one that was killed m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tidelog.catalog.base import Put
+from tidelog.catalog.base import ABSENT, Put
+from tidelog.errors import ConflictError, UnavailableError, UnknownOutcomeError
 from tidelog.log.base import Log
+from tidelog.log.heads import RACE
 from tidelog.model import layout, limits
 from tidelog.model.pipeline import SeenEnd
 from tidelog.model.run import decode_row, encode_row
@@ -36,14 +38,32 @@ def copy_seen(log: Log, old: str, new: str) -> None:
 
 
 def _put(log: Log, pipeline: str, ends: Mapping[SourcePartition, str]) -> None:
-    rows = [
-        Put(layout.seen_row(each.text), encode_row(SeenEnd(each.text, end)))
-        for each, end in ends.items()
-    ]
+    parts = list(ends.items())
+    for first in range(0, len(parts), limits.CHANGES_MAX):
+        _raise(log, pipeline, parts[first : first + limits.CHANGES_MAX])
+
+
+def _raise(log: Log, pipeline: str, ends: Sequence[tuple[SourcePartition, str]]) -> None:
+    """Put ends that are further than the stored ones; a repeated packet lowers none."""
     where = layout.pipeline_shards(pipeline)
-    for first in range(0, len(rows), limits.CHANGES_MAX):
-        some = rows[first : first + limits.CHANGES_MAX]
-        log.catalog.write(where, *some, write_id=log.ids.new())
+    for delay_s in RACE.delays_s(log.random):
+        rows = []
+        for partition, end in ends:
+            row = log.catalog.get(where, layout.seen_row(partition.text))
+            known = None if row is None else decode_row(row.value, SeenEnd, f"row `{row.row}`")
+            if known is None or int(known.end) < int(end):
+                seen = encode_row(SeenEnd(partition.text, end))
+                expect = ABSENT if row is None else row.version
+                rows.append(Put(layout.seen_row(partition.text), seen, expect=expect))
+        if not rows:
+            return
+        try:
+            log.catalog.write(where, *rows, write_id=log.ids.new())
+        except (ConflictError, UnknownOutcomeError):
+            log.clock.sleep(delay_s)
+        else:
+            return
+    raise UnavailableError("ends of files: too many drivers at once: run the archive again")
 
 
 @dataclass
