@@ -78,7 +78,7 @@ def archived(home: Home, archive: Archive) -> list[str]:
 def test_backfill_after_a_rotation_has_each_line_once(
     home: Home, log: Path, rotate: Callable[[Path], None], header: bool
 ) -> None:
-    """Files that begin with the same line are told apart too."""
+    """Files that begin with the same line are different files too."""
     first = ["time;value"] if header else []
     log.write_text("".join(f"{line}\n" for line in first))
     lines = [*first, *write(log, "old", 5)]

@@ -42,7 +42,7 @@ RATES = archive_home.RATES | {
 
 
 class BusyWorld(ArchivesWorld):
-    """Somebody appends to the topic and drives the archive all the time."""
+    """A process appends to the topic and drives the archive all the time."""
 
     rates = RATES
     attempts = (3,)

@@ -1,8 +1,8 @@
 """Which events strays hold, and from which segment each came. Reads only; see ``recover``.
 
 One event may be in several objects: in a segment, in copies of it, in each journal that was made of
-it, and in those that were made of such journals. All are told apart by the segment's id (its
-**origin**) and the event's place in it, which journals list as their sources. The events of one
+it, and in those that were made of such journals. In all of them it has the same segment's id (its
+**origin**) and place in that segment, which journals list as their sources. The events of one
 origin for one partition are a **unit**.
 
 - a segment gives units for the partitions that neither name nor list it

@@ -134,7 +134,7 @@ def _text(raw: bytes) -> Text:
 
 
 def _shown(value: Text | list[Text]) -> object:
-    """What stands in JSON for a text, for bytes that are none, or for a list of them."""
+    """Returns the JSON value of text, of bytes that are not text, or of a list of these."""
     if isinstance(value, list):
         return [_shown(each) for each in value]
     return value if isinstance(value, str) else {"base64": value}
