@@ -5,6 +5,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 WORKERS ?= 3
+# Without its bytecode, all of a process's modules are compiled again at each start: tests start many.
+unexport PYTHONDONTWRITEBYTECODE
 LOCK_FLAGS := --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header -q
 
 .PHONY: help demo test test-long lint format docs bench bench-sim lock setup servers clean
