@@ -39,13 +39,14 @@ from tidelog.sources.base import (
     SourcePartition,
     Telling,
     check_incarnation,
+    checked_at_end,
 )
 from tidelog.sources.kinesis_position import END, Limit, Place, is_before
 from tidelog.sources.kinesis_read import Plan, Reading
 
 __all__ = ["KinesisSource", "KinesisWay", "open_kinesis"]
 
-_INFO_S = 10.0  # how long a stream is taken for what it was; few such questions are allowed
+_INFO_S = 10.0  # how long a stream is planned for as it was; each range is checked at its end
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,14 +173,14 @@ class KinesisSource:
                 f"kinesis shard `{range.partition.text}`: is not there any more",
                 partition=range.partition.text,
             )
-        # A stream is not created again within the time for which this is known.
         check_incarnation(range, self._described().incarnation)
         plan = Plan(range, self._described(), self._shards[number], self._way.keep_outside)
         return PlannedReader(range, partial(self.planned, plan))
 
     def planned(self, plan: Plan) -> Iterator[Chunk]:
-        """The chunks of a plan."""
-        return Reading(self._open(), plan, self._clock).chunks()
+        """The chunks of a plan; none of a stream that was created again since it was made."""
+        reading = Reading(self._open(), plan, self._clock)
+        return checked_at_end(reading.chunks(), partial(self._check, plan.range, reading))
 
     def cut(self, start: str, end: str, events: int) -> str:
         """A limit that has the count in it; for none, the start, as a place to begin at."""
@@ -204,16 +205,25 @@ class KinesisSource:
                 self._kinesis = Kinesis(self._place, clock=self._clock)
             return self._kinesis
 
+    def _check(self, range: Range, reading: Reading) -> None:
+        """Refuse what was read of a stream that is not the one which the range was planned for.
+
+        A range that has not moved commits nothing, and few such questions are allowed.
+        """
+        if range.incarnation and reading.has_moved:
+            check_incarnation(range, self._described(max_age_s=0).incarnation)
+
     def _listed(self) -> tuple[dict[int, Shard], int]:
         shards, time_ms = self._open().shards()
         self._shards = shards
         return shards, time_ms
 
-    def _described(self) -> StreamInfo:
+    def _described(self, max_age_s: float = _INFO_S) -> StreamInfo:
         now_s = self._clock.monotonic_s()
-        if self._info is None or now_s - self._info[1] > _INFO_S:
-            self._info = self._open().describe()[0], now_s
-        return self._info[0]
+        known = self._info
+        if known is None or not max_age_s or now_s - known[1] > max_age_s:
+            known = self._info = self._open().describe()[0], now_s
+        return known[0]
 
     def _partition(self, number: int) -> SourcePartition:
         return SourcePartition(self._place.stream, str(number))

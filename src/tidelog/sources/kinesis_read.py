@@ -68,6 +68,7 @@ class Reading:
         self._pace = _Pace(clock)
         self._checked = False
         self._empty = 0  # answers in a row without records
+        self.has_moved = False  # whether a chunk had events, or another position than the start
 
     def chunks(self) -> Iterator[Chunk]:
         """The events; the last chunk's position is the end that was reached."""
@@ -129,7 +130,9 @@ class Reading:
 
     def _chunk(self, end: Place) -> Chunk:
         unmoved = end == self._start
-        return Chunk(self._columns.take(), self._plan.range.start if unmoved else end.text)
+        batch = self._columns.take()
+        self.has_moved |= not unmoved or batch.num_rows > 0
+        return Chunk(batch, self._plan.range.start if unmoved else end.text)
 
     def _check_held(self, time_ms: int) -> None:
         """Refuse to begin behind records that may be gone."""

@@ -84,7 +84,7 @@ class Layout:
 class LogTable:
     """The log's own table."""
 
-    id: str  # another one when the table is made anew
+    id: str  # of the table and its log; another one when either is created again
     ttl_ms: int  # how long rows are kept; 0: for good
 
 
@@ -107,10 +107,10 @@ def log_table(session: ScyllaSession) -> LogTable:
             f"table `{place.label}`: has no change log: run ALTER TABLE {place.label} WITH "
             "cdc = {'enabled': true}"
         )
-    table_id, ttl_s = found[place.log_table]
+    (base_id, _), (log_id, ttl_s) = found[place.table], found[place.log_table]
     if session.is_scylla:
         ttl_s = _scylla_ttl_s(session, ttl_s)
-    return LogTable(str(table_id), (ttl_s or 0) * 1000)
+    return LogTable(f"{base_id}+{log_id}", (ttl_s or 0) * 1000)
 
 
 def read_schema(session: ScyllaSession) -> Schema:
