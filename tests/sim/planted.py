@@ -49,7 +49,8 @@ from tidelog.log import (
     topics,
     verify,
 )
-from tidelog.log.append import Appender, Stored, _Plan
+from tidelog.log.append import Appender, Stored
+from tidelog.log.append_plan import AppendPlan
 from tidelog.log.base import Log
 from tidelog.log.consumer import Consumer
 from tidelog.log.flush import SendFuture
@@ -210,7 +211,7 @@ class FencedOnce(Appender):
 class LandedBySequence(Appender):
     """Takes the same first sequence at the same offset for the producer's own write."""
 
-    def _landed(self, partition: int, plan: _Plan) -> bool | None:
+    def _landed(self, partition: int, plan: AppendPlan) -> bool | None:
         self._forget(partition)
         head, head_version = self._head(partition)
         state, state_version = self._state(partition)
@@ -227,12 +228,12 @@ class LandedBySequence(Appender):
 # In the clients' world.
 
 
-def settled_by_reads(self: Appender, partition: int, plan: _Plan) -> bool | None:
+def settled_by_reads(self: Appender, partition: int, plan: AppendPlan) -> bool | None:
     """Lets a read that failed say that nothing was stored."""
     return self._landed(partition, plan)
 
 
-def conflict_means_not_stored(self: Appender, partition: int, plan: _Plan) -> bool | None:
+def conflict_means_not_stored(self: Appender, partition: int, plan: AppendPlan) -> bool | None:
     """Takes a write whose reply was lost for one that never landed."""
     self._forget(partition)
     return False

@@ -39,7 +39,6 @@ work. The producer's row is kept for a week, as that of every unnamed one.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -62,14 +61,14 @@ from tidelog.journal.forgotten import Forgotten, Unit, UnitEvents
 from tidelog.journal.lookup import Lookup
 from tidelog.journal.present import Present
 from tidelog.journal.writers import any_writer, in_words
-from tidelog.log.append import Stored, _Plan
+from tidelog.log.append_plan import Stored
 from tidelog.log.base import Log
 from tidelog.log.copying import Copier, LedgerMovedError
 from tidelog.log.heads import RACE, raise_head
 from tidelog.log.ledger import NOTHING_ERASED, ErasedIds, read_ledger
 from tidelog.log.sweep import raise_epoch
 from tidelog.log.topics import read_head
-from tidelog.log.unused import list_now, list_unused
+from tidelog.log.unused import list_now
 from tidelog.model import layout, limits
 from tidelog.model.producers import recovery_id, recovery_producer
 from tidelog.model.run import Head, decode_row, encode_row
@@ -176,10 +175,8 @@ class _Recovering(Copier):
         segment = encode_segment([(partition, table)], self.known([partition]))
         return self._upload(segment, segment_id, self._log.ids.new()), segment.pieces[0]
 
-    def _plan(self, *given: object) -> _Plan:
-        plan = super()._plan(*given)  # type: ignore[arg-type]
-        listed = list_unused(self._log.ids.new(), self.finished)
-        return dataclasses.replace(plan, changes=(*plan.changes, *listed))
+    def _unused(self, partition: int) -> Sequence[str]:
+        return [*super()._unused(partition), *self.finished]
 
 
 class _Recovery:

@@ -43,11 +43,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import msgspec
 
-from tidelog.catalog.base import ABSENT, Change, Check, Delete, Put, Row
+from tidelog.catalog.base import ABSENT, Check, Delete, Put, Row
 from tidelog.codec.segment import Piece, Segment
 from tidelog.errors import (
     AlreadyExistsError,
@@ -59,49 +58,28 @@ from tidelog.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
+from tidelog.log.append_plan import (
+    ALL_SEQUENCES,
+    AppendPlan,
+    Committer,
+    Seen,
+    Stored,
+    Wanted,
+    claim_copy,
+    plan_append,
+    recovery_of,
+)
 from tidelog.log.base import Log
 from tidelog.log.sent import recent_batches, sent_batch
 from tidelog.log.topics import find_topic, head_of, read_head
 from tidelog.log.unused import list_apart, list_unused
 from tidelog.model import layout, limits
-from tidelog.model.producers import recovery_producer, writer_name
-from tidelog.model.run import Head, Known, ProducerState, Run, SentBatch, decode_row, encode_row
-from tidelog.model.slot import slots_of
+from tidelog.model.producers import writer_name
+from tidelog.model.run import Head, Known, ProducerState, Run, decode_row, encode_row
 from tidelog.model.topic import Topic
 from tidelog.store.fresh import copy_fresh, put_fresh
 
 __all__ = ["Appender", "Stored"]
-
-_ALL = limits.SEGMENT_EVENTS_MAX  # above the place of every event in a segment
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """A segment in the store, not yet part of anything."""
-
-    segment: Segment
-    key: str
-    generation: int
-    staged: str | None = None  # the key it was copied from; its bytes are there, not in memory
-    is_copy: bool = False  # there may be other copies, which a recovery may find
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """One commit: what is expected, and what will be true after it."""
-
-    changes: tuple[Change, ...]
-    head_version: str
-    head: Head
-    state_version: str | None
-    state: ProducerState
-    batch: SentBatch
-    run: Run
-
-    @property
-    def write_id(self) -> str:
-        """The id of its write, which nothing else carries."""
-        return self.batch.write
 
 
 class Appender:
@@ -243,7 +221,7 @@ class Appender:
                 base = self._recovered_at(stored, piece, sequences, head_version, mark)
                 if base is not None:
                     return base, stored
-            plan = self._plan(stored, piece, sequences, (head, head_version), mark)
+            plan = self._plan(Wanted(stored, piece, sequences, mark), head, head_version)
             if self._write(piece.partition, plan):
                 self._abandoned.pop(piece.partition, None)
                 self._log.wakeups.committed(
@@ -277,69 +255,26 @@ class Appender:
                 self._remove_state(partition, version)
         self._states.clear()
 
-    def _plan(
-        self,
-        stored: Stored,
-        piece: Piece,
-        sequences: Sequence[int] | None,
-        at: tuple[Head, str],
-        mark: bytes,
-    ) -> _Plan:
-        """What one commit writes; pure but for the time and the id that mark it."""
-        head, head_version = at
-        state, state_version = self._state(piece.partition)
-        write_id = self._log.ids.new()
-        batch = sent_batch(head.next, piece.count, sequences, state.last + 1, write_id)
-        now_ms = self._log.clock.now_ms()
-        run = Run(
-            base=head.next,
-            count=piece.count,
-            object=stored.key,
-            byte_start=piece.byte_start,
-            byte_end=piece.byte_end,
-            crc=piece.crc,
-            first_ms=piece.first_ms,
-            last_ms=piece.last_ms,
-            raw_bytes=piece.raw_bytes,
-            committed_ms=now_ms,
-            ids_start=piece.byte_end if piece.ids_end else 0,
-            ids_end=piece.ids_end,
-        )
-        new_head = msgspec.structs.replace(
-            head, next=run.end, last_base=run.base, last_object=run.object
-        )
-        new_state = ProducerState(
+    def _plan(self, wanted: Wanted, head: Head, head_version: str) -> AppendPlan:
+        partition = wanted.piece.partition
+        seen = Seen(head, head_version, *self._state(partition))
+        by = Committer(
+            self._producer,
             self._epoch,
-            batch.sequences()[-1],
-            recent_batches(state.recent, batch),
-            now_ms,
-            mark=mark,
+            self._topic.slot_ms,
+            now_ms=self._log.clock.now_ms(),
+            write_id=self._log.ids.new(),
         )
-        level, starts = slots_of(piece.first_ms, piece.last_ms, self._topic.slot_ms)
-        slots = [
-            Put(layout.slot_row(level, start, run.base, write_id), str(run.end).encode())
-            for start in starts
-        ]
-        changes: list[Change] = [
-            Put("head", encode_row(new_head), expect=head_version),
-            Put(layout.run_row(run.base), encode_row(run), expect=ABSENT),
-            Put(
-                layout.producer_row(self._producer),
-                encode_row(new_state),
-                expect=state_version or ABSENT,
-            ),
-            *slots,
-            *list_unused(write_id, self._abandoned.get(piece.partition, ())),
-            *self._claim(stored, piece.partition, now_ms),
-        ]
-        return _Plan(tuple(changes), head_version, new_head, state_version, new_state, batch, run)
+        listed = list_unused(by.write_id, self._unused(partition))
+        claimed = self._claim(wanted.stored, partition, by.now_ms)
+        return plan_append(wanted, seen, by, [*listed, *claimed])
 
     def _claim(self, stored: Stored, partition: int, now_ms: int) -> list[Put]:
-        """The change by which one copy of a segment excludes all others, and a recovery."""
-        if not stored.is_copy:
-            return []
-        row = layout.producer_row(_recovery_of(stored, partition))
-        return [Put(row, encode_row(ProducerState(0, _ALL, (), now_ms)), expect=ABSENT)]
+        return claim_copy(stored, partition, now_ms)
+
+    def _unused(self, partition: int) -> Sequence[str]:
+        """The objects that the next commit to a partition lists as unused."""
+        return self._abandoned.get(partition, ())
 
     def _recovered_at(
         self,
@@ -356,13 +291,13 @@ class Appender:
         recovery left out events, so that offsets of the others are not known.
         """
         where = layout.topic_partition(self._topic.incarnation, piece.partition)
-        name = layout.producer_row(_recovery_of(stored, piece.partition))
+        name = layout.producer_row(recovery_of(stored, piece.partition))
         row = self._log.catalog.get(where, name)
         if row is None:
             return None
         what = f"segment `{stored.key}` on `{self._topic.name}/{piece.partition}`"
         found = decode_row(row.value, ProducerState, what)
-        if found.last == _ALL:
+        if found.last == ALL_SEQUENCES:
             raise AlreadyExistsError(f"{what}: another copy of it is committed: use that one")
         base = next((each.base for each in found.recent), 0)
         if self.needs_offsets and [each.count for each in found.recent] != [piece.count]:
@@ -394,7 +329,7 @@ class Appender:
                 return base
         raise self._unknown(piece.partition, "a recovery has appended it")
 
-    def _write(self, partition: int, plan: _Plan) -> bool:
+    def _write(self, partition: int, plan: AppendPlan) -> bool:
         """Whether the plan became true; False when it never will, so that a new one is needed."""
         where = layout.topic_partition(self._topic.incarnation, partition)
         lost = False  # once a reply was lost, any other answer may be to our own write
@@ -437,7 +372,7 @@ class Appender:
         if ours in rows:
             self._states[partition] = self._state_of(rows[ours])
 
-    def _settled(self, partition: int, plan: _Plan) -> bool | None:
+    def _settled(self, partition: int, plan: AppendPlan) -> bool | None:
         """What :meth:`_landed` says; ``UnknownOutcomeError`` when it cannot be read."""
         try:
             return self._landed(partition, plan)
@@ -446,7 +381,7 @@ class Appender:
         except TidelogError as exc:
             raise self._unknown(partition, str(exc)) from exc
 
-    def _landed(self, partition: int, plan: _Plan) -> bool | None:
+    def _landed(self, partition: int, plan: AppendPlan) -> bool | None:
         """After a lost reply: it landed, it never will, or None where it may be sent again.
 
         ``FencedError`` when it never will because a newer process has the name.
@@ -594,7 +529,3 @@ class Appender:
             self._log.random.uniform(0, min(0.2, 0.001 * 2 ** min(attempt, 8)))
             for attempt in range(limits.COMMIT_ATTEMPTS)
         )
-
-
-def _recovery_of(stored: Stored, partition: int) -> str:
-    return recovery_producer(layout.segment_origin(stored.key)[0], partition)
