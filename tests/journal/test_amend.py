@@ -7,11 +7,12 @@ from collections.abc import Iterator
 import pytest
 
 from tidelog import Event
-from tidelog.errors import InvalidError, NotFoundError
+from tidelog.errors import CorruptError, InvalidError, NotFoundError
 from tidelog.home import Home, World, create_home
 from tidelog.journal.audit import id_mark
 from tidelog.journal.compile import compile_topic
 from tidelog.journal.policy import Policy
+from tidelog.log.read import Reader
 from tidelog.model.limits import ID_BYTES_MAX
 from tidelog.settings import Settings
 
@@ -194,6 +195,14 @@ def test_a_key_with_all_its_events_goes_with_and_without_ids(home: Home) -> None
     record = [each for each in home.audit("t") if each.who == "bob"][-1]
     assert record.key.startswith("sha256:")
     assert "k2" not in str(record).replace("id-", "")
+
+
+def test_key_is_not_deleted_past_an_object_that_is_missing(home: Home) -> None:
+    home.append("t", [Event(b"x", b"k")], partition=0)
+    [run] = Reader(home.log, home.topic("t"), 0).runs(0)
+    home.store.delete([run.object])
+    with pytest.raises(CorruptError, match=r"is gone, but partition `t/0` has its offsets 0 to 1"):
+        home.delete_key("t", b"k")
 
 
 def test_every_amendment_leaves_a_record_without_bytes(home: Home) -> None:

@@ -371,6 +371,24 @@ def test_repeated_request_finds_what_a_recovery_has_appended() -> None:
     assert press.values(topic) == ["a", "b"]
 
 
+def test_row_that_notes_a_recovered_flush_stays_when_its_producer_closes() -> None:
+    """Deleted, it could be put again by a repeated packet, as no head moved with it."""
+    press = Restored()
+    topic = press.topic()
+    appender, stored = held_back(press, topic, "a")
+    press.recover(topic)
+    assert appender.commit(stored, stored.segment.pieces[0])[0] == 0
+    noted = producer_rows(press, topic)
+    appender.close()
+    assert producer_rows(press, topic) == noted
+    assert any(name.startswith("producer/~") for name in noted)
+
+
+def producer_rows(press: Restored, topic: Topic) -> set[str]:
+    rows = press.memory._partitions[f"topic/{topic.incarnation}/0"]
+    return {name for name in rows if name.startswith("producer/")}
+
+
 def test_flush_whose_events_were_recovered_in_part_has_an_unknown_outcome() -> None:
     press = Restored()
     topic = press.topic()

@@ -12,9 +12,10 @@ from tidelog.errors import CorruptError, NotFoundError
 from tidelog.log.amended import pending
 from tidelog.log.base import Log
 from tidelog.log.contents import Cut, describe_run, read_run
-from tidelog.log.read import Reader
+from tidelog.log.read import Reader, lost_object, may_have_gone
 from tidelog.log.rows import Rows
 from tidelog.log.topics import read_head
+from tidelog.model.run import Run
 from tidelog.model.topic import Topic
 
 __all__ = ["with_key"]
@@ -35,7 +36,8 @@ def with_key(
 ) -> Iterator[Keyed]:
     """The events of ``[start, end)`` that have this key.
 
-    ``progress`` is called with the bytes that are done. ``NotFoundError`` once the topic is gone.
+    ``progress`` is called with the bytes that are done. ``NotFoundError`` once the topic is gone,
+    ``CorruptError`` where an object that rows name is missing.
     """
     at, end = bounds
     losses = 0
@@ -44,8 +46,10 @@ def with_key(
         at = max(at, head.start)
         amendments = pending(log, topic, partition, head, at, end)
         until = end if amendments.end is None else min(end, amendments.end)
+        runs: list[Run] = []
         try:
-            for run in Reader(log, topic, partition).runs(at) if at < end else ():
+            runs = Reader(log, topic, partition).runs(at) if at < end else []
+            for run in runs:
                 if run.base >= until:
                     break
                 what = describe_run(topic.name, partition, run)
@@ -54,10 +58,11 @@ def with_key(
                     yield from _matches(rows, key, f"{topic.name}/{partition}")
                     at, losses = rows.end, 0
                 progress(run.byte_end - run.byte_start)
-        except NotFoundError:
+        except NotFoundError as exc:
             losses += 1
-            if losses > _LOSSES_MAX:
-                raise
+            now, _ = read_head(log, topic, partition)
+            if at >= now.start and (losses > _LOSSES_MAX or not may_have_gone(head, now)):
+                raise lost_object(topic.name, partition, runs, exc) from exc
 
 
 def _matches(rows: Rows, key: bytes, name: str) -> Iterator[Keyed]:

@@ -99,6 +99,7 @@ class Appender:
         self._heads: dict[int, tuple[Head, str]] = {}
         self._states: dict[int, tuple[ProducerState, str | None]] = {}
         self._abandoned: dict[int, tuple[str, ...]] = {}  # segments that a partition never gets
+        self._noted: set[int] = set()  # rows put without the head: a late repeat may put them again
         self._fenced_by = -1  # the newest epoch of another process that was seen
 
     @property
@@ -224,9 +225,8 @@ class Appender:
             plan = self._plan(Wanted(stored, piece, sequences, mark), head, head_version)
             if self._write(piece.partition, plan):
                 self._abandoned.pop(piece.partition, None)
-                self._log.wakeups.committed(
-                    self._topic.incarnation, piece.partition, plan.head.next
-                )
+                which = self._topic.incarnation
+                self._log.wakeups.committed(which, piece.partition, plan.head.next)
                 return plan.batch.base, stored
             is_stale = self._wait_to_repeat(delay_s, is_stale)
         raise UnavailableError(
@@ -251,7 +251,7 @@ class Appender:
     def close(self) -> None:
         """Remove the rows of an unnamed producer; best effort, as sweeps remove old ones too."""
         for partition, (_, version) in self._states.items():
-            if version is not None:
+            if version is not None and partition not in self._noted:
                 self._remove_state(partition, version)
         self._states.clear()
 
@@ -312,13 +312,13 @@ class Appender:
             batch = sent_batch(base, piece.count, sequences, state.last + 1, write_id)
             recent = recent_batches(state.recent, batch)
             new = ProducerState(self._epoch, batch.sequences()[-1], recent, now_ms, mark=mark)
-            change = Put(
-                layout.producer_row(self._producer), encode_row(new), expect=version or ABSENT
-            )
+            own = layout.producer_row(self._producer)
+            change = Put(own, encode_row(new), expect=version or ABSENT)
             ours.add(write_id)
+            self._noted.add(piece.partition)
             try:
-                check = Check("head", head_version)
-                self._log.catalog.write(where, change, check, write_id=write_id)
+                guard = Check("head", head_version)
+                self._log.catalog.write(where, change, guard, write_id=write_id)
             except (ConflictError, UnknownOutcomeError):
                 self._log.clock.sleep(delay_s)
                 self._forget(piece.partition)

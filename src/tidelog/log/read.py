@@ -12,7 +12,7 @@ the one finds the other, and never an old run that the journal has taken the pla
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
@@ -31,7 +31,7 @@ from tidelog.model.event import Event
 from tidelog.model.run import Head, Run, decode_row
 from tidelog.model.topic import Topic
 
-__all__ = ["Plan", "Reader", "Stretch", "find_offset"]
+__all__ = ["Plan", "Reader", "Stretch", "find_offset", "lost_object", "may_have_gone"]
 
 _RUNS_AT_ONCE = 200  # rows read in one scan
 _AHEAD = 3  # objects fetched before they are asked for
@@ -249,15 +249,9 @@ class Reader:
         head, _ = read_head(self._log, self._topic, self._partition)
         if at < head.start:
             raise self._trimmed(at, head.start) from error
-        before = page.head.compiled, page.head.amendments
-        if (head.compiled, head.amendments) != before and losses < _REREADS:
+        if may_have_gone(page.head, head) and losses < _REREADS:
             return
-        key = error.context.get("key")
-        where = next((f" {run.base} to {run.end}" for run in page.runs if run.object == key), "")
-        raise CorruptError(
-            f"object `{key}`: is gone, but partition `{self._topic.name}/{self._partition}` has "
-            f"its offsets{where} there: restore it from a copy, and run `tidelog verify`"
-        ) from error
+        raise lost_object(self._topic.name, self._partition, page.runs, error) from error
 
     def _trimmed(self, offset: int, start: int) -> NotFoundError:
         return NotFoundError(
@@ -266,6 +260,23 @@ class Reader:
             offset=offset,
             start=start,
         )
+
+
+def may_have_gone(before: Head, now: Head) -> bool:
+    """Whether a compile or an amendment since can explain that an object is not there any more."""
+    return (now.compiled, now.amendments) != (before.compiled, before.amendments)
+
+
+def lost_object(
+    topic: str, partition: int, runs: Iterable[Run], error: NotFoundError
+) -> CorruptError:
+    """What to raise where rows name an object that is missing, and nothing explains that."""
+    key = error.context.get("key")
+    where = next((f" {run.base} to {run.end}" for run in runs if run.object == key), "")
+    return CorruptError(
+        f"object `{key}`: is gone, but partition `{topic}/{partition}` has its offsets{where} "
+        "there: restore it from a copy, and run `tidelog verify`"
+    )
 
 
 def _is_cut(runs: Sequence[Run], offset: int) -> bool:

@@ -19,6 +19,7 @@ from tidelog.codec.events import STORED_SCHEMA, bad_text, events_of
 from tidelog.codec.journal import Group
 from tidelog.errors import CorruptError, InvalidError, NotFoundError
 from tidelog.log.base import Log
+from tidelog.log.read import lost_object
 from tidelog.log.topics import find_topic
 from tidelog.model.event import Event
 from tidelog.model.playback import Cursor, Pin, Time, TimeRange, time_range
@@ -151,11 +152,7 @@ class _Playing:
         head = self._standing.check(found.partition)
         if found.run.base < head.start:
             return trimmed(self._topic, found.partition, found.base, head.start)
-        return CorruptError(
-            f"object `{error.context.get('key', found.run.object)}`: is gone, but partition "
-            f"`{self._topic.name}/{found.partition}` has its offsets {found.run.base} to "
-            f"{found.run.end} there: restore it from a copy, and run `tidelog verify`"
-        )
+        return lost_object(self._topic.name, found.partition, [found.run], error)
 
 
 def _last(batch: pa.RecordBatch) -> Cursor:
