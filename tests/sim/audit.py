@@ -40,13 +40,13 @@ class AuditedCatalog(MemoryCatalog):
             had.add(row.version)
 
     def _is_left(self, partition: str) -> bool:
-        """Whether it is of a consumer, of notifications or the audit, and its topic is deleted.
+        """Whether it is a row of a deleted topic: consumer, notification, audit or ledger.
 
         A repeated packet may bring such a row back. No process uses it, as the head is closed.
         """
         kind, *rest = partition.split("/")
         head = self.bare(f"topic/{rest[0]}/0").get("head") if rest else None
-        if kind not in ("consumer", "notify", "audit") or head is None:
+        if kind not in ("consumer", "notify", "audit", "erased") or head is None:
             return False
         return bool(msgspec.msgpack.decode(head.value)["closed"])
 
