@@ -12,7 +12,7 @@ import pytest
 from tests.log.test_lost_commits import Past
 from tidelog import Event, Home
 from tidelog.codec.events import table_of
-from tidelog.codec.segment import Segment, encode_segment
+from tidelog.codec.segment import Segment, encode_segment, encode_staged
 from tidelog.home import create_home, open_home
 from tidelog.journal import marks
 from tidelog.journal.compile import compile_topic
@@ -100,7 +100,7 @@ def test_staged_copy_that_meets_an_erasure_leaves_none_of_its_bytes(
         now_ms = home.log.clock.now_ms()
         parts = [[Event(b"plain", id="k0")], [Event(SECRET, id="u-7"), Event(b"more", id="k1")]]
         tables = [(number, table_of(part, now_ms)) for number, part in enumerate(parts)]
-        segment = encode_segment(tables)
+        segment = encode_staged(tables)
         home.store.put("staging/p/0000000001/a/1/0", segment.data)
         copier = Copier(home.log, topic, "pump")
         delete_before(home, copier, partition)

@@ -10,7 +10,7 @@ import pytest
 from tests.journal.compiling import Death, Press
 from tests.log.upkeep import WEEK_S
 from tidelog.codec.events import table_of
-from tidelog.codec.segment import encode_segment
+from tidelog.codec.segment import encode_staged
 from tidelog.errors import NotFoundError, UnavailableError, UnknownOutcomeError
 from tidelog.journal.amend import Amender
 from tidelog.journal.audit import Why, read_audit
@@ -42,7 +42,7 @@ def filled(press: Press, count: int = 12, partitions: int = 2) -> Topic:
 
 def append(press: Press, topic: Topic, partition: int, ids: list[str]) -> None:
     events = [Event(b"old", id=each, timestamp=T0) for each in ids]
-    segment = encode_segment([(partition, table_of(events, T0))])
+    segment = encode_staged([(partition, table_of(events, T0))])
     appender = press.appender(topic)
     appender.commit(appender.upload(segment), segment.pieces[0])
     appender.close()

@@ -8,7 +8,7 @@ from tests.journal.compiling import ALL, Between, Press
 from tidelog.catalog.base import Change
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.codec.events import table_of
-from tidelog.codec.segment import encode_segment
+from tidelog.codec.segment import encode_staged
 from tidelog.errors import CorruptError, FencedError, NotFoundError
 from tidelog.journal.compile import CompileReport, Compiling, compile_partition, compile_topic
 from tidelog.journal.policy import Policy
@@ -87,7 +87,7 @@ def test_every_field_of_an_event_stays(press: Press) -> None:
     ]
     appender = press.appender(topic)
     for event in events:
-        segment = encode_segment([(0, table_of([event], 0))])
+        segment = encode_staged([(0, table_of([event], 0))])
         appender.commit(appender.upload(segment), segment.pieces[0])
     before = [e for s in Reader(press.log, topic, 0).stretches(0) for e in s.events()]
     press.compile(topic)

@@ -18,7 +18,7 @@ from tests.sinks.ranges import batch_of, stage
 from tidelog import Event
 from tidelog.codec.digest import Contents
 from tidelog.codec.events import table_of
-from tidelog.codec.segment import encode_segment
+from tidelog.codec.segment import encode_staged
 from tidelog.home import Home, World, create_home
 from tidelog.log.base import Log
 from tidelog.log.copying import Copier
@@ -94,7 +94,7 @@ def _play(log: Log, topic: Topic) -> None:
 def _staged(press: Press, topic: Topic) -> tuple[Staged, ...]:
     table = table_of(EVENTS, 0)
     places = partitions_for(table.column("key").combine_chunks(), topic.partitions, 0)
-    segment = encode_segment([(p, part) for p, part, _ in split(table, places)])
+    segment = encode_staged([(p, part) for p, part, _ in split(table, places)])
     key = layout.sink_staged(topic.incarnation, "s", 1, 0, press.ids.new())
     press.store.put(key, segment.data)
     return (Staged(key, segment.pieces),)
@@ -113,7 +113,7 @@ def world() -> tuple[Press, Topic]:
     """A topic that has one of the events already, so that it can be deleted."""
     press = Press()
     topic = press.topic("t", 2)
-    segment = encode_segment([(0, table_of([Stored(b"old", id="x", timestamp=5)], 5))])
+    segment = encode_staged([(0, table_of([Stored(b"old", id="x", timestamp=5)], 5))])
     appender = press.appender(topic)
     appender.commit(appender.upload(segment), segment.pieces[0])
     appender.close()
@@ -186,7 +186,7 @@ def test_topic_without_copies_is_not_written_to_by_deletes_of_other_partitions()
     amender(press.log, topic).update({})
     before = press.head(topic, 1)
     assert before.copied
-    segment = encode_segment([(0, table_of([Stored(b"new", id="z", timestamp=5)], 5))])
+    segment = encode_staged([(0, table_of([Stored(b"new", id="z", timestamp=5)], 5))])
     appender = press.appender(topic)
     appender.commit(appender.upload(segment), segment.pieces[0])
     amender(press.log, topic).delete(["z"])

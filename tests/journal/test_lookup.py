@@ -11,7 +11,7 @@ import pytest
 from tests.journal.compiling import Press
 from tidelog import Event
 from tidelog.codec.events import table_of
-from tidelog.codec.segment import encode_segment
+from tidelog.codec.segment import encode_staged
 from tidelog.errors import (
     AlreadyExistsError,
     CorruptError,
@@ -36,7 +36,7 @@ T0 = 1_700_000_000_000
 
 def append(press: Press, topic: Topic, ids: list[str], partition: int = 0) -> None:
     events = [Event(each.encode(), id=each, timestamp=T0) for each in ids]
-    segment = encode_segment([(partition, table_of(events, T0))])
+    segment = encode_staged([(partition, table_of(events, T0))])
     appender = press.appender(topic)
     appender.commit(appender.upload(segment), segment.pieces[0])
     appender.close()

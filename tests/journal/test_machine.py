@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 from tests.journal.compiling import Death
 from tests.log.upkeep import House
 from tidelog.codec.events import table_of
-from tidelog.codec.segment import encode_segment
+from tidelog.codec.segment import encode_staged
 from tidelog.errors import (
     AlreadyExistsError,
     NotFoundError,
@@ -286,7 +286,7 @@ def _append(
 ) -> int:
     """One run, by a producer of its own; its first offset."""
     appender = Appender(log, find_topic(log, "t"), f"~{machine.house.ids.new()}")
-    segment = encode_segment([(partition, table_of(events, T0))])
+    segment = encode_staged([(partition, table_of(events, T0))])
     base, _ = appender.commit(appender.upload(segment), segment.pieces[0], None, expected)
     return base
 

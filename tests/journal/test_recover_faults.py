@@ -15,7 +15,7 @@ from tests.log.test_losses import Embedded
 from tidelog import Event, Home
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.codec.events import table_of
-from tidelog.codec.segment import encode_segment
+from tidelog.codec.segment import encode_segment, encode_staged
 from tidelog.errors import (
     AlreadyExistsError,
     CorruptError,
@@ -406,7 +406,7 @@ def test_flush_whose_events_were_recovered_in_part_has_an_unknown_outcome() -> N
 def test_staged_segment_that_a_recovery_has_appended_is_not_appended_again() -> None:
     press = Restored()
     topic = press.topic()
-    segment = encode_segment([(0, table_of(events("a", "b"), 0))])
+    segment = encode_staged([(0, table_of(events("a", "b"), 0))])
     press.store.put("staging/p/1", segment.data)
     staged = Staged("staging/p/1", segment.pieces)
     dead = Copier(press.log, topic, ":pipeline:p:0")
@@ -422,7 +422,7 @@ def test_staged_segment_that_a_recovery_has_appended_is_not_appended_again() -> 
 def test_copy_is_committed_once() -> None:
     press = Restored()
     topic = press.topic()
-    segment = encode_segment([(0, table_of(events("a"), 0))])
+    segment = encode_staged([(0, table_of(events("a"), 0))])
     press.store.put("staging/p/1", segment.data)
     first, second = (Copier(press.log, topic, f":pipeline:{each}:0") for each in "pq")
     for each in (first, second):

@@ -84,6 +84,22 @@ def test_recovery_before_the_writers_leaves_their_events_to_them(
         assert topic not in [each.topic for each in home.sweep(0).refused]
 
 
+def test_one_lost_cycle_of_a_pump_is_proven_until_it_is_recovered(tmp_path: Path) -> None:
+    restored = Restored(tmp_path)
+    restored.run_writers()
+    restored.keep_copy()
+    restored._write(8)
+    restored.run_writers()
+    restored.go_back()
+    with restored.open() as home:
+        assert home.verify("pumped").proven_losses > 0
+        assert "pumped" in [each.topic for each in home.sweep(0).refused]
+        assert home.recover_topic("pumped", writers_resumed=True).appended == 2
+        assert home.recover_topic("pumped", writers_resumed=True).appended == 0
+        assert home.verify("pumped").proven_losses == 0
+    assert len(restored.ids("pumped")) == 8
+
+
 @TOPICS
 def test_recovery_after_the_writers_appends_nothing_twice(
     tmp_path: Path, topic: str, writer: str

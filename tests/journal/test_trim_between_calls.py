@@ -16,7 +16,7 @@ from tests.journal.compiling import Press
 from tests.log.test_delete_beside_readers import Between
 from tidelog.codec.events import table_of
 from tidelog.codec.journal import JournalFile
-from tidelog.codec.segment import encode_segment
+from tidelog.codec.segment import encode_staged
 from tidelog.errors import NotFoundError
 from tidelog.journal.compile import compile_topic
 from tidelog.journal.lookup import Lookups
@@ -39,7 +39,7 @@ def filled() -> tuple[Press, Topic]:
     press = Press()
     topic = press.topic()
     events = [Event(f"old {n}".encode(), id=f"id{n}", timestamp=1_000 * n) for n in range(6)]
-    segment = encode_segment([(0, table_of(events, 0))])
+    segment = encode_staged([(0, table_of(events, 0))])
     appender = press.appender(topic)
     appender.commit(appender.upload(segment), segment.pieces[0])
     press.amend(topic, 0, b"new 0")

@@ -9,7 +9,7 @@ import pytest
 from tidelog.catalog.base import Delete
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.codec.events import table_of
-from tidelog.codec.segment import encode_segment
+from tidelog.codec.segment import encode_staged
 from tidelog.errors import FencedError, NotFoundError, UnavailableError, UnknownOutcomeError
 from tidelog.log.append import Appender
 from tidelog.log.base import Log
@@ -37,7 +37,7 @@ class Fixture:
         self.appender = Appender(self.log, self.topic, "~me")
 
     def append(self, *values: bytes, appender: Appender | None = None) -> int:
-        segment = encode_segment([(0, table_of([Event(v) for v in values], 0))])
+        segment = encode_staged([(0, table_of([Event(v) for v in values], 0))])
         appender = appender or self.appender
         return appender.commit(appender.upload(segment), segment.pieces[0])[0]
 

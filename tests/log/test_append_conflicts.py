@@ -10,7 +10,7 @@ import pytest
 from tidelog.catalog.base import Row
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.codec.events import table_of
-from tidelog.codec.segment import encode_segment
+from tidelog.codec.segment import encode_staged
 from tidelog.errors import FencedError, NotFoundError
 from tidelog.log.append import Appender
 from tidelog.log.base import Log
@@ -45,7 +45,7 @@ class Fixture:
         self.topic = create_topic(self.log, Topic("t", self.log.ids.new(), 1, 0))
 
     def append(self, appender: Appender, value: bytes) -> int:
-        segment = encode_segment([(0, table_of([Event(value)], 0))])
+        segment = encode_staged([(0, table_of([Event(value)], 0))])
         return appender.commit(appender.upload(segment), segment.pieces[0])[0]
 
     def stored(self) -> list[bytes | None]:

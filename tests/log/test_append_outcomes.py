@@ -13,7 +13,7 @@ import pytest
 from tidelog.catalog.base import Change, Put, Row
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.codec.events import table_of
-from tidelog.codec.segment import encode_segment
+from tidelog.codec.segment import encode_staged
 from tidelog.errors import FencedError, UnavailableError, UnknownOutcomeError
 from tidelog.log.append import Appender
 from tidelog.log.base import Log
@@ -76,7 +76,7 @@ class World:
         return appender
 
     def append(self, appender: Appender, *values: bytes, first: int | None = None) -> int:
-        segment = encode_segment([(0, table_of([Event(value) for value in values], 0))])
+        segment = encode_staged([(0, table_of([Event(value) for value in values], 0))])
         sequences = None if first is None else range(first, first + len(values))
         stored = appender.upload(segment)
         return appender.commit(stored, segment.pieces[0], sequences)[0]
@@ -143,7 +143,7 @@ def test_fenced_appender_stays_fenced_in_every_partition() -> None:
     old = world.opened(world.good)
     world.append(old, b"1", first=0)
     Appender(world.good, world.topic, "named").open_named()
-    segment = encode_segment([(1, table_of([Event(b"2")], 0))])
+    segment = encode_staged([(1, table_of([Event(b"2")], 0))])
     for _ in range(3):
         with pytest.raises(FencedError):
             world.append(old, b"2", first=1)
@@ -227,7 +227,7 @@ def test_failed_upload_alone_stores_nothing_and_says_so(world: World, fault: Fau
 
 
 def test_failed_copy_of_a_staged_segment_stores_nothing_and_says_so(world: World) -> None:
-    segment = encode_segment([(0, table_of([Event(b"x")], 0))])
+    segment = encode_staged([(0, table_of([Event(b"x")], 0))])
     world.good.store.put("staged", segment.data)
     staged = Staged("staged", segment.pieces)
     world.faults.on_next("copy", Fault.LOSE_REPLY)
@@ -240,7 +240,7 @@ def test_failed_copy_of_a_staged_segment_stores_nothing_and_says_so(world: World
 
 def test_two_drivers_store_the_same_staged_piece_once(world: World) -> None:
     """The other driver's commit has the same sequences; it is not ours, and it is enough."""
-    segment = encode_segment([(0, table_of([Event(b"x")], 0))])
+    segment = encode_staged([(0, table_of([Event(b"x")], 0))])
     world.good.store.put("staged", segment.data)
     staged = Staged("staged", segment.pieces)
 

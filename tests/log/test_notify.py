@@ -13,7 +13,7 @@ from tidelog.catalog.base import Catalog, Put
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.clock import Clock, RandomIds
 from tidelog.codec.events import table_of
-from tidelog.codec.segment import encode_segment
+from tidelog.codec.segment import encode_staged
 from tidelog.errors import (
     CorruptError,
     NotFoundError,
@@ -56,7 +56,7 @@ def a_topic(log: Log, partitions: int = 1, latency_ms: int = 1_000, targets: int
 
 def commit(log: Log, appender: Appender, partition: int = 0) -> int:
     """One event through the real append; the next offset."""
-    segment = encode_segment([(partition, table_of([Event(b"x")], log.clock.now_ms()))])
+    segment = encode_staged([(partition, table_of([Event(b"x")], log.clock.now_ms()))])
     base, _ = appender.commit(appender.upload(segment), segment.pieces[0])
     return base + 1
 

@@ -16,7 +16,7 @@ from tests.servers.dynamodb import DynamoDb
 from tests.servers.s3 import S3
 from tidelog import Event, Home
 from tidelog.codec.events import table_of
-from tidelog.codec.segment import encode_segment
+from tidelog.codec.segment import encode_staged
 from tidelog.home import create_home
 from tidelog.log.append import Appender
 from tidelog.settings import Settings
@@ -137,7 +137,7 @@ def test_order_holds_for_each_of_three_concurrent_writers(home: Home, topic: str
 def test_a_producer_that_dies_before_its_commit_leaves_no_hole(home: Home, topic: str) -> None:
     home.append(topic, [Event(b"before")], partition=0)
     dying = Appender(home.log, home.topic(topic), "~dying")
-    dying.upload(encode_segment([(0, table_of([Event(b"never")], 0))]))
+    dying.upload(encode_staged([(0, table_of([Event(b"never")], 0))]))
     home.append(topic, [Event(b"after")], partition=0)
     events = read_all(home, topic, "c")
     assert [(event.offset, event.value) for event in events] == [(0, b"before"), (1, b"after")]

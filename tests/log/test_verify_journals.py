@@ -18,7 +18,7 @@ from tidelog.codec import journal as journal_module
 from tidelog.codec.events import table_of
 from tidelog.codec.ids import encode_index
 from tidelog.codec.journal import JOURNAL_SCHEMA, encode_journal
-from tidelog.codec.segment import encode_segment
+from tidelog.codec.segment import encode_staged
 from tidelog.journal.policy import Policy
 from tidelog.log.base import Log
 from tidelog.log.sweep import sweep_home
@@ -50,7 +50,7 @@ class Damaged(Press, DamagedHouse):
     def with_ids(self, ids: list[str], at_ms: int) -> None:
         events = [Event(b"v", id=each, timestamp=at_ms + n) for n, each in enumerate(ids)]
         appender = self.appender(self.orders)
-        segment = encode_segment([(0, table_of(events, at_ms))])
+        segment = encode_staged([(0, table_of(events, at_ms))])
         appender.commit(appender.upload(segment), segment.pieces[0])
         appender.close()
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from tidelog.catalog.base import Catalog, Delete, Put, Row
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.codec.events import table_of
-from tidelog.codec.segment import Segment, encode_segment
+from tidelog.codec.segment import Segment, encode_segment, encode_staged
 from tidelog.log.append import Appender, Stored
 from tidelog.log.base import Log
 from tidelog.log.read import Reader
@@ -93,7 +93,7 @@ class House:
                 for number, value in enumerate(some)
             ]
             parts.append((partition, table_of(events, time_ms)))
-        return encode_segment(parts, known)
+        return encode_staged(parts) if known is None else encode_segment(parts, known)
 
     def orphan(self, topic: Topic) -> Stored:
         """A segment that was uploaded and never committed."""

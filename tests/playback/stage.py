@@ -12,7 +12,7 @@ from tests.waiting import until
 from tidelog import Home
 from tidelog.catalog.base import Catalog, Change, Row
 from tidelog.codec.events import table_of
-from tidelog.codec.segment import encode_segment
+from tidelog.codec.segment import encode_staged
 from tidelog.log.read import Reader
 from tidelog.model import layout
 from tidelog.model.event import Event
@@ -53,7 +53,7 @@ class Stage(House):
         self, events: Sequence[Event], partition: int = 0, topic: Topic | None = None
     ) -> int:
         appender = self.appender(topic or self.main)
-        segment = encode_segment([(partition, table_of(events, self.clock.now_ms()))])
+        segment = encode_staged([(partition, table_of(events, self.clock.now_ms()))])
         base, _ = appender.commit(appender.upload(segment), segment.pieces[0])
         appender.close()
         return base

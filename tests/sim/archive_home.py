@@ -26,7 +26,7 @@ from tests.sim.journal_home import HomeWorld
 from tests.sim.journal_raw import WatchedStore
 from tidelog.codec.events import table_of
 from tidelog.codec.parsers import Found, LayoutSettings, foreign
-from tidelog.codec.segment import encode_segment
+from tidelog.codec.segment import encode_staged
 from tidelog.errors import TidelogError
 from tidelog.home import Home
 from tidelog.identity import Identity
@@ -209,7 +209,7 @@ class ArchivesHome(HomeWorld):
     def append_to(self, log: Log, name: str, partition: int, events: Sequence[Event]) -> None:
         """Append events to a topic."""
         appender = Appender(log, find_topic(log, name), f"~{log.ids.new()}")
-        segment = encode_segment([(partition, table_of(list(events), log.clock.now_ms()))])
+        segment = encode_staged([(partition, table_of(list(events), log.clock.now_ms()))])
         appender.commit(appender.upload(segment), segment.pieces[0])
 
     def create_archive(self, home: Home, name: str, source: str, making: Making) -> Archive:

@@ -18,7 +18,7 @@ from tests.sim.base import SimWorld
 from tests.sim.journal_raw import Truth, WatchedCatalog, WatchedStore
 from tidelog.codec import journal as journal_codec
 from tidelog.codec.events import table_of
-from tidelog.codec.segment import encode_segment
+from tidelog.codec.segment import encode_staged
 from tidelog.journal import absent, amend, marks
 from tidelog.journal.calls import JournalCalls
 from tidelog.journal.lookup import Lookups
@@ -90,7 +90,7 @@ class Desk(JournalCalls):
         appender = Appender(self.log, found, f"~{self.log.ids.new()}")
 
         def append(events: Any, *, partition: int, expected_offset: int) -> Positions:
-            segment = encode_segment([(partition, table_of(events, self.log.clock.now_ms()))])
+            segment = encode_staged([(partition, table_of(events, self.log.clock.now_ms()))])
             stored = appender.upload(segment)
             base, _ = appender.commit(stored, segment.pieces[0], expected_offset=expected_offset)
             count = len(events)
@@ -155,7 +155,7 @@ class HomeWorld(SimWorld):
     def append(self, log: Log, partition: int, events: Sequence[Event]) -> None:
         """Append events to the topic; on return they must be there."""
         appender = Appender(log, find_topic(log, "t"), f"~{log.ids.new()}")
-        segment = encode_segment([(partition, table_of(list(events), log.clock.now_ms()))])
+        segment = encode_staged([(partition, table_of(list(events), log.clock.now_ms()))])
         base, _ = appender.commit(appender.upload(segment), segment.pieces[0])
         for number, event in enumerate(events):
             self.check_stored(event.id or "", (partition, base + number))

@@ -27,7 +27,7 @@ from tests.sim.base import ACCEPTED
 from tests.sim.journal_home import KEYS, PARTITIONS, Desk, HomeWorld
 from tests.sim.journal_raw import DELETED, Gone, Place, traces
 from tidelog.codec.events import table_of
-from tidelog.codec.segment import encode_segment
+from tidelog.codec.segment import encode_staged
 from tidelog.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -462,7 +462,7 @@ class JournalWorld(HomeWorld):
         ]
         events += [Event(f"{each}=new".encode(), None, each, LATER_MS, "new") for each in ids[:2]]
         table = table_of(events, 0)
-        segment = encode_segment([(number % PARTITIONS, table)])
+        segment = encode_staged([(number % PARTITIONS, table)])
         staged = f"staging/copy/0000000001/a/s{number}/0"
         self.objects.put(staged, segment.data)
         file = FileEntry(

@@ -53,6 +53,7 @@ from tidelog.log.append import Appender, Stored
 from tidelog.log.append_plan import AppendPlan
 from tidelog.log.base import Log
 from tidelog.log.consumer import Consumer
+from tidelog.log.copying import Copier
 from tidelog.log.flush import SendFuture
 from tidelog.log.intake import Intake
 from tidelog.log.lease import Lease, Membership, read_lease
@@ -467,6 +468,10 @@ def no_claim(self: Appender, stored: Stored, partition: int, now_ms: int) -> lis
     return []
 
 
+def no_witness(self: Copier, *given: object) -> None:
+    """Acknowledges staged events before the store says that they were committed."""
+
+
 def never_recovered(self: Appender, *given: object) -> None:
     """Commits a copy of a segment that a recovery has appended."""
 
@@ -570,5 +575,6 @@ BUGS: dict[str, Bug] = {
     "journal recovered beside its segments": _rollback("P1", (Forgotten, "_sources", no_sources)),
     "deletes recovered by dates": _rollback("P1", (recover._Recovery, "_absent", absent_by_dates)),
     "one event of an id recovered": _rollback("P1", (Present, "look", present_by_id)),
+    "staged commits leave no witness": _rollback("P1", (Copier, "bear_witness", no_witness)),
     "proof by dates": _rollback("P1", (losses._Check, "_is_lost", lost_by_dates)),
 }

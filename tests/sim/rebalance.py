@@ -11,7 +11,7 @@ import contextlib
 from tests.sim.base import RATES, in_peace
 from tests.sim.clients import PARTITIONS, PEACE_S, ClientsWorld
 from tidelog.codec.events import table_of
-from tidelog.codec.segment import encode_segment
+from tidelog.codec.segment import encode_staged
 from tidelog.errors import FencedError, InvalidError, NotFoundError
 from tidelog.log.append import Appender
 from tidelog.log.base import Log, LogSettings
@@ -44,7 +44,7 @@ class RebalanceWorld(ClientsWorld):
         for partition in range(PARTITIONS):
             for values in (self._values(EVENTS // 2), self._values(EVENTS - EVENTS // 2)):
                 table = table_of([Event(value) for value in values], 0)
-                segment = encode_segment([(partition, table)])
+                segment = encode_staged([(partition, table)])
                 appender.commit(appender.upload(segment), segment.pieces[0])
 
     def settings(self) -> LogSettings:

@@ -5,7 +5,8 @@ random moment, often between two commits of one flush. When they have ended, the
 to that copy, perhaps weeks later and perhaps with a store that dates its objects in another order,
 and others go on, with fresh clients, from what it knows. After every step each event that was
 acknowledged, and never trimmed while the catalog knew it, is in some object. In the end the
-sweep refuses the topic wherever a lost commit was seen by another lost one, and ``verify`` names an
+sweep refuses the topic wherever a lost commit was seen by another lost one, or was that of a staged
+segment, and ``verify`` names an
 object of every lost event. In some worlds recoveries run beside the others after the loss. Then
 each event is in the topic once in the end, unless a row names an object that is missing. In some of
 these worlds events share ids, others have keys, and all events of a key are deleted after the loss:
@@ -30,7 +31,7 @@ from tests.sim.bare import fields
 from tests.sim.base import ACCEPTED, SimWorld, in_peace
 from tidelog.catalog.base import Row
 from tidelog.codec.events import table_of
-from tidelog.codec.segment import encode_segment
+from tidelog.codec.segment import encode_segment, encode_staged
 from tidelog.errors import ConflictError, CorruptError
 from tidelog.journal.amend import Amender
 from tidelog.journal.audit import Why
@@ -40,12 +41,16 @@ from tidelog.journal.policy import Policy
 from tidelog.journal.recover import RecoverReport, recover_topic
 from tidelog.log.append import Appender
 from tidelog.log.base import Log
+from tidelog.log.copying import Copier, append_staged
+from tidelog.log.staged import Staged, staged_origin
 from tidelog.log.sweep import sweep_home
 from tidelog.log.topics import create_topic, find_topic
 from tidelog.log.trim import ToOffsets, trim_topic
 from tidelog.log.verify import VerifyReport, verify_topic
 from tidelog.model.event import Event
+from tidelog.model.run import Head
 from tidelog.model.topic import Topic
+from tidelog.store.fresh import put_fresh
 from tidelog.testing.faults import Fault
 from tidelog.testing.threads import simulated
 
@@ -64,7 +69,7 @@ class _Sent:
     value: bytes
     partition: int
     offset: int
-    before: str  # the object of that run; "" for one that had no need to look
+    before: str  # the object of that run, or a staged segment's own; "" where neither is known
     phase: int
     key: bytes | None
     time_ms: int
@@ -93,6 +98,10 @@ class RollbackWorld(SimWorld):
         self.amends = seed % 9 == 6
         if self.amends:
             self.copy_at = self.random.randrange(20, 60)
+        self.stages = seed % 4 == 1
+        self.only_stages = seed % 8 == 1  # before the loss: nothing else proves it then
+        if self.only_stages:
+            self.copy_at = self.random.randrange(2, 16)
         self.erased: dict[bytes, int] = {}  # keys of deletes that have returned, until when
         self._deletes = 0
         self._values: dict[str, frozenset[bytes]] = {}
@@ -110,6 +119,10 @@ class RollbackWorld(SimWorld):
         return self.faults.counts
 
     def spawn_all(self) -> None:
+        if self.stages:
+            self._spawn("driver", self.copy_staged)
+        if self.only_stages and not self.phase:
+            return
         for number in range(self.random.choice([1, 3])):
             self._spawn(f"one-shot-{number}", self.append_once)
         for number in range(self.random.choice([0, 1])):
@@ -169,6 +182,32 @@ class RollbackWorld(SimWorld):
             self.sent.append(_Sent(event["value"], place, base, *told))
             if len(parts) > 1 and place == min(places) and self.copies_between:
                 self._keep_copy_once()
+
+    def copy_staged(self) -> None:
+        """Commits staged segments, as drivers of pumps and Spark do."""
+        for _ in range(3):
+            log = self._log()
+            log.clock.sleep(self.random.uniform(0, 1))
+            places = self.random.sample(range(PARTITIONS), self.random.choice([1, PARTITIONS]))
+            parts = []
+            for place in sorted(places):
+                event = self._event(f"{place} {log.ids.new()}".encode())
+                parts.append((place, table_of([event], log.clock.now_ms())))
+            segment = encode_staged(parts)
+            staged = Staged(f"staging/{log.ids.new()}/0", segment.pieces)
+            with contextlib.suppress(*ACCEPTED, ConflictError):
+                put_fresh(log.store, staged.key, segment.data)
+                copier = Copier(log, find_topic(log, "t"), f"~{log.ids.new()}")
+                append_staged(copier, [staged])
+                for place, table in parts:
+                    self._note_copied(copier, staged, place, table)
+
+    def _note_copied(self, copier: Copier, staged: Staged, place: int, table: pa.Table) -> None:
+        head, _ = copier._heads.get(place, (Head(), ""))
+        if staged_origin(staged.key) in head.last_object:  # else a recovery has appended it
+            event = table.to_pylist()[0]
+            told = head.last_object, self.phase, event["key"], _time_ms(table)
+            self.sent.append(_Sent(event["value"], place, head.last_base, *told))
 
     def _event(self, value: bytes) -> Event:
         if not self.amends:
@@ -379,7 +418,9 @@ class RollbackWorld(SimWorld):
                 assert each.value in values, f"verify does not warn of {each}, which is lost"
 
     def _seen_losses(self) -> Iterator[_Sent]:
-        """Lost commits whose producer had seen another lost one, with both objects still there."""
+        """Lost commits that prove themselves: of staged segments, and of producers that had seen
+        another lost one; with the objects still there.
+        """
         if self.has_swept:
             return  # an object that was compiled and swept before the loss proves nothing
         known = {

@@ -20,7 +20,7 @@ from tests.sim.audit import AuditedCatalog
 from tests.sim.bare import Bare
 from tests.sim.base import SimWorld
 from tidelog.codec.events import table_of
-from tidelog.codec.segment import encode_segment
+from tidelog.codec.segment import encode_staged
 from tidelog.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -128,7 +128,7 @@ class World(SimWorld):
         sequences: list[int] | None,
     ) -> None:
         table = table_of([Event(value.encode()) for value in values], log.clock.now_ms())
-        segment = encode_segment([(partition, table)])
+        segment = encode_staged([(partition, table)])
         for _ in range(5):
             try:
                 if self.parts.acknowledge_early:

@@ -15,7 +15,7 @@ import pytest
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.codec.digest import Contents
 from tidelog.codec.events import table_of
-from tidelog.codec.segment import encode_segment
+from tidelog.codec.segment import encode_staged
 from tidelog.errors import (
     CorruptError,
     InvalidError,
@@ -81,7 +81,7 @@ class World:
                 (partition, table_of([Event(f"{batch} {driver} {number}".encode())], 0))
                 for partition in range(PARTITIONS)
             ]
-            segment = encode_segment(parts)
+            segment = encode_staged(parts)
             generation = find_topic(self.log, "t").generation
             place = (self.topic.incarnation, sink, batch, generation)
             key = layout.sink_staged(*place, self.ids.new())
@@ -122,6 +122,18 @@ def made(
 @pytest.fixture
 def world() -> World:
     return World()
+
+
+def test_one_lost_batch_is_proven(world: World) -> None:
+    sink = Sink(world.log, world.topic, "s")
+    sink.commit(made(QUERY, 0, world.stage(0, "a")))
+    before = {name: dict(rows) for name, rows in world.rows._partitions.items()}
+    sink.commit(made(QUERY, 1, world.stage(1, "a", segments=1)))
+    world.rows._partitions = before
+    assert verify_topic(world.log, world.topic).proven_losses == 1
+    sink.commit(made(QUERY, 2, world.stage(2, "a")))  # Spark goes on after its checkpoint
+    assert verify_topic(world.log, world.topic).proven_losses == 1
+    assert [each.topic for each in sweep_home(world.log, 0).refused] == ["t"]
 
 
 def test_a_repeated_batch_is_stored_once(world: World) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.codec.events import table_of
-from tidelog.codec.segment import encode_segment
+from tidelog.codec.segment import encode_staged
 from tidelog.errors import AlreadyExistsError, CorruptError, UnavailableError, UnknownOutcomeError
 from tidelog.log.append import Appender
 from tidelog.log.base import Log
@@ -75,7 +75,7 @@ def test_reader_survives_one_damaged_reply(damaging: DamagingStore) -> None:
     store = CachedStore(damaging, 1 << 20)
     log = Log(store, MemoryCatalog(), clock, seeded_ids(1), random.Random(1))
     topic = create_topic(log, Topic("t", log.ids.new(), 1, 0))
-    segment = encode_segment([(0, table_of([Event(b"x"), Event(b"y")], 0))])
+    segment = encode_staged([(0, table_of([Event(b"x"), Event(b"y")], 0))])
     appender = Appender(log, topic, "~me")
     appender.commit(appender.upload(segment), segment.pieces[0])
     for damaged in (1, 0):

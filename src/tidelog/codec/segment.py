@@ -32,6 +32,7 @@ __all__ = [
     "Piece",
     "Segment",
     "encode_segment",
+    "encode_staged",
     "read_index",
     "read_known",
     "read_piece",
@@ -62,16 +63,26 @@ class Segment:
     pieces: tuple[Piece, ...]
 
 
-def encode_segment(
-    parts: Sequence[tuple[int, pa.Table]],
-    known: Mapping[int, Known] | None = None,
-    writer: str = "",
-) -> Segment:
+def encode_segment(parts: Sequence[tuple[int, pa.Table]], known: Mapping[int, Known]) -> Segment:
     """Pack the events of each partition; every part has at least one.
 
-    ``known`` is what the appender knows of the partitions; of those left out it knows nothing but
-    the ``writer``, who may have staged the segment for it.
+    ``known`` is what the appender knows of each partition: it proves lost commits (``log.losses``).
     """
+    if any(partition not in known for partition, _ in parts):
+        raise InternalError("a segment was to hold a partition of which its appender knows nothing")
+    return _encode(parts, known)
+
+
+def encode_staged(parts: Sequence[tuple[int, pa.Table]], writer: str = "") -> Segment:
+    """The same for a segment that others commit, or send elsewhere: nothing is known yet.
+
+    What is committed of it a driver puts down in a witness (``log.witnesses``). ``writer`` is the
+    producer that will commit it, if its row is kept for good.
+    """
+    return _encode(parts, {partition: Known(writer=writer) for partition, _ in parts})
+
+
+def _encode(parts: Sequence[tuple[int, pa.Table]], known: Mapping[int, Known]) -> Segment:
     sink = pa.BufferOutputStream()
     ends: list[tuple[int, int]] = []  # of each piece, and of its index
     is_small = sum(table.nbytes for _, table in parts) < _SMALL_BYTES
@@ -90,7 +101,7 @@ def encode_segment(
             ends.append((end, sink.tell()))
     file = memoryview(sink.getvalue())
     footer = len(file) - _END.size - _END.unpack(file[-_END.size :])[0]
-    data = b"".join((file[:footer], _encode_known(parts, known or {}, writer), file[footer:]))
+    data = b"".join((file[:footer], _encode_known(parts, known), file[footer:]))
     view = memoryview(data)
     pieces = []
     starts = [_FIRST_BATCH, *(end for _, end in ends)]
@@ -172,16 +183,11 @@ def read_known(tail: bytes, what: str) -> list[Known]:
         raise CorruptError(f"{what}: what its appender knew does not decode ({exc})") from exc
 
 
-def _encode_known(
-    parts: Sequence[tuple[int, pa.Table]], known: Mapping[int, Known], writer: str
-) -> bytes:
+def _encode_known(parts: Sequence[tuple[int, pa.Table]], known: Mapping[int, Known]) -> bytes:
     """A block of a multiple of 8 bytes; it ends with the size and the crc32c of its JSON."""
-    nothing = Known(writer=writer)
     text = msgspec.json.encode(
         [
-            msgspec.structs.replace(
-                known.get(partition, nothing), partition=partition, count=table.num_rows
-            )
+            msgspec.structs.replace(known[partition], partition=partition, count=table.num_rows)
             for partition, table in parts
         ]
     )

@@ -41,7 +41,6 @@ the appender, and it stays fenced for every partition.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
@@ -71,6 +70,7 @@ from tidelog.log.append_plan import (
 )
 from tidelog.log.base import Log
 from tidelog.log.sent import recent_batches, sent_batch
+from tidelog.log.staged import staged_origin
 from tidelog.log.topics import find_topic, head_of, read_head
 from tidelog.log.unused import list_apart, list_unused
 from tidelog.model import layout, limits
@@ -148,7 +148,7 @@ class Appender:
 
         All copies of one staged segment have one id, in every process.
         """
-        origin = hashlib.sha256(staged.encode()).hexdigest()[:32]
+        origin = staged_origin(staged)
         key, generation = self._key(origin, len(pieces), self._log.ids.new())
         copy_fresh(self._log.store, staged, key)
         return Stored(Segment(b"", pieces), key, generation, staged, is_copy=True)

@@ -18,12 +18,15 @@ import numpy as np
 import pyarrow as pa
 
 from tidelog.codec.events import STORED_SCHEMA
-from tidelog.codec.segment import encode_segment, read_piece
+from tidelog.codec.segment import encode_staged, read_piece
 from tidelog.errors import AlreadyExistsError, ConflictError, NotFoundError, UnavailableError
 from tidelog.log.append import Appender, Stored
+from tidelog.log.base import Log
 from tidelog.log.ledger import NOTHING_ERASED, ErasedIds, read_erased
-from tidelog.log.staged import Staged
+from tidelog.log.staged import Staged, staged_origin
+from tidelog.log.witnesses import is_claimed, put_witness
 from tidelog.model.run import Head, Piece
+from tidelog.model.topic import Topic
 from tidelog.store.base import Store
 from tidelog.store.fresh import put_same
 
@@ -44,6 +47,10 @@ class Copier(Appender):
     erased: ErasedIds = NOTHING_ERASED
     needs_offsets = False
 
+    def __init__(self, log: Log, topic: Topic, producer: str) -> None:
+        super().__init__(log, topic, producer)
+        self.committed: set[tuple[str, int]] = set()  # staged segments, and by which partition
+
     @property
     def store(self) -> Store:
         """Where segments are."""
@@ -62,6 +69,26 @@ class Copier(Appender):
                 f"partition `{self._topic.name}/{partition}`: events were erased while others were "
                 "copied into it: try again"
             )
+
+    def bear_witness(self, segments: Iterable[Staged], pool: Executor | None = None) -> None:
+        """Say in the store which partitions have committed each of some staged segments.
+
+        After the commits, and before they are acknowledged: so the catalog cannot lose these
+        unseen. ``UnavailableError`` if that fails: then append them again, which commits nothing.
+        """
+
+        def put(staged: Staged) -> None:
+            has = [each.partition for each in staged.pieces if self._has(staged, each.partition)]
+            if has:
+                put_witness(self._log, self._topic, staged_origin(staged.key), has)
+
+        each: Callable[..., Iterable[Any]] = map if pool is None else pool.map
+        list(each(put, segments))
+
+    def _has(self, staged: Staged, partition: int) -> bool:
+        """Whether a partition has committed a staged segment, in this call or before it."""
+        is_ours = (staged.key, partition) in self.committed
+        return is_ours or is_claimed(self._log, self._topic, staged_origin(staged.key), partition)
 
     def copy(self, attempt: Callable[[ErasedIds], T]) -> T:
         """Run ``attempt`` with the ledger, again and again until that holds for its commits.
@@ -99,16 +126,21 @@ def append_staged(
         wanted = [
             without_erased(producer.store, each, erased, producer.writer) for each in segments
         ]
+        tried.update({each.key: each for each in wanted})
         _append(producer, wanted, first_sequence, pool)
         made = {each.key for each in wanted} - {each.key for each in segments}
-        producer.store.delete(made)
+        if made:
+            producer.store.delete(made)
         return sum(len(out) for each in wanted for out in each.left_out.values())
 
-    return producer.copy(attempt)
+    tried: dict[str, Staged] = {}  # all that may be committed, also with events that were erased
+    left_out = producer.copy(attempt)
+    producer.bear_witness(tried.values(), pool)
+    return left_out
 
 
 def _append(
-    producer: Appender, segments: Sequence[Staged], first_sequence: int, pool: Executor | None
+    producer: Copier, segments: Sequence[Staged], first_sequence: int, pool: Executor | None
 ) -> None:
     todo = _pieces(producer, segments, first_sequence)
     named = {staged.key: staged for pieces in todo.values() for _, _, staged in pieces}
@@ -122,6 +154,7 @@ def _append(
             sequences = staged.sequences(piece, first)
             try:
                 _, copies[staged.key] = producer.commit(copies[staged.key], piece, sequences)
+                producer.committed.add((staged.key, partition))
             except AlreadyExistsError:
                 continue  # by another driver, meanwhile
             except LedgerMovedError as exc:
@@ -200,7 +233,7 @@ def _staged_again(
 ) -> Staged:
     if not tables:
         return again
-    segment = encode_segment(tables, writer=writer)
+    segment = encode_staged(tables, writer=writer)
     put_same(store, again.key, segment.data)  # another driver may have put the same
     return Staged(again.key, segment.pieces, again.left_out)
 

@@ -11,6 +11,8 @@ strays carry proves more, without any clock:
   another object at the offset of that run, or an object of that run which is still there and which
   the partition neither names nor lists **prove** that the catalog went back: it had this commit
   once. No compile, trim or later commit hides that
+- a copy of a staged segment does not: its driver puts a witness after its commits (``witnesses``).
+  A partition that has committed it, by the witness, and neither names nor lists it is a proof
 - an update's value has the newest amendment before it in its key, a journal the epoch of its
   compiler and its first offset: a number above that of the head or of the ``compile`` row is a
   proof. So is a generation above the registry's. None of these ever shrinks
@@ -44,6 +46,7 @@ from tidelog.log.heads import RACE
 from tidelog.log.hold import put_held
 from tidelog.log.topics import find_topic, read_head
 from tidelog.log.unused import read_unused
+from tidelog.log.witnesses import lost_partition
 from tidelog.model import layout
 from tidelog.model.run import Head, HeldRow, Known, LossAccepted, Run, decode_row, encode_row
 from tidelog.model.topic import Topic
@@ -202,7 +205,7 @@ class _Check:
         except CorruptError:
             known = []
         self._found.committed += [each for each in known if each.object]
-        what = self._first_proof(known)
+        what = self._first_proof(known) or self._witnessed(info)
         if what is not None:
             self._found.proofs.append(Proof(info, what))
             return
@@ -292,6 +295,13 @@ class _Check:
             f"was stored after offset {known.base} of {where} was given to `{known.object}`, and "
             "the catalog has given it to another object"
         )
+
+    def _witnessed(self, info: ObjectInfo) -> str | None:
+        """How a witness shows that the catalog has lost a commit of a staged segment."""
+        partition = lost_partition(self._log, self._topic, info)
+        if partition is None:
+            return None
+        return f"was committed to partition {partition}, and the catalog does not know of it"
 
     def _may_prove(self, known: Known) -> bool:
         """Whether it names a run that has no row: the object must be listed, or deleted."""

@@ -9,6 +9,7 @@ crash anywhere, or by two drivers at once, and nobody has to be fenced.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -21,7 +22,7 @@ from tidelog.model.decoding import Persisted
 from tidelog.model.limits import SEGMENT_EVENTS_MAX
 from tidelog.model.run import Piece
 
-__all__ = ["Collector", "Located", "Staged"]
+__all__ = ["Collector", "Located", "Staged", "staged_origin"]
 
 # Larger than a producer's: nobody waits for its linger, and fewer segments are fewer commits.
 _SEGMENT_BYTES = 32 << 20
@@ -43,6 +44,11 @@ class Staged(Persisted, frozen=True):
         out = frozenset(self.left_out.get(piece.partition, ()))
         numbers = range(first, first + piece.count + len(out))
         return [each for each in numbers if each - first not in out] if out else numbers
+
+
+def staged_origin(key: str) -> str:
+    """The id that all copies of a staged segment have, in every process."""
+    return hashlib.sha256(key.encode()).hexdigest()[:32]
 
 
 class Collector:

@@ -32,8 +32,9 @@ For each topic that is ready:
 7. the rows of unused objects are read again. Objects that they list for as many partitions as they
    are for, and that no row names, are deleted, if they are older than the grace: segments and
    values of updates below the floor, journals below the epoch of their partition. Strays are kept
-   for a week after their note, or until a person accepts their loss. What Spark writers have
-   staged, and no driver will commit, is deleted too (``sink_sweep``)
+   for a week after their note, or until a person accepts their loss. Witnesses of segments that
+   are gone (``witnesses``), and what Spark writers have staged and no driver will commit
+   (``sink_sweep``), are deleted too
 8. of the rows of unused objects that step 4 has read, those are deleted, by their versions, that
    list no object that still exists
 9. rows of unnamed producers that were not seen for a week are marked as silent, with the time of
@@ -140,7 +141,8 @@ from tidelog.log.silent import forget_producer
 from tidelog.log.sink_sweep import left_by_sinks
 from tidelog.log.strays import note_strays, noted_since
 from tidelog.log.topics import find_topic, list_topics
-from tidelog.log.unused import Uses, is_shared, read_unused, remove_unused
+from tidelog.log.unused import Uses, is_shared, origin_of, read_unused, remove_unused
+from tidelog.log.witnesses import is_over, list_witnesses
 from tidelog.model import layout, limits
 from tidelog.model.run import Head, HeldRow, decode_row, encode_row
 from tidelog.model.topic import Topic
@@ -293,6 +295,7 @@ def _sweep_topic(log: Log, name: str, age: _Age, tally: _Tally, accept: bool) ->
     epochs = [raise_epoch(log, topic, partition) for partition in partitions]
     read = [read_whole(log, topic, partition, head) for partition, head in enumerate(heads)]
     heads, references = [head for head, _ in read], [found for _, found in read]
+    witnesses = list_witnesses(log, topic)
     listed = _list_objects(log, topic, references, tally)
     losses = _look_at(log, topic, epochs, listed.strays)
     since = noted_since(references[0].noted)
@@ -316,6 +319,8 @@ def _sweep_topic(log: Log, name: str, age: _Age, tally: _Tally, accept: bool) ->
             row for row in found.unused if all(_is_over(key, topic, epochs) for key in row.objects)
         ]
         remove_unused(log, (topic, partition), over, listed.keys - gone, gone)
+    origins = {origin_of(key)[0] for key in listed.keys - gone}
+    _delete_old(log, [each for each in witnesses if is_over(each, origins)], age, tally)
     _delete_old(log, left_by_sinks(log, topic, age.now_ms, age.grace_ms), age, tally)
     tally.objects_doubted += len(doubted)
     until_ms, marked_ms = min(age.now_ms, newest_ms), max(age.latest_ms, newest_ms)

@@ -111,13 +111,16 @@ def _orphans(tally: Tally) -> tuple[list[ObjectInfo], list[ObjectInfo]]:
 
     Also no row that was committed since its partition was read.
     """
-    staged = layout.sinks(tally.topic.incarnation, "")[:-1]  # named by manifests, not by runs
+    apart = (
+        layout.sinks(tally.topic.incarnation, "")[:-1],  # named by manifests, not by runs
+        layout.witnesses(tally.topic.incarnation),  # no events
+    )
 
     def unnamed() -> list[ObjectInfo]:
         return [
             info
             for key, info in tally.objects.items()
-            if key not in tally.named and not key.startswith(staged)
+            if key not in tally.named and not key.startswith(apart)
         ]
 
     def torn() -> list[ObjectInfo]:

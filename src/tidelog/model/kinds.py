@@ -46,6 +46,10 @@ OBJECTS = (
         "of the newest amendment before",
     ),
     Kind(
+        "topics/<t>/witnesses/<segment>_<id>",
+        "which partitions have committed a copy of a staged segment; goes with the last copy",
+    ),
+    Kind(
         "topics/<t>/sinks/<sink>/<batch>/<generation>_<id>.arrow",
         "staged segment of a Spark writer's task, copied to where segments are at commit",
     ),

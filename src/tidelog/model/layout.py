@@ -105,6 +105,9 @@ __all__ = [
     "unused_row",
     "waiting_row",
     "waiting_rows",
+    "witness",
+    "witness_origin",
+    "witnesses",
 ]
 
 FORMAT = 3  # of all that is stored: a home of another format is refused
@@ -230,6 +233,24 @@ def amendment_place(key: str) -> tuple[int, int]:
     """The partition of an update's value, and the newest amendment before it."""
     partition, sequence = key.split("/")[5].partition("_")[0].split("-")
     return int(partition), int(sequence)
+
+
+def witnesses(incarnation: str) -> str:
+    """The folder of what says which staged segments were committed."""
+    return f"topics/{incarnation}/witnesses/"
+
+
+def witness(incarnation: str, origin: str, witness_id: str) -> str:
+    """Says which partitions have committed copies of a segment; several may be of one segment."""
+    return f"{witnesses(incarnation)}{origin}_{witness_id}"
+
+
+def witness_origin(key: str) -> str:
+    """The id that all copies of its segment share. ``ValueError`` for another name."""
+    origin, between, _ = key.rpartition("/")[2].partition("_")
+    if not between:
+        raise ValueError(key)
+    return origin
 
 
 def sinks(incarnation: str, sink: str) -> str:

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from tidelog.clock import RandomIds
 from tidelog.codec.events import STORED_SCHEMA, check_events, stored_batch
-from tidelog.codec.segment import encode_segment
+from tidelog.codec.segment import encode_staged
 from tidelog.errors import InvalidError
 from tidelog.log.partitioner import split
 from tidelog.log.staged import Collector
@@ -99,7 +99,7 @@ class SegmentWriter:
         offsets = pc.min_max(table.column("offset")).as_py()
         parts = split(table.drop_columns(["offset"]), places)
         tables = [(partition, part) for partition, part, _ in parts]
-        segment = encode_segment(tables, writer=self._target.writer)
+        segment = encode_staged(tables, writer=self._target.writer)
         staged = f"{self._staging}/{len(self._files)}"
         put_fresh(self._store, staged, segment.data)
         self._files.append(

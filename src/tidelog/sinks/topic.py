@@ -8,6 +8,9 @@ read from; so numbers grow from range to range, and follow from the manifest alo
 producer's row shows is there already: publishing again, after a crash anywhere or by another driver
 at the same time, goes on where it was, and a driver that slept finds nothing to do.
 
+After the commits each segment gets a witness, by which a catalog that has lost them is noticed
+(``log.witnesses``). Publishing again puts it where a driver died before that.
+
 That row is a named producer's, which no sweep takes for expired.
 
 Events that were erased from the topic are left out: by writers, which have the ledger as it was

@@ -10,7 +10,8 @@ A batch of a named sink, in six steps; what a crash after each leaves behind:
    naming the manifest: now the contents are decided  → the next process resumes at step 5
 5. copy each staged segment to where segments are, in
    the topic's present generation, and commit its
-   pieces, guarded by the sink's producer rows        → some runs; the next one skips these
+   pieces, guarded by the sink's producer rows; then
+   put a witness for it (``log.witnesses``)           → some runs; the next one skips these
 6. mark the sink's row as done; then what is staged
    for this batch and for earlier ones goes           → the batch, and perhaps leftovers
 

@@ -20,7 +20,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from tidelog.codec.digest import Contents, contents_of
 from tidelog.codec.events import check_events
-from tidelog.codec.segment import encode_segment
+from tidelog.codec.segment import encode_staged
 from tidelog.errors import InvalidError
 from tidelog.log.partitioner import partitions_for, split
 from tidelog.log.staged import Collector, Located, Staged
@@ -130,7 +130,7 @@ def _put(
     staging: Staging, workshop: Workshop, batch: int, parts: list[tuple[int, pa.Table]]
 ) -> Staged:
     is_named = not staging.sink.startswith(UNNAMED)
-    segment = encode_segment(parts, writer=sink_producer(staging.sink) if is_named else "")
+    segment = encode_staged(parts, writer=sink_producer(staging.sink) if is_named else "")
     incarnation, staged_id = staging.topic.incarnation, workshop.ids.new()
     generation = staging.topic.generation
     key = layout.sink_staged(incarnation, staging.sink, batch, generation, staged_id)
