@@ -204,7 +204,7 @@ def test_a_source_that_is_gone_leaves_the_rest_to_be_seen(home: Home) -> None:
     status = read_status(home, archive)
     assert (of(status).events, of(status).lag, of(status).end) == (20, None, None)
     assert len(troubles(status, Limits())) == 1
-    assert "its source cannot be reached" in said(status)
+    assert "its topic `t` was deleted: end the archive with" in said(status)
     text = status_text([status])
     assert 'tidelog_archive_source_up{archive="daily"} 0' in text
     assert 'events_total{archive="daily",partition="t/0"} 20' in text

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import click
 
 from tidelog.cli.after_cycles import AfterCycles
+from tidelog.cli.archive_delete import delete
 from tidelog.cli.archive_erase import audit, erase
 from tidelog.cli.archive_generations import (
     backfill,
@@ -29,6 +30,7 @@ from tidelog.home import Home, open_home
 from tidelog.model.archive import Archive
 from tidelog.model.times import duration_ms
 from tidelog.pipeline.archive import (
+    check_active,
     choose_start,
     committed_files,
     create_archive,
@@ -148,7 +150,7 @@ def run(home_text: str | None, output: Output, /, name: str, **given: Any) -> No
     """
     shard, shards = shard_of(given["shard"])
     with open_home(home_text) as home, Watch(output, name) as watch:
-        find_archive(home, name)  # before Spark is started
+        check_active(find_archive(home, name))  # before Spark is started
         if given["start"] is not None:
             choose_start(home, name, given["start"])
         workers = open_workers(name, given)
@@ -175,7 +177,7 @@ def run(home_text: str | None, output: Output, /, name: str, **given: Any) -> No
                 events += Driver(home.log, pipeline, how).run()
                 break
             except FencedError:
-                if find_archive(home, name).generation == found.generation:
+                if not _is_succeeded(home, found):
                     raise
                 output.say("A newer generation was promoted: going on with it.")
         after.finish()
@@ -227,6 +229,13 @@ def manifest(home_text: str | None, output: Output, /, name: str) -> None:
         output.records(("kind", "events", "first_offset", "last_offset", "bytes", "file"), rows)
 
 
+def _is_succeeded(home: Home, found: Archive) -> bool:
+    """Whether another generation of an archive is the live one now."""
+    same = (each for each in list_archives(home) if each.incarnation == found.incarnation)
+    now = next(same, None)
+    return now is not None and now.ended is None and now.generation != found.generation
+
+
 def _wanted(home: Home, name: str, given: dict[str, Any]) -> Archive:
     store, root = home.store.url, f"archives/{name}"
     if given["to"] is not None:
@@ -263,12 +272,12 @@ def _describe(archive: Archive) -> dict[str, Any]:
         "format": archive.making().format,
         "start": archive.start,
         "restorable": not restore_limit(archive.making()),
-        "state": archive.state,
+        "state": archive.state_name,
     }
 
 
 for _command in (
-    *(backfill, cat, dead, drop, finalize, find, flush),
+    *(backfill, cat, dead, delete, drop, finalize, find, flush),
     *(promote, register, restore, rollback, status, verify, audit, erase),
 ):
     archive.add_command(_command)

@@ -16,7 +16,7 @@ from tidelog.cli.making import making_of, making_options
 from tidelog.cli.output import Output, json_option
 from tidelog.home import open_home
 from tidelog.model.archive import Archive
-from tidelog.pipeline.archive import find_archive, open_pipeline
+from tidelog.pipeline.archive import check_active, find_archive, open_pipeline
 from tidelog.pipeline.base import Workers
 from tidelog.pipeline.driver import Driver, Driving
 from tidelog.pipeline.flush import request_flush, wait_until_done
@@ -226,6 +226,7 @@ def flush(home_text: str | None, output: Output, /, name: str, timeout: float) -
     """
     with open_home(home_text) as home:
         found = find_archive(home, name)
+        check_active(found)
         source = source_at(home, found.source)
         track(home.log, found.pipeline(), source)
         bounds = source.bounds(source.partitions())

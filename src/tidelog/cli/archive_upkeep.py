@@ -225,11 +225,13 @@ def _limits(given: dict[str, Any]) -> Limits:
 
 def _check(output: Output, found: list[ArchiveStatus], limits: Limits) -> None:
     wrong = {each.archive.name: troubles(each, limits) for each in found}
+    ended = {each.archive.name for each in found if each.archive.ended is not None}
     for name, problems in wrong.items():
         if output.as_json:
             output.record({"archive": name, "healthy": not problems, "troubles": problems})
             continue
-        for problem in problems or [f"archive `{name}`: is well"]:
+        healthy = "has ended" if name in ended else "is well"
+        for problem in problems or [f"archive `{name}`: {healthy}"]:
             output.say(" ".join(problem.split()))
     if any(wrong.values()):
         sys.exit(FAILED)
@@ -261,6 +263,7 @@ def _show(output: Output, found: ArchiveStatus) -> None:
             "generation": found.generation,
             "folder": f"{found.archive.store}/{found.archive.folder(found.generation)}",
             "generations": _generations(found.archive),
+            "state": found.archive.state_name,
             "watermark": _watermark(found),
             "drivers": found.drivers,
             "left_out": dict(found.left_out),
@@ -276,6 +279,8 @@ def _show(output: Output, found: ArchiveStatus) -> None:
     files = sum(each.files for each in found.partitions)
     behind = "an unknown number" if found.lag is None else f"{found.lag:,}"
     driver = f"{found.drivers} at work" if found.drivers else "none at work"
+    if found.archive.ended is not None:
+        driver += f"; ended at {to_iso(found.archive.ended.at_ms)}"
     output.say(
         f"{found.archive.name}: generation {found.generation}, {counted(events, 'event')} in "
         f"{counted(files, 'file')}, {behind} behind, watermark {_watermark(found) or '-'}, "

@@ -130,7 +130,10 @@ def check_outside(log: Log, archive: Archive, store: Store) -> None:
         return
     what = f"archive `{archive.name}` in `{archive.store}/{archive.root}`"
     log.standing.check_own(
-        what, archive.home, "create another archive, in a folder of its own, to go on"
+        what,
+        archive.home,
+        f"its files are changed and deleted there; here, end it with `tidelog archive delete "
+        f"{archive.name}`, and create another archive, in a folder of its own, to go on",
     )
     check_mark(store, archive.owner, archive.mark, what)
 

@@ -132,6 +132,7 @@ def _ways_on(topic: Topic, behind: list[Behind]) -> str:
     for each in behind:
         kind, _, name = each.name.partition(":")
         commands = {
+            "archive": ["archive", "delete", name],
             "consumer": ["consumer", "delete", topic.name, name],
             "pump": ["pipeline", "delete", name],
             "playback": ["playback", "--forget", name],

@@ -13,12 +13,14 @@ from tidelog.model.decoding import Persisted
 
 __all__ = [
     "Archive",
+    "Ended",
     "Forced",
     "GenerationState",
     "Making",
     "Promotion",
     "Start",
     "check_archive_name",
+    "numbered",
 ]
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
@@ -51,6 +53,15 @@ class Promotion(Persisted, frozen=True):
     id: str
     generation: int  # that shall become the live one
     began_ms: int
+
+
+class Ended(Persisted, frozen=True):
+    """That a person ended an archive: no driver adds to it, and its files stay as they are."""
+
+    id: str  # by which its heads are frozen
+    at_ms: int
+    settled: bool = False  # no range is under way, and no driver has a head
+    removing: bool = False  # its files are being deleted
 
 
 class Forced(Persisted, frozen=True):
@@ -88,6 +99,8 @@ class Archive(Persisted, frozen=True):
     start: Start = "earliest"  # or latest: the ends that its creation saw; its first generation
     forced: tuple[Forced, ...] = ()  # ranges that live generations lack, by a person's decision
     former: dict[int, str] = msgspec.field(default_factory=dict)  # sources of dropped backfills
+    ended: Ended | None = None
+    number: int = 1  # of archives that had this name: no two of them share a folder
 
     def __post_init__(self) -> None:
         for making in self.makings.values():
@@ -108,13 +121,26 @@ class Archive(Persisted, frozen=True):
         return self.makings[number]
 
     def state_of(self, generation: int) -> GenerationState:
-        """Returns what a generation is now. ``NotFoundError``."""
+        """Returns what a generation is now. ``NotFoundError``.
+
+        An ended archive has neither a live generation nor one that is built: all are kept.
+        """
         self.making(generation)
+        if self.ended is not None:
+            gone = self.ended.removing or self.states.get(generation) == "removing"
+            return "removing" if gone else "kept"
         return "live" if generation == self.generation else self.states.get(generation, "kept")
 
     def in_state(self, *states: GenerationState) -> list[int]:
         """Returns the generations that are in one of these states, in order."""
         return [number for number in sorted(self.makings) if self.state_of(number) in states]
+
+    @property
+    def state_name(self) -> str:
+        """What it is now: creating, ready, ended, or removing."""
+        if self.ended is None:
+            return self.state
+        return "removing" if self.ended.removing else "ended"
 
     @property
     def from_live(self) -> list[int]:
@@ -142,7 +168,7 @@ class Archive(Persisted, frozen=True):
     @property
     def dead(self) -> str:
         """The folder of its dead letters."""
-        return f"dead/{self.name}"
+        return f"dead/{numbered(self.name, self.number)}"
 
     @property
     def owner(self) -> str:
@@ -153,6 +179,11 @@ class Archive(Persisted, frozen=True):
     def mark(self) -> bytes:
         """What that object holds: home and incarnation. Inside a home only the latter counts."""
         return msgspec.json.encode({"home": self.home, "archive": self.incarnation})
+
+
+def numbered(name: str, number: int) -> str:
+    """Returns what folders of an archive are called: no name of an archive has a ``~``."""
+    return name if number == 1 else f"{name}~{number}"
 
 
 def check_archive_name(name: str) -> None:

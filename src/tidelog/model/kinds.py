@@ -117,7 +117,11 @@ ROWS = (
     Kind(
         "registry · archive/<name>",
         "incarnation, source, folder, settings, generation, tables, state, "
-        "sources of dropped backfills",
+        "sources of dropped backfills, whether it was ended",
+    ),
+    Kind(
+        "registry · removed/<incarnation>",
+        "an archive that was deleted with its files, so that late copies are garbage",
     ),
     Kind("registry · token/<id>", "a token of the server: hash of its secret, scopes, label"),
     Kind("registry · pipeline/<name>", "incarnation, source, sink and its incarnation, state"),

@@ -73,6 +73,7 @@ __all__ = [
     "producer_of",
     "producer_row",
     "producer_rows",
+    "removed_row",
     "run_row",
     "seen_row",
     "segment",
@@ -399,6 +400,11 @@ def notify_partition(incarnation: str, partition: int) -> str:
 
 def archive_row(name: str) -> str:
     return f"archive/{name}"
+
+
+def removed_row(incarnation: str) -> str:
+    """In the registry: an archive that was deleted with its files."""
+    return f"removed/{incarnation}"
 
 
 def keeper_row(keeper_id: str) -> str:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from functools import partial
 
 import msgspec
 
@@ -29,6 +30,7 @@ from tidelog.errors import (
     InvalidError,
     NotFoundError,
     TidelogError,
+    UnavailableError,
 )
 from tidelog.home import Home
 from tidelog.log.archives import (
@@ -43,7 +45,8 @@ from tidelog.log.registry import add_name, remove_name
 from tidelog.log.replays import counting_files
 from tidelog.model import layout
 from tidelog.model.address import parse_address
-from tidelog.model.archive import Archive, Start, check_archive_name
+from tidelog.model.archive import Archive, Start, check_archive_name, numbered
+from tidelog.model.event import to_iso
 from tidelog.model.pipeline import FileEntry, Manifest
 from tidelog.pipeline.base import Pipeline, Workers
 from tidelog.pipeline.fill_files import fill_source
@@ -56,6 +59,7 @@ from tidelog.sources.base import Source, bounds_apart
 from tidelog.sources.file_names import place_of
 
 __all__ = [
+    "check_active",
     "choose_start",
     "committed_files",
     "create_archive",
@@ -73,7 +77,7 @@ def create_archive(home: Home, wanted: Archive) -> Archive:
     Policy(wanted.max_bytes, wanted.max_age_ms)
     source = source_at(home, wanted.source)
     wanted = msgspec.structs.replace(wanted, source=source.url)  # where `newest` is a time
-    wanted = _placed(home, wanted)
+    wanted = _placed(home, _numbered(home, wanted))
     _refuse_own_files(home, wanted)
     refuse_archive_folder(home, wanted.source, f"archive `{wanted.name}`")
     # Is it there, and how far does it go. One that cannot be reached is seen when it is driven.
@@ -82,9 +86,19 @@ def create_archive(home: Home, wanted: Archive) -> Archive:
     row = log.catalog.get(layout.REGISTRY, name)
     if row is None:
         _refuse_taken(home, wanted)
-        add_name(log, Put(name, encode_archive(log, wanted), ABSENT))
+        add_name(
+            log,
+            Put(name, encode_archive(log, wanted), ABSENT),
+            check=partial(_check_number, home, wanted),
+        )
         row = log.catalog.get(layout.REGISTRY, name)
     archive = decode_archive(log, row) if row else wanted
+    if archive.ended is not None:
+        raise AlreadyExistsError(
+            f"archive `{wanted.name}`: was ended, and its files stay in "
+            f"`{archive.store}/{archive.root}`: choose another name, or delete them with "
+            f"`tidelog archive delete {wanted.name} --delete-files`"
+        )
     if row is None or archive.state == "ready":
         raise AlreadyExistsError(f"archive `{wanted.name}`: exists already: choose another name")
     if not _same(archive, wanted):
@@ -110,8 +124,23 @@ def create_archive(home: Home, wanted: Archive) -> Archive:
 
 
 def find_archive(home: Home, name: str) -> Archive:
-    """The archive of a name. ``NotFoundError``."""
-    return read_archive(home.log, name)
+    """The archive of a name. ``NotFoundError``, also for one whose files are being deleted."""
+    found = read_archive(home.log, name)
+    if found.ended is not None and found.ended.removing:
+        raise NotFoundError(
+            f"archive `{name}`: its files are being deleted: run `tidelog archive delete {name} "
+            "--delete-files` again to finish that"
+        )
+    return found
+
+
+def check_active(archive: Archive) -> None:
+    """Raise ``InvalidError`` for an archive that was ended: nothing is added to it."""
+    if archive.ended is not None:
+        raise InvalidError(
+            f"archive `{archive.name}`: was ended at {to_iso(archive.ended.at_ms)}: create another "
+            "archive to go on"
+        )
 
 
 def list_archives(home: Home) -> Iterator[Archive]:
@@ -129,6 +158,7 @@ def open_pipeline(
 ) -> Pipeline:
     """The pipeline that fills a generation of an archive, the promoted one by default."""
     making = archive.making(generation)
+    check_active(archive)
     files_at(home, archive)  # is the folder ours
     number = archive.generation if generation is None else generation
     if archive.state_of(number) == "building":
@@ -152,6 +182,7 @@ def open_pipeline(
 def choose_start(home: Home, name: str, start: Start) -> Archive:
     """Change where an archive begins, as long as nothing of it has begun; else ``InvalidError``."""
     found = find_archive(home, name)
+    check_active(found)
     pipeline, log = found.pipeline(), home.log
     begun = found.newest > 1 or any(
         read_progress(log, pipeline, each) for each in read_partitions(log, pipeline)
@@ -194,6 +225,26 @@ def committed_files(home: Home, archive: Archive) -> Iterator[tuple[Manifest, Fi
     """The files that count, range by range: what the manifest command lists."""
     for partition in read_partitions(home.log, archive.pipeline()):
         yield from counting_files(home.log, archive.pipeline(), partition)
+
+
+def _numbered(home: Home, archive: Archive) -> Archive:
+    """The archive with folders that no deleted archive of its name had: late copies go there."""
+    number = 1 + _deleted_before(home, archive.name)
+    root = archive.root
+    if root == f"archives/{archive.name}" and archive.store == home.store.url:
+        root = f"archives/{numbered(archive.name, number)}"
+    return msgspec.structs.replace(archive, root=root, number=number)
+
+
+def _check_number(home: Home, archive: Archive) -> None:
+    """Refuse a number that a delete since has used."""
+    if archive.number != 1 + _deleted_before(home, archive.name):
+        raise UnavailableError(f"archive `{archive.name}`: was deleted just now: create it again")
+
+
+def _deleted_before(home: Home, name: str) -> int:
+    rows = home.log.catalog.scan(layout.REGISTRY, layout.removed_row(""), "removed0")
+    return sum(decode_archive(home.log, row).name == name for row in rows)
 
 
 def _placed(home: Home, archive: Archive) -> Archive:

@@ -120,6 +120,8 @@ class Driver:
                 events += self._flush(cycle)
             self._keep_seen(cycle, is_last=True)
             if lost.is_set():
+                with contextlib.suppress(UnavailableError):
+                    self._pipeline.gate()  # says so where its archive was ended
                 raise FencedError(
                     f"pipeline `{self._pipeline.name}`: another driver has taken shard "
                     f"{self._how.shard}: this one stops"

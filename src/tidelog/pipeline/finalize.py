@@ -73,7 +73,7 @@ from tidelog.model.event import to_iso
 from tidelog.model.folder import Folder, encode_success
 from tidelog.model.pipeline import Totals
 from tidelog.model.run import decode_row, encode_row
-from tidelog.pipeline.archive import find_archive
+from tidelog.pipeline.archive import check_active, find_archive
 from tidelog.pipeline.counting import Counting
 from tidelog.pipeline.folders import DateFolders
 from tidelog.pipeline.listing import track
@@ -137,6 +137,7 @@ def finalize(home: Home, archive: Archive, how: Finalizing | None = None) -> Fin
     if how.notify:
         home.log.standing.check(f"notification target `{how.notify}`")
     target = cast(Listener, open_target(how.notify, home.world.environ)) if how.notify else None
+    check_active(archive)
     sources = _sources(home, archive)
     files = store_at(home, archive.store) if how.dry_run else files_at(home, archive)
     return Finalizer(home.log, archive, sources, files, target).run(how)

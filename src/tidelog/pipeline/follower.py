@@ -118,7 +118,7 @@ class Follower:
 
     def _archives(self) -> Iterator[tuple[_Key, _Followed]]:
         for found in list_archives(self._home):
-            if found.state == "ready":
+            if found.state == "ready" and found.ended is None:
                 key = ("archive", found.incarnation, str(found.generation))
                 yield key, self._archive(found)
 

@@ -32,7 +32,7 @@ from tidelog.log.archives import (
 )
 from tidelog.log.base import Log
 from tidelog.model import layout
-from tidelog.model.archive import Promotion
+from tidelog.model.archive import Ended, Promotion
 from tidelog.model.pipeline import Progress
 from tidelog.model.run import decode_row, encode_row
 from tidelog.pipeline.base import Pipeline
@@ -46,7 +46,7 @@ __all__ = ["carry_known", "freeze_heads", "release_heads"]
 _ATTEMPTS = 50  # of a write that others keep changing
 
 
-def freeze_heads(log: Log, pipeline: Pipeline, promotion: Promotion) -> None:
+def freeze_heads(log: Log, pipeline: Pipeline, promotion: Promotion | Ended) -> None:
     """Freeze all heads of a pipeline, and settle the ranges that are under way there."""
     work = _Freeze(log, pipeline, epoch=0)
     for partition in read_partitions(log, pipeline.id):

@@ -14,6 +14,7 @@ from tidelog.log.archives import change_archive, read_archive
 from tidelog.log.base import Log
 from tidelog.model import limits
 from tidelog.model.archive import Archive, Promotion
+from tidelog.model.event import to_iso
 from tidelog.pipeline.base import frozen
 
 __all__ = ["Gate", "is_stale", "withdraw"]
@@ -38,6 +39,10 @@ class Gate:
         if now is None or now.incarnation != self._archive.incarnation or number not in now.makings:
             raise FencedError(
                 f"archive `{name}`: generation {number} was removed: stop this driver"
+            )
+        if now.ended is not None:
+            raise FencedError(
+                f"archive `{name}`: was ended at {to_iso(now.ended.at_ms)}: stop this driver"
             )
         state = now.state_of(number)
         if state != self._state or state in ("kept", "removing"):

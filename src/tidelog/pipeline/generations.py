@@ -60,7 +60,7 @@ from tidelog.log.replays import replay_pipeline
 from tidelog.model import limits
 from tidelog.model.archive import Archive, Forced, GenerationState, Making, Promotion
 from tidelog.pipeline.account import note_before
-from tidelog.pipeline.archive import find_archive, open_pipeline, open_sink
+from tidelog.pipeline.archive import check_active, find_archive, open_pipeline, open_sink
 from tidelog.pipeline.base import Pipeline, Workers
 from tidelog.pipeline.coverage import (
     MissingRange,
@@ -73,6 +73,7 @@ from tidelog.pipeline.coverage import (
 )
 from tidelog.pipeline.cycle import CycleReport
 from tidelog.pipeline.driver import Driver, Driving
+from tidelog.pipeline.ending import finish_removal
 from tidelog.pipeline.freezing import carry_known, freeze_heads, release_heads
 from tidelog.pipeline.gate import is_stale, withdraw
 from tidelog.pipeline.listing import track
@@ -98,6 +99,7 @@ _SHOWN = 10  # ranges in a message
 def begin_backfill(home: Home, name: str, making: Making) -> tuple[Archive, int]:
     """Returns a generation to be built with these settings: a new one, or the one that is there."""
     present = find_archive(home, name)
+    check_active(present)
     files_at(home, present)  # is the folder ours
     makings = {**present.makings, present.newest + 1: making}
     open_sink(msgspec.structs.replace(present, makings=makings), present.newest + 1)
@@ -108,6 +110,7 @@ def begin_backfill(home: Home, name: str, making: Making) -> tuple[Archive, int]
             raise  # else the files can still be built from scratch
 
     def edit(archive: Archive) -> Archive:
+        check_active(archive)
         building = archive.building
         if building is None:
             number = archive.newest + 1
@@ -135,6 +138,7 @@ def promote(
     it.
     """
     archive = find_archive(home, name)
+    check_active(archive)
     if archive.building is None:
         raise InvalidError(
             f"archive `{name}`: has no generation to promote: make one with "
@@ -153,10 +157,12 @@ def rollback(
 ) -> Archive:
     """Make a kept generation the live one again, with all that came in since; as ``promote``."""
     archive = find_archive(home, name)
+    check_active(archive)
     files_at(home, archive)  # is the folder ours, before anything changes
     wanted = _kept(archive, generation)
 
     def edit(found: Archive) -> Archive:
+        check_active(found)
         if found.building not in (None, wanted):
             raise InvalidError(
                 f"archive `{name}`: generation {found.building} is being built: promote it, or "
@@ -188,10 +194,11 @@ def drop_generation(home: Home, name: str, generation: int, *, force: bool = Fal
     archive = find_archive(home, name)
     files_at(home, archive)  # is the folder ours, before anything changes
     state = archive.state_of(generation)
-    if state == "live":
-        raise InvalidError(
-            f"archive `{name}`: generation {generation} is the live one: promote another one first"
-        )
+    if generation == archive.generation:
+        do = "promote another one first"
+        if archive.ended is not None:
+            do = f"delete all with `tidelog archive delete {name} --delete-files`"
+        raise InvalidError(f"archive `{name}`: generation {generation} is the live one: {do}")
     if state != "removing" and not force:
         lacking = _only_there(home, archive, generation)
         if lacking:
@@ -203,7 +210,7 @@ def drop_generation(home: Home, name: str, generation: int, *, force: bool = Fal
             )
 
     def edit(found: Archive) -> Archive:
-        if found.state_of(generation) == "live" or _targets(home, found, generation):
+        if generation == found.generation or _targets(home, found, generation):
             raise InvalidError(
                 f"archive `{name}`: generation {generation} is being promoted: drop it afterwards"
             )
@@ -213,7 +220,10 @@ def drop_generation(home: Home, name: str, generation: int, *, force: bool = Fal
 
 
 def finish_removals(home: Home, archive: Archive) -> Archive:
-    """Finish the removal of generations that a process left behind."""
+    """Finish the removal of generations, or of the archive, that a process left behind."""
+    if archive.ended is not None and archive.ended.removing:
+        finish_removal(home, archive)
+        return archive
     for generation in archive.in_state("removing"):
         archive = _remove(home, archive, generation)
     return archive

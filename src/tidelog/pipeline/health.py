@@ -32,12 +32,47 @@ def lag_limit_ms(archive: Archive) -> int:
 
 def troubles(status: ArchiveStatus, limits: Limits) -> list[str]:
     """What is wrong; nothing for an archive that is well."""
+    if status.archive.ended is not None:
+        return list(_of_ended(status.archive))
+    if status.detached or status.copy_of:
+        return [_of_copied(status)]
     return [*_of_archive(status, limits), *_of_partitions(status, limits)]
+
+
+def _of_ended(archive: Archive) -> Iterator[str]:
+    ended, name = archive.ended, archive.name
+    if ended is not None and ended.removing:
+        yield (
+            f"archive `{name}`: its files are not all deleted: run `tidelog archive delete {name} "
+            "--delete-files`"
+        )
+    elif ended is not None and not ended.settled:
+        yield f"archive `{name}`: its end is not complete: run `tidelog archive delete {name}`"
+
+
+def _of_copied(status: ArchiveStatus) -> str:
+    archive = status.archive
+    what = f"archive `{archive.name}` in `{archive.store}/{archive.root}`"
+    if status.copy_of:
+        return (
+            f"{what}: takes no events in this home, which is a copy of `{status.copy_of}`: run "
+            "`tidelog home adopt`, or `tidelog home adopt --moved` if the original is gone"
+        )
+    return (
+        f"{what}: takes no events here, its folder belongs to home `{archive.home}`, which this "
+        f"one was copied from: end it here with `tidelog archive delete {archive.name}`, and "
+        "create another archive, in a folder of its own, to go on"
+    )
 
 
 def _of_archive(status: ArchiveStatus, limits: Limits) -> Iterator[str]:
     name = f"archive `{status.archive.name}`"
-    if status.source_error:
+    if status.deleted:
+        yield (
+            f"{name}: its topic `{status.deleted}` was deleted: end the archive with `tidelog "
+            f"archive delete {status.archive.name}`, its files stay; or create the topic again"
+        )
+    elif status.source_error:
         yield f"{name}: its source cannot be reached: {status.source_error}"
     failure = status.failure
     if failure is not None and status.drivers:

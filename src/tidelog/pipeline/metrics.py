@@ -209,7 +209,8 @@ def metrics_text(home: Home, archives: Iterable[Archive], waiting: Waiting | Non
     ``waiting`` spares whoever calls this again and again to ask sources for the same events.
     """
     known = waiting or Waiting()
-    return status_text([read_status(home, archive, waiting=known) for archive in archives])
+    active = [each for each in archives if each.ended is None]  # an end is no alarm
+    return status_text([read_status(home, archive, waiting=known) for archive in active])
 
 
 def status_text(found: Iterable[ArchiveStatus]) -> str:

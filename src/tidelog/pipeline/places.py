@@ -28,6 +28,7 @@ __all__ = [
     "Folder",
     "files_at",
     "folders_of",
+    "no_source",
     "pipelines_of",
     "sink_at",
     "source_at",
@@ -48,6 +49,11 @@ _ADDING = ("kinesis", "scylla")  # sources that put what they know of a record i
 def source_at(home: Home, url: str) -> Source:
     """What a URL names, to be read by position; ``topic:NAME`` is a topic of this home."""
     return open_source(url, environ=home.world.environ, open_log=_LogOf(home.config, home.log))
+
+
+def no_source(home: Home) -> Source:
+    """A source for pipelines that only finish what is decided: the real one may not exist."""
+    return source_at(home, "topic:none")
 
 
 def sink_at(home: Home, url: str, *, source: str = "") -> TargetSink:

@@ -27,7 +27,7 @@ from tidelog.errors import CorruptError, InvalidError, NotFoundError
 from tidelog.home import Home
 from tidelog.journal.lookup import check_id
 from tidelog.journal.rows import covering
-from tidelog.log.archives import read_partitions
+from tidelog.log.archives import is_detached, read_partitions
 from tidelog.log.contents import describe_run, read_run
 from tidelog.log.replays import counting_files, replay_pipeline
 from tidelog.log.topics import read_head
@@ -45,6 +45,7 @@ from tidelog.pipeline.descent import (
     partitions_of,
     reachable_archives_of,
 )
+from tidelog.pipeline.ending import removed_archives
 from tidelog.pipeline.erase import is_under_way
 from tidelog.pipeline.erase_aside import AsideFiles
 from tidelog.pipeline.known_iceberg import ICEBERG
@@ -169,6 +170,9 @@ def prove_erased(
         search.archive(archive, generation)
     for archive in {each.name: each for each, _ in of_topic}.values():
         search.whole_archive(archive)
+    for archive in removed_archives(home):
+        if not is_detached(home.log, archive):
+            search.whole_archive(archive)
     search.everything(store)
     search.rows()
     return search.proof
@@ -547,7 +551,8 @@ def _explained(home: Home, topic: Topic, store: Store) -> tuple[str, ...]:
 def _places_of_files(home: Home, topic: Topic) -> Iterator[str]:
     """What keys of files with values begin with: staged, set aside, or of a generation."""
     yield "staging/"
-    for archive, _ in archives_of(home, topic):
+    of_topic = [archive for archive, _ in archives_of(home, topic)]
+    for archive in (*of_topic, *removed_archives(home)):
         yield layout.aside_folder(archive.root)
         yield from (f"{archive.root}/g{number}/" for number in range(1, archive.newest + 1))
 

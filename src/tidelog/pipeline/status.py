@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from tidelog.errors import TidelogError, unexpected
 from tidelog.home import Home
-from tidelog.log.archives import read_partitions, read_progress
+from tidelog.log.archives import is_detached, is_outside, read_partitions, read_progress
 from tidelog.log.readers import DeletedTopic
 from tidelog.log.replays import replay_effect, replay_pipeline
 from tidelog.model import layout
@@ -31,7 +31,7 @@ from tidelog.pipeline.failures import read_failures
 from tidelog.pipeline.forgotten import read_aside
 from tidelog.pipeline.listing import track
 from tidelog.pipeline.losses import RemadeError, remade_bounds
-from tidelog.pipeline.places import source_at
+from tidelog.pipeline.places import no_source, source_at
 from tidelog.sources.base import (
     Bounds,
     LeavingOut,
@@ -103,6 +103,9 @@ class ArchiveStatus:
     aside: tuple[Aside, ...] = ()  # ranges that a restored catalog had forgotten
     failure: Failure | None = None  # why its driver cannot reach the source
     left_out: Mapping[str, str] = field(default_factory=dict)  # what of the source is not read: why
+    deleted: str = ""  # the topic that it reads, if that was deleted and is not there
+    detached: bool = False  # its folder belongs to the home that this one was copied from
+    copy_of: str = ""  # where the home was made, if it is a copy that may not write to the folder
 
     @property
     def lag(self) -> int | None:
@@ -146,6 +149,8 @@ def read_status(
     pipeline = archive.pipeline(number)
     url = archive.making(number).source if number != archive.generation else ""
     now_ms = home.log.clock.now_ms()
+    if archive.ended is not None:
+        return _read_ended(home, archive, number)
     source = source_at(home, url or archive.source)
     track(home.log, pipeline, source)
     bounds, error = _ends(source)
@@ -172,7 +177,21 @@ def read_status(
         tuple(aside),
         failures.get(""),
         source.left_out() if isinstance(source, LeavingOut) else {},
+        next(iter(deleted), "") if not bounds else "",
+        is_detached(home.log, archive),
+        home.log.standing.copy_of if is_outside(home.log, archive) else "",
     )
+
+
+def _read_ended(home: Home, archive: Archive, generation: int) -> ArchiveStatus:
+    """How an archive was when it ended: its source is not asked, and nothing waits for it."""
+    pipeline, now_ms = archive.pipeline(generation), home.log.clock.now_ms()
+    look = _Look(home, pipeline, no_source(home), Waiting(), now_ms, {}, {})
+    names = map(SourcePartition.named, read_partitions(home.log, pipeline))
+    drivers, _ = _drivers(home, pipeline, now_ms)
+    partitions = tuple(look.at(each, {}) for each in names)
+    aside = tuple(read_aside(home.log, pipeline))
+    return ArchiveStatus(archive, generation, now_ms, drivers, 0, "", partitions, aside)
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,12 @@ from tidelog.model.pipeline import Intent, read_manifest
 from tidelog.model.run import decode_row
 from tidelog.pipeline.archive import list_archives
 from tidelog.pipeline.compact import compact_commits, drop_replaced
+from tidelog.pipeline.ending import (
+    finish_ending,
+    finish_removal,
+    remove_late_copies,
+    removed_archives,
+)
 from tidelog.pipeline.erase import finish_rewrites
 from tidelog.pipeline.generations import finish_removals, remove_strays
 from tidelog.pipeline.history import forget_history
@@ -74,6 +80,10 @@ def sweep_archives(home: Home, grace_ms: int) -> PipelineSweep:
         if archive.state == "ready" and _is_ours(home, archive):
             with contained(f"archive `{archive.name}`", errors.append):
                 _sweep_archive(home, archive, grace_ms, tally)
+    for archive in removed_archives(home):
+        if _is_ours(home, archive):
+            with contained(f"removed archive `{archive.name}`", errors.append):
+                remove_late_copies(home, archive)
     for named in list_pipelines(home):
         with contained(f"pipeline `{named.name}`", errors.append):
             old = forget_history(home, named) if named.state == "ready" else frozenset()
@@ -135,6 +145,10 @@ def _is_looked_at(key: str, named: _Named) -> bool:
 
 def _sweep_archive(home: Home, archive: Archive, grace_ms: int, tally: PipelineSweep) -> None:
     store = files_at(home, archive)
+    if archive.ended is not None and archive.ended.removing:
+        finish_removal(home, archive)
+        return
+    archive = finish_ending(home, archive)
     for generation in archive.in_state("building", "live", "kept"):
         rewrites = False
         for each in pipelines_of(archive, generation):

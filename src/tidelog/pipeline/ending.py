@@ -1,0 +1,235 @@
+"""Ending an archive, and deleting one that has ended with all its files.
+
+An ended archive takes no events, raises no alarm, and holds no trim of its source. Its files stay
+readable. Erasures and proofs reach them as before, since the registry's row stays.
+
+1. the row says ``ended``, with an id; a promote under way is
+   withdrawn                                                  → dead: no driver begins a partition;
+                                                                the next delete or sweep finishes it
+2. freeze: every head names that id, so no driver commits;
+   ranges under way are settled (``freezing``)                 → dead: the same
+3. take every shard, so that idle drivers stop too             → dead: the same
+4. the row says that this is settled
+
+A home that was copied does steps 1 and 4 alone for an archive outside: its files, and what drivers
+do there, belong to the original.
+
+Deleting the files as well:
+
+5. refuse while a table, another archive or a pipeline needs
+   the files; then the row says ``removing``                   → dead: the next delete, erasure or
+                                                                sweep finishes it
+6. close every head                                            → dead: the same
+7. delete files, dead letters, staged files, manifests, rows   → dead: the same; a proof still finds
+                                                                what is left
+8. one write: the name's row goes, ``removed/<incarnation>``
+   is put, which says which folders were the archive's         → the name is free
+
+A driver that slept may copy files of a decided range after step 7. So ``_owner`` and the row of
+step 8 stay for good: every sweep deletes what is in these folders, proofs search them, and another
+archive of the same name gets folders of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import msgspec
+
+from tidelog.catalog.base import Put
+from tidelog.errors import InvalidError, NotFoundError, UnavailableError
+from tidelog.home import Home
+from tidelog.log.archives import (
+    change_archive,
+    decode_archive,
+    encode_archive,
+    is_detached,
+    is_outside,
+)
+from tidelog.log.base import Log
+from tidelog.log.heads import RACE
+from tidelog.log.registry import remove_name
+from tidelog.log.replays import replay_pipeline
+from tidelog.model import layout
+from tidelog.model.address import parse_address
+from tidelog.model.archive import Archive, Ended
+from tidelog.pipeline.archive import list_archives, open_sink
+from tidelog.pipeline.base import Pipeline
+from tidelog.pipeline.freezing import freeze_heads
+from tidelog.pipeline.places import files_at, no_source, pipelines_of
+from tidelog.pipeline.registry import list_pipelines
+from tidelog.pipeline.removal import close_heads, delete_below, remove_work
+from tidelog.pipeline.shard import Shard
+from tidelog.pipeline.workers import LocalWorkers
+
+__all__ = [
+    "delete_archive",
+    "end_archive",
+    "finish_ending",
+    "finish_removal",
+    "remove_late_copies",
+    "removed_archives",
+]
+
+_SHARD = "shard/"
+
+
+def end_archive(home: Home, name: str) -> Archive:
+    """End an archive; its files stay. ``NotFoundError``. Safe to repeat, and to run twice at once.
+
+    Drivers that run stop with ``FencedError``.
+    """
+    log, archive = home.log, _present(home, name)
+    if is_outside(log, archive):
+        log.standing.check(f"archive `{name}` in `{archive.store}/{archive.root}`")
+    wanted = Ended(log.ids.new(), log.clock.now_ms())
+
+    def edit(found: Archive) -> Archive:
+        if found.incarnation != archive.incarnation or found.ended is not None:
+            return found
+        return msgspec.structs.replace(found, ended=wanted, promotion=None, kept=())
+
+    return finish_ending(home, change_archive(log, name, edit))  # step 1
+
+
+def finish_ending(home: Home, archive: Archive) -> Archive:
+    """Do steps 2 to 4 of an archive that is being ended; nothing for another one."""
+    ended = archive.ended
+    if ended is None or ended.settled:
+        return archive
+    if not is_detached(home.log, archive):
+        files_at(home, archive)  # is the folder ours
+        for pipeline in _pipelines(home, archive):
+            freeze_heads(home.log, pipeline, ended)  # step 2
+        for each in pipelines_of(archive):
+            _take_shards(home.log, each)  # step 3
+
+    def edit(found: Archive) -> Archive:
+        if found.incarnation != archive.incarnation or found.ended is None:
+            return found
+        settled = msgspec.structs.replace(found.ended, settled=True)
+        return msgspec.structs.replace(found, ended=settled)
+
+    return change_archive(home.log, archive.name, edit)
+
+
+def delete_archive(home: Home, name: str) -> None:
+    """End an archive, and delete its files, dead letters and tables of kind delta; for good.
+
+    ``NotFoundError``. ``InvalidError`` while an Iceberg table lists its files, while another
+    archive or a pipeline is made from it, and where the files belong to another home.
+    """
+    present = _present(home, name)
+    if present.ended is None or not present.ended.removing:
+        files_at(home, present)  # is the folder ours, before anything changes
+        _check_unused(home, present)
+    archive = end_archive(home, name)
+
+    def edit(found: Archive) -> Archive:
+        if found.incarnation != archive.incarnation or found.ended is None:
+            return found
+        _check_unused(home, found)
+        removing = msgspec.structs.replace(found.ended, removing=True)
+        return msgspec.structs.replace(found, ended=removing)
+
+    with contextlib.suppress(NotFoundError):  # another process has finished it
+        finish_removal(home, change_archive(home.log, name, edit))  # step 5
+
+
+def finish_removal(home: Home, archive: Archive) -> None:
+    """Do steps 6 to 8 of an archive whose files are being deleted; nothing for another one."""
+    if archive.ended is None or not archive.ended.removing:
+        return
+    for each in pipelines_of(archive):
+        close_heads(home.log, each)
+    remove_late_copies(home, archive)  # step 7
+    log, incarnation = home.log, archive.incarnation
+    gone = Put(layout.removed_row(incarnation), encode_archive(log, archive))
+    name = layout.archive_row(archive.name)
+    remove_name(log, name, lambda row: decode_archive(log, row).incarnation == incarnation, gone)
+
+
+def removed_archives(home: Home) -> Iterator[Archive]:
+    """The archives that were deleted with their files: no name is theirs any more."""
+    for row in home.log.catalog.scan(layout.REGISTRY, layout.removed_row(""), "removed0"):
+        yield decode_archive(home.log, row)
+
+
+def remove_late_copies(home: Home, archive: Archive) -> None:
+    """Delete all objects and rows of a removed archive; its mark and closed heads stay."""
+    files = files_at(home, archive)
+    delete_below(files, f"{archive.root}/", lambda key: key != archive.owner)
+    delete_below(files, f"{archive.dead}/")
+    for each in pipelines_of(archive):
+        remove_work(home.log, each, files)
+
+
+def _present(home: Home, name: str) -> Archive:
+    """The archive of a name, also one whose files are being deleted. ``NotFoundError``."""
+    found = next((each for each in list_archives(home) if each.name == name), None)
+    if found is None:
+        raise NotFoundError(f"archive `{name}`: not found: nothing to delete")
+    if found.state != "ready":
+        raise InvalidError(
+            f"archive `{name}`: its creation did not finish: create it again with the same "
+            "settings, then delete it"
+        )
+    return found
+
+
+def _pipelines(home: Home, archive: Archive) -> Iterator[Pipeline]:
+    """What fills each generation, without a source: only decided ranges are finished."""
+    for generation in archive.in_state("kept"):
+        source, sink = no_source(home), open_sink(archive, generation)
+        own = archive.pipeline(generation)
+        for each in (own, replay_pipeline(own)):
+            yield Pipeline(archive.name, each, source, sink, LocalWorkers())
+
+
+def _take_shards(log: Log, pipeline: str) -> None:
+    """Raise the epoch of every shard, and leave it without a driver."""
+    where = layout.pipeline_shards(pipeline)
+    for row in [row.row for row in log.catalog.scan(where, _SHARD, "shard0")]:
+        shards, number = map(int, row.removeprefix(_SHARD).split("/"))
+        shard = Shard(log, pipeline, number, shards, beside=True)
+        for delay_s in RACE.delays_s(log.random):  # its driver beats meanwhile
+            if shard.try_take(force=True):
+                shard.release()
+                break
+            log.clock.sleep(delay_s)
+        else:
+            raise UnavailableError(f"shard `{row}`: its driver keeps changing it: try again")
+
+
+def _check_unused(home: Home, archive: Archive) -> None:
+    """Refuse to delete files that a table lists, or that others are made from."""
+    name = archive.name
+    for table in archive.tables:
+        if table.startswith("iceberg:"):
+            catalog, _, of = table.removeprefix("iceberg:").rpartition("#")
+            raise InvalidError(
+                f"archive `{name}`: table `{of}` lists its files: drop that table in its catalog, "
+                f"then run `tidelog archive register {name} --as iceberg --catalog {catalog} "
+                f"--table {of} --forget`, and delete again"
+            )
+    for other in list_archives(home):
+        sources = [other.source, *other.former.values()]
+        sources += [making.source for making in other.makings.values()]
+        if other.incarnation != archive.incarnation and _reads_any(sources, name):
+            raise InvalidError(
+                f"archive `{name}`: archive `{other.name}` is made from it, and erasures go that "
+                f"way: delete that one first with `tidelog archive delete {other.name} "
+                f"--delete-files`, or keep these files with `tidelog archive delete {name}`"
+            )
+    for named in list_pipelines(home):
+        if _reads_any([named.source], name):
+            raise InvalidError(
+                f"archive `{name}`: pipeline `{named.name}` reads it: let it end, then run "
+                f"`tidelog pipeline delete {named.name}`, and delete again"
+            )
+
+
+def _reads_any(sources: list[str], name: str) -> bool:
+    places = [parse_address(each) for each in sources if each]
+    return any(each.scheme == "archive" and each.path == name for each in places)
