@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,12 @@ from tests.pipeline.forgetting import forget
 from tests.pipeline.looking import AT, a_home, an_archive
 from tests.pipeline.test_forgotten import cycle
 from tidelog import Event, Home
+from tidelog.catalog.base import ABSENT, Delete, Put
+from tidelog.errors import InvalidError
 from tidelog.journal.audit import id_mark, key_digest, read_audit
 from tidelog.log.ledger import ErasedIds, read_ledger
 from tidelog.log.trim import ToOffsets
+from tidelog.model import layout
 from tidelog.model.archive import Archive
 from tidelog.pipeline.archived import delete_events, delete_key, erase_archived
 from tidelog.pipeline.erase_aside import AsideFiles
@@ -56,7 +59,23 @@ def an_archive_with_files_aside(home: Home, **making: Any) -> Archive:
 
 def kept(home: Home, archive: Archive) -> list[str]:
     batches = AsideFiles(files_at(home, archive), archive).batches()
-    return [each for batch in batches for each in batch.column("id").to_pylist()]
+    return [each for _, batch in batches for each in batch.column("id").to_pylist()]
+
+
+@contextmanager
+def restored_topic(home: Home) -> Iterator[None]:
+    """After this the topic is what it was before, as if catalog and segments were restored."""
+    where = layout.topic_partition(home.topic("old").incarnation, 0)
+    before = list(home.catalog.scan(where))
+    objects = {info.key for info in home.store.list("topics/")}
+    yield
+    new = {info.key for info in home.store.list("topics/")} - objects
+    home.store.delete(sorted(new))
+    for row in list(home.catalog.scan(where)):
+        home.catalog.write(where, Delete(row.row), write_id=home.log.ids.new())
+    for row in before:
+        put = Put(row.row, row.value, expect=ABSENT)
+        home.catalog.write(where, put, write_id=home.log.ids.new())
 
 
 def erase(home: Home) -> None:
@@ -93,11 +112,10 @@ def test_dead_letters_set_aside_are_erased_too(home: Home) -> None:
 
 
 def test_event_that_only_a_file_set_aside_holds_can_be_deleted(home: Home) -> None:
-    home.append("old", events("gone", "key", "stays"))
-    archive = an_archive_with_files_aside(home)
+    with restored_topic(home):
+        home.append("old", events("gone", "key", "stays"))
+        archive = an_archive_with_files_aside(home)
     # The restored topic has other events at the same offsets.
-    home.delete_topic("old", past_readers=True)
-    home.create_topic("old", 1)
     home.append("old", events("a", "b", "c"))
     forget(home, archive)
     cycle(home, archive, 3)
@@ -199,3 +217,40 @@ def test_trimmed_topic_with_files_aside(home: Home) -> None:
     erase(home)
     assert prove_erased(home, home.topic("old"), ["gone"]).traces == []
     assert kept(home, archive) == ["stays"]
+
+
+def test_delete_leaves_files_set_aside_of_a_topic_that_had_the_same_name(home: Home) -> None:
+    home.append("old", events("same", "stays"))
+    archive = an_archive_with_files_aside(home)
+    home.delete_topic("old", past_readers=True)
+    home.create_topic("old", 1)
+    home.append("old", [Event(b"another", id="same", key=b"k-0"), Event(b"b", id="b")])
+    reason = home.reason("asked", "me")
+    deleted = delete_events(home, "old", ["same"], reason)
+    assert (deleted.events, deleted.archived) == (1, 0), "the other topic's event is another one"
+    assert delete_events(home, "old", ["stays"], reason).missing == ("stays",)
+    erase(home)
+    assert kept(home, archive) == ["same", "stays"]
+    topic = home.topic("old")
+    assert prove_erased(home, topic, ["same"]).traces == []
+    assert prove_erased(home, topic, keys=[b"k-0"]).traces == []
+    erased = erase_archived(home, archive, reason, ["same"])
+    assert "same" in erased.ids
+    assert kept(home, archive) == ["stays"], "`archive erase` reaches it"
+
+
+def test_archive_erase_leaves_files_set_aside_of_a_topic_that_is_there(home: Home) -> None:
+    home.append("old", events("same", "stays"))
+    archive = an_archive_with_files_aside(home)
+    with pytest.raises(InvalidError, match="its topic `old` is there: run `tidelog delete"):
+        erase_archived(home, archive, home.reason("asked", "me"), ["same"])
+    assert kept(home, archive) == ["same", "stays"]
+    home.append("old", events("only"))
+    with restored_topic(home):
+        home.append("old", events("ahead"))
+        cycle(home, archive, 3)
+        forget(home, archive)
+    cycle(home, archive, 4)
+    with pytest.raises(InvalidError, match="its topic `old` is there: run `tidelog delete"):
+        erase_archived(home, archive, home.reason("asked", "me"), ["ahead"])
+    assert "ahead" in kept(home, archive)

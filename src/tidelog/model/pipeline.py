@@ -263,6 +263,7 @@ class Manifest(Persisted, frozen=True):
     absent: int = 0  # offsets that never held an event for readers: compaction, transaction markers
     filled: int = 0  # generation whose files its events were read from; 0: they are the source's
     as_is: bool = False  # those hold what a transform returned, and no other one got it
+    incarnation: str = ""  # of the source partition that its events were read of; empty: not known
 
     @property
     def parts(self) -> tuple[Manifest, ...]:
@@ -328,6 +329,7 @@ class Aside(Persisted, frozen=True):
     events: int
     files: tuple[str, ...]  # where they are now
     at_ms: int
+    incarnation: str = ""  # of the source partition that its events were read of; empty: not known
 
 
 def offsets_between(start: str, end: str) -> int | None:

@@ -27,6 +27,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 import pyarrow as pa
@@ -61,11 +62,13 @@ from tidelog.model.topic import Topic
 from tidelog.pipeline.contents import ArchiveFiles, is_changing
 from tidelog.pipeline.deletions import Deletions, Places, deleted_offsets
 from tidelog.pipeline.descent import (
+    UNKNOWN_LINE,
     Copy,
     Line,
     archives_of,
     copies_of,
     held_offsets,
+    is_line_of,
     line_of,
     partitions_of,
     reachable_archives_of,
@@ -77,7 +80,7 @@ from tidelog.pipeline.erase import (
     erase_from_archive,
     finish_rewrites,
 )
-from tidelog.pipeline.erase_aside import AsideFiles
+from tidelog.pipeline.erase_aside import AsideFiles, aside_lines
 from tidelog.pipeline.places import store_at
 from tidelog.pipeline.sought import Sought, own_column, time_ms_of
 
@@ -97,7 +100,6 @@ __all__ = [
 _PLACE_BYTES = 24  # of an event in a record, beside its id
 _AGAIN = "delete again, which completes it"
 _SEARCHES = 20  # of a source partition whose files are changed meanwhile
-_ASIDE = Line("", "")  # in a place: a file that was set aside after a restore
 
 Place = tuple[Line, int]
 """A source partition, with its incarnation, and an offset."""
@@ -202,8 +204,10 @@ def erase_trimmed(
     }
     mark = "" if key is None else key_mark(key)
     for archive in {each.name: each for each, _ in reachable_archives_of(home, topic)}.values():
-        aside = _search_aside(home, archive, sought, len(found))
-        found, new, numbers = found | aside, new | aside, {**numbers, _ASIDE: 0}
+        of_topic = partial(is_line_of, topic=topic)
+        aside = _search_aside(home, archive, sought, len(found), of_topic)
+        found, new = found | aside, new | aside
+        numbers = dict.fromkeys((line for line, _ in aside), 0) | numbers
     sent = Sent()
     with sent.told(f"delete in `{topic.name}`", _AGAIN):
         for events, until_ms in _lots(new, numbers):
@@ -279,14 +283,14 @@ def erase_archived(
     for generation in archive.in_state("live", "building", "kept"):
         known = read_partitions(home.log, archive.pipeline(generation))
         found |= _search(home, archive, generation, dict.fromkeys(known), (sought, unseen))
+    for copy in copies_of(home, archive):
+        found |= _search_aside(home, copy.archive, sought, len(found))
     for topic in list_topics(home.log):
         if _are_of(home, archive, topic, found):
             raise InvalidError(
                 f"archive `{archive.name}`: its topic `{topic.name}` is there: run `tidelog delete "
                 f"{topic.name} ID`, which erases from its archives too"
             )
-    for copy in copies_of(home, archive):
-        found |= _search_aside(home, copy.archive, sought, len(found))
     lines = sorted({line for line, _ in found})
     sources = tuple(AuditedSource(line.partition, line.incarnation) for line in lines)
     numbers = {line: number for number, line in enumerate(lines)}
@@ -309,18 +313,21 @@ def finish_archive(home: Home, archive: Archive) -> list[ArchiveErasure]:
         if record.state == "done":
             continue
         wanted: dict[Line, list[int]] = {}
+        lines: set[Line] = set()
         for event in record.events:
             source = record.sources[event.partition]
             line = Line(source.partition, source.incarnation)
-            wanted.setdefault(line, []).append(event.offset)
+            lines.add(line)
+            if event.offset >= 0:  # others are those of files that were set aside
+                wanted.setdefault(line, []).append(event.offset)
         done = [
             erase_from_archive(home, each, generation, offsets)
             for each, generation, offsets in _holding(home, archive, wanted)
         ]
-        erased = _erased(record)
+        erased = partial(_erased, record)
         for copy in copies_of(home, archive):
             done.append(ArchiveErasure(copy.archive.name, copy.archive.generation))
-            erase_aside(home, copy.archive, lambda erased=erased: erased, done[-1])  # type: ignore[misc]
+            erase_aside(home, copy.archive, erased, partial(_is_one_of, lines), done[-1])
         reports += done
         for error in (error for each in done for error in each.failed.values()):
             raise error
@@ -420,14 +427,31 @@ def _search_file(
     return found
 
 
-def _search_aside(home: Home, archive: Archive, sought: Sought, number: int) -> dict[Place, _Found]:
+def _search_aside(
+    home: Home,
+    archive: Archive,
+    sought: Sought,
+    number: int,
+    is_wanted: Callable[[Line], bool] = lambda _: True,
+) -> dict[Place, _Found]:
     """The same in files that were set aside; negative offsets, as theirs are of other events."""
     found: dict[Place, _Found] = {}
-    for batch in AsideFiles(store_at(home, archive.store), archive).batches():
+    lines = aside_lines(home.log, archive)
+
+    def holds(key: str) -> bool:
+        return is_wanted(lines.get(key, UNKNOWN_LINE))
+
+    for key, batch in AsideFiles(store_at(home, archive.store), archive, holds).batches():
         for row in sought.rows(batch):
-            place = (_ASIDE, -1 - number - len(found))
+            place = (lines.get(key, UNKNOWN_LINE), -1 - number - len(found))
             found[place] = _Found(_id(batch, row), time_ms_of(batch, row))
     return found
+
+
+def _is_one_of(lines: Collection[Line], own: Line) -> bool:
+    """Whether a file that was set aside may hold events of one of these lines."""
+    unknown = own == UNKNOWN_LINE or UNKNOWN_LINE in lines
+    return unknown or any(line.may_be(own) for line in lines)
 
 
 def _erased(record: AuditRecord) -> ErasedIds:

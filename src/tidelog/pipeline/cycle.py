@@ -459,10 +459,10 @@ class Cycle:
             absent=missing.absent,
             filled=carried.generation if carried else 0,
             as_is=carried is not None and carried.as_is,
+            incarnation=intent.incarnation,
         )
-        key = layout.manifest(
-            self._pipeline.id, self._epoch, track.partition.text, self._log.ids.new()
-        )
+        name = self._log.ids.new()
+        key = layout.manifest(self._pipeline.id, self._epoch, track.partition.text, name)
         put_same(self._log.store, key, seal_json(manifest))
         decided = msgspec.structs.replace(intent, manifest=key)
         self._write(

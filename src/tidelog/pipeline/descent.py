@@ -22,12 +22,14 @@ from tidelog.pipeline.archive import list_archives
 from tidelog.pipeline.coverage import are_offsets
 
 __all__ = [
+    "UNKNOWN_LINE",
     "Copy",
     "Line",
     "archives_of",
     "copies_of",
     "detached_archives_of",
     "held_offsets",
+    "is_line_of",
     "line_of",
     "partitions_of",
     "reachable_archives_of",
@@ -50,6 +52,10 @@ class Line(NamedTuple):
     def is_surely(self, other: Line) -> bool:
         """Whether an offset means the same event in both, wherever they were read."""
         return self == other and bool(self.incarnation)
+
+
+UNKNOWN_LINE = Line("", "")
+"""Of a file that no row names: it may be any."""
 
 
 class Copy(NamedTuple):
@@ -164,6 +170,14 @@ def held_offsets(
                 if line.may_be(own[0]) and (generation in copy.made or line.is_surely(own[0])):
                     found.setdefault(partition, set()).update(offsets)
     return {partition: sorted(offsets) for partition, offsets in found.items()}
+
+
+def is_line_of(line: Line, topic: Topic) -> bool:
+    """Whether events of a line may be those of a topic; a line that is not known may be any."""
+    if not line.partition:
+        return True
+    name = line.partition.rpartition("/")[0]
+    return name == topic.name and line.may_be(Line(line.partition, topic.incarnation))
 
 
 def line_of(log: Log, pipeline: str, partition: str) -> tuple[Line, bool] | None:

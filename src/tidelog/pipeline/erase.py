@@ -30,6 +30,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import crc32c
 import msgspec
@@ -70,8 +71,15 @@ from tidelog.model.pipeline import (
 from tidelog.model.run import decode_row, encode_row
 from tidelog.model.sealed import seal_json
 from tidelog.model.topic import Topic
-from tidelog.pipeline.descent import partitions_of, reachable_archives_of, with_later_ones
-from tidelog.pipeline.erase_aside import AsideFiles
+from tidelog.pipeline.descent import (
+    UNKNOWN_LINE,
+    Line,
+    is_line_of,
+    partitions_of,
+    reachable_archives_of,
+    with_later_ones,
+)
+from tidelog.pipeline.erase_aside import AsideFiles, aside_lines
 from tidelog.pipeline.erase_file import Lessened, Lessener
 from tidelog.pipeline.generations import finish_removals
 from tidelog.pipeline.places import files_at
@@ -138,7 +146,8 @@ def erase_from_archives(
             offsets = {name: sorted(deleted.get(number, ())) for name, number in own.items()}
             report = erase_from_archive(home, archive, generation, offsets)
             if archive.name not in [each.archive for each in reports]:  # once for all generations
-                erase_aside(home, archive, lambda: read_ledger(home.log, topic), report)
+                ledger = partial(read_ledger, home.log, topic)
+                erase_aside(home, archive, ledger, partial(is_line_of, topic=topic), report)
             reports.append(report)
             errors += report.failed.values()
     for error in errors:
@@ -190,12 +199,21 @@ def finish_rewrites(home: Home, archive: Archive, generation: int) -> ArchiveEra
 
 
 def erase_aside(
-    home: Home, archive: Archive, erased: Callable[[], ErasedIds], report: ArchiveErasure
+    home: Home,
+    archive: Archive,
+    erased: Callable[[], ErasedIds],
+    is_wanted: Callable[[Line], bool],
+    report: ArchiveErasure,
 ) -> None:
-    """Take events out of the files of an archive that were set aside after a restore."""
+    """Take events out of the files of an archive that were set aside after a restore.
+
+    Files of source partitions that are not wanted, or of other incarnations of them, are left.
+    """
     store = files_at(home, archive)
     if next(iter(store.list(layout.aside_folder(archive.root))), None) is not None:
-        files, events = AsideFiles(store, archive).erase(erased())
+        lines = aside_lines(home.log, archive)
+        aside = AsideFiles(store, archive, lambda key: is_wanted(lines.get(key, UNKNOWN_LINE)))
+        files, events = aside.erase(erased())
         report.files += files
         report.events += events
 

@@ -3,6 +3,10 @@
 No commit names these files, and their offsets may be those of other events by now. So events are
 known by their ids and keys, and by the times up to which these were erased, as in copies.
 
+A row says which source partition a file was read of, and which incarnation of it (``aside_lines``):
+an erasure changes no file of another topic, be it one that had the same name. A file whose row was
+lost may be of any.
+
 A file keeps its name, since a driver that died may copy it there again, create-only. A file by
 itself is replaced by its etag, in one step. One with a sidecar takes four:
 
@@ -33,17 +37,21 @@ from tidelog.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
+from tidelog.log.base import Log
 from tidelog.log.ledger import ErasedIds
+from tidelog.log.replays import replay_pipeline
 from tidelog.model import layout
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import AsideErasure, FileEntry, Manifest, Replaced
 from tidelog.model.run import decode_row, encode_row
 from tidelog.pipeline.contents import ArchiveFiles
+from tidelog.pipeline.descent import Line
 from tidelog.pipeline.erase_file import Lessener
+from tidelog.pipeline.forgotten import read_aside
 from tidelog.pipeline.sought import own_column
 from tidelog.store.base import Store
 
-__all__ = ["AsideFile", "AsideFiles"]
+__all__ = ["AsideFile", "AsideFiles", "aside_lines"]
 
 T = TypeVar("T")
 
@@ -68,15 +76,19 @@ class AsideFile:
 class AsideFiles:
     """The files of an archive that were set aside, in the store that holds them."""
 
-    def __init__(self, store: Store, archive: Archive) -> None:
+    def __init__(
+        self, store: Store, archive: Archive, holds: Callable[[str], bool] = lambda _: True
+    ) -> None:
+        """``holds`` tells by its key whether a file may hold what is sought."""
         self._store = store
         self._archive = archive
+        self._holds = holds
 
-    def batches(self) -> Iterator[pa.RecordBatch]:
+    def batches(self) -> Iterator[tuple[str, pa.RecordBatch]]:
         """Yields the events of all files, except of generations that the archive dropped."""
         for key in self.names():
             read = self._settled(key, self._with_events)
-            yield from () if read is None else read.batches
+            yield from ((key, batch) for batch in (() if read is None else read.batches))
 
     def read(self, key: str) -> AsideFile | None:
         """Returns a file with its events; None for one of a generation that is dropped.
@@ -114,13 +126,14 @@ class AsideFiles:
         return files, events
 
     def names(self) -> list[str]:
-        """The files of events and dead letters: no sidecars."""
+        """The files of events and dead letters that may hold what is sought: no sidecars."""
         keys = [info.key for info in self._store.list(layout.aside_folder(self._archive.root))]
         beside: set[str | None] = set()
         for generation in self._archive.makings:
             lessener = Lessener(self._store, self._archive.making(generation))
             beside |= {lessener.sidecar_name(key) for key in keys}
-        return [key for key in keys if key not in beside and layout.ERASING not in key]
+        files = [key for key in keys if key not in beside and layout.ERASING not in key]
+        return [key for key in files if self._holds(key)]
 
     def _generation(self, key: str) -> int | None:
         """The generation whose settings made a file; None for one that is dropped."""
@@ -212,6 +225,17 @@ class AsideFiles:
             else:
                 raise _busy(part.key)
         return True
+
+
+def aside_lines(log: Log, archive: Archive) -> dict[str, Line]:
+    """Returns what the files of an archive that were set aside were read of, by their keys."""
+    own = [archive.pipeline(generation) for generation in archive.makings]
+    return {
+        key: Line(record.partition, record.incarnation)
+        for pipeline in (*own, *map(replay_pipeline, own))
+        for record in read_aside(log, pipeline)
+        for key in record.files
+    }
 
 
 def _busy(key: str) -> UnavailableError:

@@ -132,6 +132,7 @@ class SettingAside(NamedTuple):
             events=sum(file.events for file in files if file.kind == "data"),
             files=tuple(self.sink.aside(file, name) for file in files),
             at_ms=self.log.clock.now_ms(),
+            incarnation=manifest.incarnation,
         )
 
 

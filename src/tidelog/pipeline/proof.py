@@ -42,12 +42,13 @@ from tidelog.pipeline.deletions import knows_all, read_deletions
 from tidelog.pipeline.descent import (
     archives_of,
     detached_archives_of,
+    is_line_of,
     partitions_of,
     reachable_archives_of,
 )
 from tidelog.pipeline.ending import removed_archives
 from tidelog.pipeline.erase import is_under_way
-from tidelog.pipeline.erase_aside import AsideFiles
+from tidelog.pipeline.erase_aside import AsideFiles, aside_lines
 from tidelog.pipeline.known_iceberg import ICEBERG
 from tidelog.pipeline.known_names import names_of
 from tidelog.pipeline.known_objects import event_values, folder_values
@@ -306,9 +307,14 @@ class _Search:
         """Search files that were set aside, each with its sidecar, as an erasure reads them.
 
         Those of a generation that the archive dropped are left to a search of single objects.
+        Those of another topic are not searched, be it one that had the same name.
         """
-        store = store_at(self._home, archive.store)
-        files = AsideFiles(store, archive)
+        store, lines = store_at(self._home, archive.store), aside_lines(self._home.log, archive)
+        others = {key for key, line in lines.items() if not is_line_of(line, self._topic)}
+        for info in store.list(layout.aside_folder(archive.root)):
+            if info.key.partition(layout.ERASING)[0] in others:
+                self._seen.add((store.url, info.key))
+        files = AsideFiles(store, archive, lambda key: key not in others)
         for key in files.names():
             with contextlib.suppress(*_UNREADABLE, NotFoundError):  # searched as an object then
                 read = files.read(key)
