@@ -7,6 +7,7 @@ planted bug is caught.
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 import time
@@ -62,6 +63,8 @@ def main(seeds: int = 2_000, first: int = 0, only: str | None = None) -> int:
 
 def run(name: str, make: type[SimWorld], seeds: range) -> dict[str, object]:
     """Run one world; what went wrong in it, by kind, and which seeds failed."""
+    gc.freeze()  # modules; what a world leaves is collected after it
+    gc.set_threshold(1_000_000)
     began_s = time.monotonic()
     faults: Counter[Fault] = Counter()
     acknowledged = restarts = steps = 0
@@ -77,6 +80,9 @@ def run(name: str, make: type[SimWorld], seeds: range) -> dict[str, object]:
         acknowledged += world.acknowledged()
         restarts += world.restarts
         steps += len(world.scheduler.trace)
+        del world
+        gc.collect()
+    gc.unfreeze()
     return {
         "seeds": len(seeds),
         "steps": steps,

@@ -20,6 +20,9 @@ from tidelog.model.account import Account
 __all__ = ["Accountant"]
 
 
+_Counted = tuple[SourceRows, SourceRows | None, list[str]]  # rows as they were, and their files
+
+
 @dataclass
 class Accountant:
     """Compares archives with the truth about their source."""
@@ -30,6 +33,8 @@ class Accountant:
     asked: set[str] = field(default_factory=set)  # ids that a process began to delete
     latest: dict[str, int] = field(default_factory=dict)  # ends that an archive's creation saw
     skipped_loss: int = 0  # offsets in gaps, for tests that the world is not idle
+    _files: dict[tuple[str, str], dict[str, Stored]] = field(default_factory=dict)  # by version
+    _counted: dict[tuple[Generation, str], _Counted] = field(default_factory=dict)
 
     # While the world runs.
 
@@ -41,50 +46,63 @@ class Accountant:
 
     def _check_listed(self, live: Generation) -> None:
         seen: dict[tuple[str, str, int], Stored] = {}
+        count = 0
+        for key in self.folders.data_keys(live):
+            found = self._checked(key).values()
+            seen.update((each.place, each) for each in found)
+            count += len(found)
+        if len(seen) == count:
+            return
         for stored in self.folders.events(live):
-            before = seen.setdefault(stored.place, stored)
-            assert before is stored, f"{stored.place} is in `{before.key}` and in `{stored.key}`"
-            self.source_of(stored)
+            other = seen[stored.place]
+            assert other is stored, f"{stored.place} is in `{stored.key}` and in `{other.key}`"
+
+    def _checked(self, key: str) -> dict[str, Stored]:
+        """The events of a file by id; each has its source. Histories only grow: once is enough."""
+        version = self.folders.version(key)
+        if version not in self._files:
+            found: dict[str, Stored] = {}
+            for stored in self.folders.contents(key):
+                self.source_of(stored)
+                assert stored.id not in found, f"{stored.id} is in `{key}` twice"
+                found[stored.id or ""] = stored
+            self._files[version] = found
+        return self._files[version]
 
     def _check_committed(self, live: Generation) -> None:
         """Every event that a live generation had is still there, unless it was deleted."""
         found = self.counting(live)
         known = self.committed.setdefault(live.archive, {})
-        for event_id, place in known.items():
-            if event_id not in found:
-                assert self.was_deleted(place), (
-                    f"archive `{live.archive}` lost {event_id} of {place[1:]}: generation "
-                    f"{live.number} does not have it"
-                )
-        for event_id, stored in found.items():
-            known.setdefault(event_id, self.source_of(stored))
+        for event_id in known.keys() - found.keys():
+            assert self.was_deleted(known[event_id]), (
+                f"archive `{live.archive}` lost {event_id} of {known[event_id][1:]}: generation "
+                f"{live.number} does not have it"
+            )
+        for event_id in found.keys() - known.keys():
+            known[event_id] = self.source_of(found[event_id])
 
     def counting(self, of: Generation) -> dict[str, Stored]:
         """The events that a reader of manifests finds, data and dead letters, by id."""
         found: dict[str, Stored] = {}
         for partition in self.folders.partitions(of):
-            for stored in self._counting_in(of, partition):
-                assert stored.id is not None
-                before = found.setdefault(stored.id, stored)
-                assert before is stored, f"{stored.id} is in `{before.key}` and in `{stored.key}`"
+            for key in self._counting_in(of, partition):
+                assert self.folders.find(key) is not None, f"no file `{key}`"
+                more = self._checked(key)
+                twice = found.keys() & more.keys()
+                assert not twice, f"{twice} are in `{key}` and in another file of {of.folder}"
+                found |= more
         return found
 
-    def _counting_in(self, of: Generation, partition: str) -> Iterable[Stored]:
+    def _counting_in(self, of: Generation, partition: str) -> list[str]:
+        """Files of data, and those of dead letters that no replay has replaced."""
         rows = self.folders.source_rows(of, partition)
-        if rows is None:
-            return
         replays = self.folders.source_rows(of, partition, ".dead")
-        stretches = [_stretch(each) for each in replays.manifests] if replays else []
-        files = [(file, stretches) for each in rows.manifests for file in each["files"]]
-        for number, each in enumerate(replays.manifests if replays else ()):
-            files += [(file, stretches[number + 1 :]) for file in each["files"]]
-        for file, later in files:
-            first = file["first_offset"]
-            if file["kind"] == "dead" and any(start <= first < end for start, end in later):
-                continue  # a replay has replaced it
-            if file["kind"] in ("data", "dead"):
-                assert self.folders.find(file["target"]) is not None, f"no file `{file['target']}`"
-                yield from self.folders.contents(file["target"])
+        if rows is None:
+            return []
+        known = self._counted.get((of, partition))
+        if known is None or known[0] is not rows or known[1] is not replays:
+            known = self._counted[of, partition] = (rows, replays, _files(rows, replays))
+        return known[2]
 
     def source_of(self, stored: Stored) -> Place:
         """The event of the source that this is; there must be one, at this place."""
@@ -270,6 +288,20 @@ def _check_range(where: str, manifest: Row) -> None:
         files = [file for file in manifest["files"] if file["kind"] == named]
         count = sum(file["events"] + file["erased"] for file in files)
         assert count == manifest[kind], f"{where}: {manifest[kind]} {kind}, files say {count}"
+
+
+def _files(rows: SourceRows, replays: SourceRows | None) -> list[str]:
+    stretches = [_stretch(each) for each in replays.manifests] if replays else []
+    files = [(file, stretches) for each in rows.manifests for file in each["files"]]
+    for number, each in enumerate(replays.manifests if replays else ()):
+        files += [(file, stretches[number + 1 :]) for file in each["files"]]
+    found = []
+    for file, later in files:
+        first = file["first_offset"]
+        replaced = any(start <= first < end for start, end in later)
+        if file["kind"] == "data" or (file["kind"] == "dead" and not replaced):
+            found.append(file["target"])
+    return found
 
 
 def _stretch(manifest: Row) -> tuple[int, int]:

@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any
 
 from tests.sim.archive_accounts import Accountant
@@ -73,8 +74,8 @@ class Markers:
 
     def look(self) -> None:
         """Note when events were acknowledged."""
-        for place in self.truth.events:
-            self.acknowledged_ms.setdefault(place, self.scheduler.time.now_ms())
+        for place in islice(self.truth.events, len(self.acknowledged_ms), None):
+            self.acknowledged_ms[place] = self.scheduler.time.now_ms()
 
     def put(self, key: str) -> None:
         """A marker is being put."""

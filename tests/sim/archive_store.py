@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import crc32c
@@ -68,8 +69,9 @@ class Folders:
     def __init__(self, rows: WatchedCatalog, objects: WatchedStore) -> None:
         self._rows = rows
         self._objects = objects
-        self._files: dict[tuple[str, int], list[Stored]] = {}
+        self._files: dict[tuple[str, str], list[Stored]] = {}  # by name and version
         self._manifests: dict[str, Row] = {}
+        self._read: dict[str, tuple[int, SourceRows | None]] = {}  # with the count of changes
 
     def archives(self) -> dict[str, Row]:
         """The rows of archives that are ready, by name."""
@@ -106,11 +108,14 @@ class Folders:
 
     def contents(self, key: str) -> list[Stored]:
         """The events of a file."""
-        data = self._objects.data(key)
-        known = (key, crc32c.crc32c(data))
-        if known not in self._files:
-            self._files[known] = list(_decoded(key, data))
-        return self._files[known]
+        version = self.version(key)
+        if version not in self._files:
+            self._files[version] = list(_decoded(key, self._objects.data(key)))
+        return self._files[version]
+
+    def version(self, key: str) -> tuple[str, str]:
+        """Changes whenever a file does."""
+        return key, self._objects.etag(key)
 
     def partitions(self, of: Generation) -> list[str]:
         """The source partitions that the generation has listed."""
@@ -120,7 +125,17 @@ class Folders:
 
     def source_rows(self, of: Generation, partition: str, suffix: str = "") -> SourceRows | None:
         """The rows of a source partition; None before it has a head."""
-        rows = self._rows.values(f"pipeline/{of.pipeline}{suffix}/{partition}")
+        where = f"pipeline/{of.pipeline}{suffix}/{partition}"
+        changed = self._rows.changed[where]
+        if where not in self._read or self._read[where][0] != changed:
+            self._read[where] = changed, self._source_rows(where)
+        found = self._read[where][1]
+        for commit in found.commits if found else ():
+            self._check_there(commit["manifest"])
+        return found
+
+    def _source_rows(self, where: str) -> SourceRows | None:
+        rows = self._rows.values(where)
         if "head" not in rows:
             return None
         names = sorted((name for name in rows if name.startswith("commit/")), key=_in_order)
@@ -133,16 +148,19 @@ class Folders:
 
     def manifest(self, key: str) -> Row:
         """A manifest, checked against its checksum."""
-        data = self._objects.find(key)
-        assert data is not None, f"manifest `{key}` is missing, and a commit names it"
+        self._check_there(key)
         if key in self._manifests:
             return self._manifests[key]  # no manifest is ever replaced
-        text, _, rest = data.partition(b"\n")
+        text, _, rest = self._objects.data(key).partition(b"\n")
         assert f"{crc32c.crc32c(text):08x}" in rest.decode(), f"manifest `{key}`: {rest!r}"
         found = json.loads(text)
         assert isinstance(found, dict)
         self._manifests[key] = found
         return found
+
+    def _check_there(self, manifest: str) -> None:
+        there = self._objects.holds(manifest)
+        assert there, f"manifest `{manifest}` is missing, and a commit names it"
 
     def find(self, key: str) -> bytes | None:
         return self._objects.find(key)
@@ -162,6 +180,7 @@ def _ranges(manifest: Row) -> list[Row]:
     return manifest.get("ranges") or [manifest]
 
 
+@lru_cache(4096)
 def _fields(value: bytes) -> Row:
     found = msgspec.msgpack.decode(value)
     assert isinstance(found, dict)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import msgspec
 
 from tidelog.catalog.base import Change, Put, Row
@@ -18,6 +20,7 @@ class AuditedCatalog(MemoryCatalog):
         super().__init__()
         self.writes = 0  # so that a simulation checks only when something has changed
         self.touched: set[str] = set()  # partitions, since a simulation last cleared it
+        self.changed: Counter[str] = Counter()  # writes by partition, refused ones too
         self._had: dict[tuple[str, str], set[str]] = {}
 
     def bare(self, partition: str) -> dict[str, Row]:
@@ -27,6 +30,7 @@ class AuditedCatalog(MemoryCatalog):
     def write(self, partition: str, *changes: Change, write_id: str) -> None:
         self.writes += 1
         self.touched.add(partition)
+        self.changed[partition] += 1
         before = {change.row: self.get(partition, change.row) for change in changes}
         super().write(partition, *changes, write_id=write_id)
         for change in changes:

@@ -60,6 +60,10 @@ class CountingStore(MemoryStore):
     def data(self, key: str) -> bytes:
         return self._objects[key][0]
 
+    def etag(self, key: str) -> str:
+        """Changes whenever an object does."""
+        return self._objects[key][1].etag
+
 
 class SimWorld:
     """One seed's world. A subclass starts its processes and checks its invariants."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Final
 
 import crc32c
@@ -379,6 +380,7 @@ def traces(rows: WatchedCatalog, objects: WatchedStore, needles: Iterable[bytes]
     return found
 
 
+@lru_cache(4096)
 def _inner(key: str, data: bytes) -> bytes:
     """What an object holds, uncompressed."""
     if key.endswith(".parquet"):

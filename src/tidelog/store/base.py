@@ -6,6 +6,7 @@ Keys are ``/``-separated text, relative to the store's root. Nothing is overwrit
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -134,6 +135,9 @@ class Store(Protocol):
         ...
 
 
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
 def check_key(key: str) -> None:
     """Refuse a key that some backend could not hold, or that could leave its folder."""
     try:
@@ -154,7 +158,7 @@ def check_key(key: str) -> None:
                 f"object key `{key[:80]}`: a part is longer than "
                 f"{limits.KEY_SEGMENT_BYTES_MAX} bytes: shorten it"
             )
-    if any(ord(char) < 32 or ord(char) == 127 for char in key):
+    if _CONTROL.search(key):
         raise InvalidError(f"object key {key!r}: holds a control character: leave it out")
 
 

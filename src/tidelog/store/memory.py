@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import itertools
 import threading
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 
 from tidelog.clock import Clock
@@ -62,9 +63,9 @@ class MemoryStore:
 
     def list(self, prefix: str = "", start_after: str = "") -> Iterator[ObjectInfo]:
         with self._lock:
-            infos = [info for _, info in self._objects.values()]
-        matching = [i for i in infos if i.key.startswith(prefix) and i.key > start_after]
-        return iter(sorted(matching, key=lambda info: info.key))
+            keys = sorted(key for key in self._objects if key.startswith(prefix))
+            after = keys[bisect_right(keys, start_after) :]
+            return iter([self._objects[key][1] for key in after])
 
     def delete(self, keys: Iterable[str]) -> None:
         with self._lock:
