@@ -70,7 +70,7 @@ def a_member(log: Log, topic: Topic, *partitions: int) -> Membership:
 
 def rows(catalog: MemoryCatalog, topic: Topic) -> list[str]:
     """The rows of members, and the partitions whose lease counts."""
-    members = catalog.scan(layout.consumer_members(topic.incarnation, "c"))
+    members = catalog.scan(layout.consumer_members(topic.incarnation, "c"), "member/", "member0")
     log = a_log(catalog, FakeClock())
     held = [str(p) for p in range(topic.partitions) if read_lease(log, topic, "c", p)]
     return [row.row for row in members] + held
@@ -380,7 +380,7 @@ def test_delete_that_stalls_changes_nothing_of_a_new_consumer_of_the_name(call: 
         clock.asleep = fresh[0].beat
 
     stalling: Any = StallingCatalog(catalog, call, meanwhile)
-    with contextlib.suppress(NotFoundError, InvalidError):
+    with contextlib.suppress(NotFoundError, InvalidError, tidelog.UnavailableError):
         delete_consumer(a_log(stalling, clock, 2), topic, "c")
     if not stalling.has_stalled:
         assert call > 20, "the table covers every call"
@@ -430,3 +430,98 @@ def test_delete_that_stalls_wipes_no_cursor_after_another_has_refused(call: int)
     if state_of(catalog, topic) == "ready":
         leases = [read_lease(log, topic, "c", partition) for partition in range(2)]
         assert [each and each[0].cursor for each in leases] == [7, 5]
+
+
+@pytest.mark.parametrize("call", range(1, 40))
+@pytest.mark.parametrize("sign", ["join", "beat"])
+def test_member_that_stalls_over_a_delete_leaves_no_row_behind(sign: str, call: int) -> None:
+    """It saw the consumer before a delete, and beats at any moment of it, or after it."""
+    clock, catalog = FakeClock(), MemoryCatalog()
+    log = a_log(catalog, clock)
+    topic = create_topic(log, Topic("t", "first", 2, 0))
+    a_member(log, topic, 0).leave()
+    late = a_member(log, topic)
+    sent: list[Callable[[], object]] = []
+    real = catalog.write
+
+    def hold_back(partition: str, *changes: Change, write_id: str) -> None:
+        sent.append(lambda: real(partition, *changes, write_id=write_id))
+
+    if sign == "join":
+        late = Membership(log, topic, "c", "earliest")
+    catalog.write = hold_back  # type: ignore[method-assign]
+    late.join() if sign == "join" else late.beat()
+    catalog.write = real  # type: ignore[method-assign]
+
+    def arrives() -> None:
+        for each in sent:
+            with contextlib.suppress(tidelog.ConflictError):
+                each()
+
+    stalling: Any = StallingCatalog(catalog, call, arrives)
+    delete_consumer(a_log(stalling, clock, 2), topic, "c", force=True)
+    arrives()
+    assert state_of(catalog, topic) == "deleted"
+    assert rows(catalog, topic) == []
+    late.beat()  # and joins again
+    assert (state_of(catalog, topic), rows(catalog, topic)) == (
+        "ready",
+        [layout.member_row(late.id)],
+    )
+
+
+@pytest.mark.parametrize("call", range(1, 40))
+@pytest.mark.parametrize("is_forced", [True, False])
+def test_next_call_ends_a_delete_that_died_after_any_call(is_forced: bool, call: int) -> None:
+    """A member that joined meanwhile, or that was forced out, does not leave it half done."""
+    clock, catalog = FakeClock(), MemoryCatalog()
+    log = a_log(catalog, clock)
+    topic = create_topic(log, Topic("t", "first", 2, 0))
+    member = a_member(log, topic, 0, 1)
+    if not is_forced:
+        member.leave()
+    stalled = Membership(log, topic, "c", "earliest")
+    stalled._register()
+    faults = Faults(crash_after_call=call)
+    with contextlib.suppress(Crash):
+        behind = a_log(FaultyCatalog(catalog, faults), clock, 2)
+        delete_consumer(behind, topic, "c", force=is_forced)
+    assert stalled._beat() or state_of(catalog, topic) in ("ending", "deleted")
+    with contextlib.suppress(NotFoundError, InvalidError):
+        sleeping = SleepingClock()
+        sleeping.asleep = stalled._beat
+        delete_consumer(a_log(catalog, sleeping, 3), topic, "c")
+    assert state_of(catalog, topic) in ("ready", "deleted")
+    if state_of(catalog, topic) == "deleted":
+        assert rows(catalog, topic) == []
+
+
+@pytest.mark.parametrize("call", range(1, 40))
+def test_two_deletes_at_once_leave_the_consumer_deleted_or_ready(call: int) -> None:
+    """The second takes over from the first at any call, and finds a member that has joined."""
+    clock, catalog = FakeClock(), MemoryCatalog()
+    log = a_log(catalog, clock)
+    topic = create_topic(log, Topic("t", "first", 2, 0))
+    before = a_member(log, topic, 0, 1)
+    before.commit(0, 7)
+    before.leave()
+    joined = Membership(log, topic, "c", "earliest")
+    joined._register()
+
+    def second() -> None:
+        sleeping = SleepingClock()
+        sleeping.asleep = joined._beat
+        joined._beat()
+        with contextlib.suppress(InvalidError, NotFoundError):
+            delete_consumer(a_log(catalog, sleeping, 3), topic, "c")
+
+    stalling: Any = StallingCatalog(catalog, call, second)
+    with contextlib.suppress(InvalidError, NotFoundError, tidelog.UnavailableError):
+        delete_consumer(a_log(stalling, clock, 2), topic, "c")
+    assert state_of(catalog, topic) in ("ready", "deleted")
+    if state_of(catalog, topic) == "ready":
+        lease = read_lease(log, topic, "c", 0)
+        assert lease is not None
+        assert lease[0].cursor == 7
+    else:
+        assert rows(catalog, topic) == []

@@ -18,7 +18,7 @@ from tidelog.testing.faults import Fault, Faults, FaultyCatalog
 
 # Puts that expect nothing, by module and function, and why a late repeat does no harm.
 ALLOWED = {
-    ("log/append.py", "_plan"): "in a write that expects the head",
+    ("log/append_plan.py", "plan_append"): "in a write that expects the head",
     ("journal/swap.py", "_changes"): "in a write that expects the head",
     ("journal/marks.py", "_plan"): "in a write that expects the head",
     ("log/unused.py", "list_unused"): "in a write that expects the rows that named the objects",
@@ -30,7 +30,7 @@ ALLOWED = {
     ("log/topics.py", "delete_topic"): "in a write that expects the registry row",
     ("pipeline/failures.py", "_note"): "a failure that is shown, with its time",
     ("log/keepers.py", "put_keeper"): "a heartbeat that is shown; an old one counts as silent",
-    ("log/lease.py", "beat"): "a heartbeat; others ignore a member that is silent",
+    ("log/lease.py", "_beat"): "a heartbeat, in a write that expects the fence of its members",
     ("playback/names.py", "start_playback"): "a name for lists; the pin says whether it is there",
 }
 

@@ -87,12 +87,17 @@ class Ledger:
         if "registry" in touched:
             states = self.bare.topics().values()
             self.deleted |= {t["incarnation"] for t in states if t["state"] == "deleting"}
+            for row in self.rows.bare("registry"):
+                if row.startswith("consumer/"):
+                    self._check_members(row, *row.split("/")[1:])
         for where in sorted(touched):
             kind, _, rest = where.partition("/")
             if kind == "topic":
                 self._check_partition(*_place(rest))
             elif kind == "consumer" and rest.count("/") == 2:
                 self._check_lease(where, rest)
+            elif kind == "consumer":
+                self._check_members(where, *rest.split("/"))
             elif kind == "notify":
                 self._check_notified(where, *_place(rest))
         if self._deletes != self.objects.deletes:
@@ -175,8 +180,14 @@ class Ledger:
         """P3: a cursor is deleted only while its consumer is; a new one gets all events again."""
         group, incarnation, _ = key
         state = self.consumer_state(incarnation, group)
-        assert state == "deleting", f"the cursor of {key} was deleted, its consumer is {state}"
+        assert state == "ending", f"the cursor of {key} was deleted, its consumer is {state}"
         self.delivered.pop(key, None)
+
+    def _check_members(self, where: str, incarnation: str, group: str) -> None:
+        """A deleted consumer has no members, also none that had joined before it was deleted."""
+        if incarnation not in self.deleted and self.consumer_state(incarnation, group) == "deleted":
+            left = [row for row in self.rows.bare(where) if row.startswith("member/")]
+            assert not left, f"consumer {group} is deleted, and has {left}"
 
     def consumer_state(self, incarnation: str, group: str) -> str | None:
         """What the registry says of a consumer."""

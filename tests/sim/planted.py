@@ -56,7 +56,7 @@ from tidelog.log.consumer import Consumer
 from tidelog.log.copying import Copier
 from tidelog.log.flush import SendFuture
 from tidelog.log.intake import Intake
-from tidelog.log.lease import Lease, Membership, read_lease
+from tidelog.log.lease import Lease, Member, Membership, read_lease
 from tidelog.log.notify import Checked, Debounce, NotifyState
 from tidelog.log.partitioner import KeylessTurns
 from tidelog.log.pending import Rest
@@ -385,6 +385,16 @@ def never_overtaken(self: Any, version: str) -> None:
     """Goes on with a delete of a consumer, whatever another call has made of it meanwhile."""
 
 
+def beat_whatever(self: Membership) -> bool:
+    """Writes a heartbeat without regard to a delete of the consumer."""
+    self._beats += 1
+    member = Member(self._beats, self._log.processes.mark(), self._log.clock.now_ms())
+    change = Put(layout.member_row(self.id), encode_row(member))
+    with contextlib.suppress(UnknownOutcomeError):
+        self._log.catalog.write(self._members, change, write_id=self._log.ids.new())
+    return True
+
+
 # In the topics' world.
 
 
@@ -554,6 +564,7 @@ BUGS: dict[str, Bug] = {
     "consumer deleted by a call that was overtaken": _members(
         "P3", (consumers._Deletion, "_check_ours", never_overtaken)
     ),
+    "heartbeat passes a delete": _members("P3", (Membership, "_beat", beat_whatever)),
     "deleted topic read as damage": _topics("P7", (read, "read_head", read_closed_head)),
     "delete without closing": _topics("P1", (topics, "_close_head", no_closing)),
     "heads go with their topic": _topics("P1", (topics, "remove_partition", remove_heads_too)),

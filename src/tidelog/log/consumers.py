@@ -1,31 +1,42 @@
 """Deleting a consumer: its cursors and members, so that trims need not wait for it any more.
 
-1. check that no member is alive, unless forced         → nothing
+1. check that no member is alive, unless forced; one
+   puts ``ready`` back, where a call that died has left
+   ``deleting``                                         → nothing
 2. registry row as ``deleting``, by its version, also
    over that of another call: the version is ours alone → takes no new member; delete it again
 3. check again, without waiting: a member that joined
-   since 1 puts the row back to ``ready``, if this call
-   found it so in 2                                     → the same
-4. write every lease as ``deleted``, also one that is
+   since 1 puts the row back to ``ready``               → the same
+4. registry row as ``ending``, by the version of 2: from
+   here on the delete never goes back, and later calls
+   go on with 5 without a look                          → delete it again
+5. write every lease as ``deleted``, also one that is
    not there yet or is so: no owner, a higher epoch     → a member that had one is fenced; the same
-5. delete the ``member`` rows, by their versions        → the same
-6. registry row as ``deleted``, by the version of 2     → the name is free, trims do not wait
+6. change the ``fence`` of the members                  → no heartbeat of theirs comes; the same
+7. delete the ``member`` rows, by their versions        → the same
+8. registry row as ``deleted``, by the version of 4     → the name is free, trims do not wait
 
-Every write of 4 and 5 is bound to the decision of 2: the row is read, then the registry must still
-have the version of 2, then the row is written by the version that was read. A call that finds
+Every write of 5 to 7 is bound to the decision of 4: the row is read, then the registry must still
+have the version of 4, then the row is written by the version that was read. A call that finds
 another version there stops. So one that stalls, however long, changes no row that was written
-since another call took over: that call writes every lease, and then this one's version is over. No
-call puts ``ready`` back once another may have begun with 4, since that one took the version.
+since another call took over: that call writes every lease, and then this one's version is over.
 
-Rows of the registry and leases stay, some bytes each, until the topic is deleted. So a delayed
-repeat of an old write, which expects no row or an older version, brings nothing back, and epochs
-only grow: what a member read before the delete is never committed after it. A member reads the
-lease before it looks at the registry, so one that saw ``ready`` there fails at its take after 4.
+Any call may put ``ready`` back in 1 or 3, also over another's ``deleting``: that one's version is
+over then, so it has not come to 4 and never will. After 4 no call looks for members: the first one
+has, and cursors may be gone. So a consumer stays in ``deleting`` or ``ending`` only until the next
+call has ended, with or without living members.
+
+Rows of the registry, leases and fences stay, some bytes each, until the topic is deleted. So a
+delayed repeat of an old write, which expects no row or an older version, brings nothing back, and
+epochs only grow: what a member read before the delete is never committed after it. A member reads
+the lease, or the fence, before it looks at the registry. So one that saw ``ready`` there fails at
+its take after 5, and at its heartbeat after 6: no row of it is left when the name is free.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -41,7 +52,7 @@ from tidelog.log.base import Log
 from tidelog.log.heads import RACE
 from tidelog.log.hold import put_held
 from tidelog.log.lag import consumer_names
-from tidelog.log.lease import Lease, Member, Registered, decode_registered, read_lease_row
+from tidelog.log.lease import Fence, Lease, Member, Registered, decode_registered, read_lease_row
 from tidelog.model import layout, limits
 from tidelog.model.address import nearest
 from tidelog.model.run import decode_row, encode_row
@@ -49,6 +60,7 @@ from tidelog.model.topic import Topic
 
 __all__ = ["delete_consumer"]
 
+_State = Literal["ready", "deleting", "ending", "deleted"]
 _LOOK_S = 0.2  # between two looks for a heartbeat
 _PATIENCE = 1.5  # times to live without a sign, as for a takeover from a one-shot reader
 
@@ -71,7 +83,7 @@ class _Sign:
 
 
 class _OvertakenError(Exception):
-    """The registry row is no longer as step 2 wrote it."""
+    """The registry row is no longer as step 4 wrote it."""
 
 
 class _Deletion:
@@ -86,26 +98,32 @@ class _Deletion:
         self._members = layout.consumer_members(topic.incarnation, name)
 
     def run(self, force: bool) -> None:
-        """Steps 1 to 6."""
-        self._found()  # before any waiting
-        silent = {} if force else self._wait_for_silence()
-        before, version = self._begin()
-        if not force:
-            try:
-                self._refuse_new(silent, self._signs())
-            except InvalidError:
-                if before == "ready":
-                    self._put("ready", version)
-                raise
+        """Steps 1 to 8."""
+        found, row = self._found()
+        silent: Mapping[str, _Sign] = {}
+        if not force and found.state != "ending":
+            with self._ready_if_alive(row.version, found.state == "deleting"):
+                silent = self._wait_for_silence()
+        state, version = self._begin()
+        if state == "deleting":
+            if not force:
+                with self._ready_if_alive(version):
+                    self._refuse_new(silent, self._signs())
+            decided = self._put("ending", version)
+            if decided is None:
+                self._check_deleted("deleting", "ending", "ready")
+                return
+            version = decided
         try:
             for partition in range(self._topic.partitions):
                 self._end_lease(partition, version)
+            self._raise_fence(version)
             self._remove_members(version)
         except _OvertakenError:
-            self._check_deleted()
+            self._check_deleted("ending")
             return
         if self._put("deleted", version) is None:
-            self._check_deleted()
+            self._check_deleted("ending")
 
     def _found(self) -> tuple[Registered, Row]:
         row = self._log.catalog.get(layout.REGISTRY, self._row)
@@ -115,33 +133,44 @@ class _Deletion:
             raise NotFoundError(f"{self._what}: not found{like}: see `tidelog lag`")
         return found, row
 
-    def _begin(self) -> tuple[str, str]:
-        """Step 2: the state before, and the version of the row that says ``deleting``."""
+    def _begin(self) -> tuple[_State, str]:
+        """Step 2: ``deleting``, or ``ending`` where that is decided; and the row's version."""
         for delay_s in RACE.delays_s(self._log.random):
             found, row = self._found()  # perhaps ``deleting``, by one that died or is beside us
-            version = self._put("deleting", row.version)
+            state: _State = "ending" if found.state == "ending" else "deleting"
+            version = self._put(state, row.version)
             if version is not None:
-                return found.state, version
+                return state, version
             self._log.clock.sleep(delay_s)
         raise self._busy()
 
-    def _put(self, state: Literal["ready", "deleting", "deleted"], version: str) -> str | None:
+    @contextlib.contextmanager
+    def _ready_if_alive(self, version: str, is_deleting: bool = True) -> Iterator[None]:
+        """Put ``ready`` back where a member is found to be alive: then nothing is deleted."""
+        try:
+            yield
+        except InvalidError:
+            if is_deleting:
+                self._put("ready", version)
+            raise
+
+    def _put(self, state: _State, version: str) -> str | None:
         """Change the registry row by its version; the new one, or None if another was first."""
         wanted = encode_row(Registered(self._name, state))
         return put_held(self._log, layout.REGISTRY, self._row, wanted, version, self._what)
 
-    def _check_deleted(self) -> None:
+    def _check_deleted(self, *unfinished: _State) -> None:
         """Return if another call has finished the delete, or a delete of the topic has.
 
-        Also where the name is in use again: after step 2 the row is ``ready`` only after it was
-        ``deleted``.
+        Not where the row is in one of the ``unfinished`` states. After step 4 that is ``ending``
+        alone: it changes to ``deleted``, after which the name may be in use again.
         """
         row = self._log.catalog.get(layout.REGISTRY, self._row)
-        if row is not None and decode_registered(row).state == "deleting":
+        if row is not None and decode_registered(row).state in unfinished:
             raise UnavailableError(f"{self._what}: another call deletes it too: delete it again")
 
     def _check_ours(self, version: str) -> None:
-        """Raise when another call has changed the registry row since step 2.
+        """Raise when another call has changed the registry row since step 4.
 
         What is written after this must expect a version that was read before it.
         """
@@ -189,7 +218,7 @@ class _Deletion:
         return signs
 
     def _end_lease(self, partition: int, version: str) -> None:
-        """Step 4 for one partition.
+        """Step 5 for one partition.
 
         Also one that an earlier delete has ended: a member may have seen it so, and the consumer
         in the registry, before this delete began.
@@ -206,10 +235,24 @@ class _Deletion:
             self._log.clock.sleep(delay_s)
         raise self._busy()
 
-    def _remove_members(self, version: str) -> None:
-        """Step 5; a row that a member writes meanwhile is read again."""
+    def _raise_fence(self, version: str) -> None:
+        """Step 6: heartbeats of all members that have joined so far fail from now on."""
         for delay_s in RACE.delays_s(self._log.random):
-            rows = list(self._log.catalog.scan(self._members))
+            row = self._log.catalog.get(self._members, layout.FENCE_ROW)
+            self._check_ours(version)
+            what = f"fence of {self._what}"
+            before = 0 if row is None else decode_row(row.value, Fence, what).deletes
+            read = None if row is None else row.version
+            raised = encode_row(Fence(before + 1))
+            if put_held(self._log, self._members, layout.FENCE_ROW, raised, read, what) is not None:
+                return
+            self._log.clock.sleep(delay_s)
+        raise self._busy()
+
+    def _remove_members(self, version: str) -> None:
+        """Step 7; a row that a member removes meanwhile is read again."""
+        for delay_s in RACE.delays_s(self._log.random):
+            rows = list(self._log.catalog.scan(self._members, "member/", "member0"))
             self._check_ours(version)
             try:
                 for first in range(0, len(rows), limits.CHANGES_MAX):

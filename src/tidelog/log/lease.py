@@ -4,13 +4,19 @@ Each member keeps a ``member`` row alive by writing it again and again (its hear
 partition has one ``lease`` row with its owner, epoch and cursor. Liveness is the member's,
 ownership and progress are the lease's:
 
-1. join: put the ``member`` row                         → dead: seen to be silent, and ignored
+1. join: read the ``fence`` row of the members, then the
+   registry; put the ``member`` row if the fence is the
+   same                                                 → dead: seen to be silent, and ignored
 2. take a lease that is free, or whose owner is dead:
    owner and epoch + 1, by the version that was read    → dead: taken over after the time to live
 3. read, handle, and commit: the cursor, by the version
    of the lease                                         → dead: events after the cursor come again
 4. release: owner empty, by the version                 → free, at the cursor
 5. leave: delete the ``member`` row                     → nothing
+
+Every heartbeat expects the ``fence`` as it was when the member joined. A delete of the consumer
+changes it (``consumers``), so a member that has seen the consumer before, however long it stalls,
+leaves no row behind: it joins again, or finds that the consumer is being deleted.
 
 A commit expects the lease exactly as this member last wrote it. A member that was taken for dead
 while it was only slow finds another version there, and gets ``FencedError``. What was read under
@@ -33,7 +39,7 @@ from typing import Literal
 
 import msgspec
 
-from tidelog.catalog.base import ABSENT, Check, Delete, Put, Row
+from tidelog.catalog.base import ABSENT, Absent, Check, Delete, Put, Row
 from tidelog.errors import (
     ConflictError,
     FencedError,
@@ -54,6 +60,7 @@ from tidelog.model.run import decode_row, encode_row
 from tidelog.model.topic import Topic
 
 __all__ = [
+    "Fence",
     "Held",
     "Lease",
     "Member",
@@ -69,7 +76,14 @@ class Registered(Persisted, frozen=True):
     """A consumer in the registry. The row stays when the consumer is deleted (``consumers``)."""
 
     name: str
-    state: Literal["ready", "deleting", "deleted"] = "ready"
+    # ``deleting``: a delete looks for members. ``ending``: it is decided, and does not go back.
+    state: Literal["ready", "deleting", "ending", "deleted"] = "ready"
+
+
+class Fence(Persisted, frozen=True):
+    """How often a consumer was deleted; heartbeats expect the row as it is."""
+
+    deletes: int
 
 
 class Member(Persisted, frozen=True):
@@ -112,23 +126,42 @@ class Membership:
         self._start = start
         self._members = layout.consumer_members(topic.incarnation, name)
         self._beats = 0
+        self._fence: str | Absent = ABSENT  # the version of that row when we joined
         self._guard = ProcessGuard(f"consumer `{name}`")  # leases are its process's to write
         self._seen: dict[str, tuple[str, float]] = {}  # member row → version, since when
         self._leases: dict[int, tuple[str, float]] = {}  # the same of one-shot readers' leases
 
     def join(self) -> None:
         """Step 1; also registers the consumer, so that it can be listed."""
-        self._register()
-        self.beat()
+        for delay_s in RACE.delays_s(self._log.random):
+            # The fence is read before the registry: a delete that begins after the look at the
+            # registry changes it, and then the heartbeat fails.
+            fence = self._log.catalog.get(self._members, layout.FENCE_ROW)
+            self._fence = ABSENT if fence is None else fence.version
+            self._register()
+            if self._beat():
+                return
+            self._log.clock.sleep(delay_s)
+        raise UnavailableError(f"consumer `{self._name}`: too many writers at once: try again")
 
     def beat(self) -> None:
-        """Say that we are alive. Nobody else writes this row, so nothing is expected."""
+        """Say that we are alive; join again after a delete. ``NotFoundError`` during one."""
+        if not self._beat():
+            self.join()
+
+    def _beat(self) -> bool:
+        """Whether the heartbeat was written: not if the consumer was deleted since we joined."""
         self._guard.check()
         self._beats += 1
         member = Member(self._beats, self._log.processes.mark(), self._log.clock.now_ms())
         change = Put(layout.member_row(self.id), encode_row(member))
+        fence = Check(layout.FENCE_ROW, self._fence)
         with contextlib.suppress(UnknownOutcomeError):  # the next beat tells
-            self._log.catalog.write(self._members, change, write_id=self._log.ids.new())
+            try:
+                self._log.catalog.write(self._members, change, fence, write_id=self._log.ids.new())
+            except ConflictError:
+                return False
+        return True
 
     def alive(self) -> list[str]:
         """The ids of all living members, in order; rows of those long dead are removed."""
@@ -266,7 +299,7 @@ class Membership:
             state = None if found is None else decode_registered(found).state
             if state == "ready":
                 return
-            if state == "deleting":
+            if state in ("deleting", "ending"):
                 raise NotFoundError(
                     f"consumer `{self._name}` of `{self._topic.name}`: is being deleted: delete it "
                     "again to finish"

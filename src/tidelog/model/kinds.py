@@ -176,6 +176,7 @@ ROWS = (
     ),
     Kind("erased/<t>/<xx> · key/<sha256 of key>", "the same, of a key whose events were deleted"),
     Kind("consumer/<t>/<name> · member/<id>", "a member's heartbeat, host and process"),
+    Kind("consumer/<t>/<name> · fence", "changes with each delete, so that older members are out"),
     Kind("consumer/<t>/<name>/<p> · lease", "owner, epoch, cursor, resolved start; deleted or not"),
     Kind("notify/<t>/<p> · state", "the debounce waiter, and the offset notified so far"),
     Kind("pipeline/<name> · shard/<shards>/<m>", "the shard's driver, its epoch and heartbeat"),

@@ -13,6 +13,7 @@ __all__ = [
     "COMPILE_ROW",
     "ERASED",
     "FAILURE_ROWS",
+    "FENCE_ROW",
     "FLUSH_ROW",
     "FORMAT",
     "HOME_OBJECT",
@@ -120,6 +121,7 @@ KEEPERS = "keepers"
 REGISTRY = "registry"
 REGISTRY_CHANGES = "changes"
 FAILURE_ROWS = "failure/"
+FENCE_ROW = "fence"
 FLUSH_ROW = "flush"
 SEEN_ROWS = "seen/"
 PLAYBACK_PIN = "pin"
@@ -131,18 +133,8 @@ SCRIBE_LEASE = "lease"
 SCRIBE_QUEUE = "queue"
 STAGED_ROW = "staged"
 TOPIC_ROW_KINDS = (
-    "accepted",
-    "amend",
-    "compile",
-    "head",
-    "journal",
-    "producer",
-    "run",
-    "sink",
-    "staged",
-    "slot",
-    "stray",
-    "unused",
+    *("accepted", "amend", "compile", "head", "journal", "producer"),
+    *("run", "sink", "staged", "slot", "stray", "unused"),
 )  # what a sweep must understand
 
 
