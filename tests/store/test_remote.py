@@ -301,7 +301,7 @@ class _Session:
 
 def test_expiring_credentials_are_renewed(world: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
     session = _Session(lasts_s=3)
-    monkeypatch.setattr(s3.boto3.session, "Session", lambda: session)
+    monkeypatch.setattr(s3, "aws_session", lambda: session)
     store = a_store(f"s3://bucket/home?endpoint={world.server.endpoint}&region=eu-west-1")
     world.says(Answer(200, b"", WHOLE))
     until_s = SystemClock().monotonic_s() + 60

@@ -25,10 +25,11 @@ from tidelog.catalog.settle import LostReplyError
 from tidelog.errors import InvalidError, NotFoundError, TidelogError, UnavailableError
 
 try:
-    import boto3
     from botocore import exceptions as sdk
     from botocore.config import Config
     from botocore.parsers import ResponseParserError
+
+    from tidelog.aws import aws_session
 except ImportError as exc:  # this module is imported only when such an address is opened
     raise InvalidError("dynamodb catalog is not installed: pip install 'tidelog[aws]'") from exc
 
@@ -138,7 +139,7 @@ def connect(
         tcp_keepalive=True,
     )
     try:
-        session = boto3.session.Session(region_name=region, **keys)
+        session = aws_session(region_name=region, **keys)
         client = session.client("dynamodb", endpoint_url=endpoint, config=config)
     except sdk.NoRegionError as exc:
         raise InvalidError(

@@ -17,10 +17,10 @@ from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-import boto3
 from botocore import exceptions as sdk
 from botocore.config import Config
 
+from tidelog.aws import aws_session
 from tidelog.clock import Clock, SystemClock, system_random
 from tidelog.errors import InvalidError, NotFoundError, TidelogError, UnavailableError
 from tidelog.model.address import Address
@@ -296,7 +296,7 @@ def _connect(place: KinesisPlace) -> Any:
         tcp_keepalive=True,
     )
     try:
-        session = boto3.session.Session(region_name=place.region, **place.keys)
+        session = aws_session(region_name=place.region, **place.keys)
         client: Any = session.client("kinesis", endpoint_url=place.endpoint, config=config)
     except sdk.NoRegionError as exc:
         raise InvalidError(

@@ -140,15 +140,16 @@ class SnsTarget:
             ) from exc
 
     def _connect(self) -> Any:
-        import boto3  # noqa: PLC0415 - an extra, and slow to load
-        from botocore.config import Config  # noqa: PLC0415 - the same
+        from botocore.config import Config  # noqa: PLC0415 - an extra, and slow to load
+
+        from tidelog.aws import aws_session  # noqa: PLC0415 - the same
 
         config = Config(
             connect_timeout=min(_CONNECT_TIMEOUT_S, self._timeout_s),
             read_timeout=self._timeout_s,
             retries={"total_max_attempts": 1, "mode": "standard"},
         )
-        session = boto3.session.Session(region_name=self._region, **self._keys)
+        session = aws_session(region_name=self._region, **self._keys)
         return session.client("sns", endpoint_url=self._endpoint, config=config)
 
     def _refusal(self, exc: Exception, response: Mapping[str, Any]) -> TidelogError:

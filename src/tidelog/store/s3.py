@@ -32,8 +32,9 @@ from tidelog.store.remote import (
 from tidelog.store.remote_errors import SDK_ERRORS, broken_reply, code_of, gist, store_error
 
 try:
-    import boto3
     from botocore.config import Config
+
+    from tidelog.aws import aws_session
 except ImportError as exc:  # this module is imported only when such an address is opened
     raise InvalidError("s3 store is not installed: pip install 'tidelog[aws]'") from exc
 
@@ -61,7 +62,7 @@ def open_s3(address: Address, environ: Mapping[str, str]) -> RemoteStore:
                 "address: give http://host:port or https://host:port"
             )
         config["endpoint"] = endpoint
-    session = boto3.session.Session()
+    session = aws_session()
     credentials: Any = AwsCredentials(session, address.text)
 
     def connect(client_options: Any) -> ObjectStore:
