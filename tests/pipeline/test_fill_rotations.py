@@ -336,3 +336,22 @@ def test_file_belongs_to_the_partition_of_which_most_was_read(logs: Logs) -> Non
     logs.log.write_text(text(100, 105))
     logs.run()
     assert logs.held() == lines(HEADER, text(0, 10), text(100, 105))
+
+
+def test_backfill_of_a_chain_from_rotated_files_doubles_nothing(logs: Logs) -> None:
+    """The archive that reads the files knows which file is which."""
+    logs.log.write_text(text(0, 10))
+    logs.create()
+    logs.run()
+    for name, source in (("copy", "archive:x"), ("far", "archive:copy?generation=1")):
+        an_archive(logs.home, name, source=source)
+        logs.run(name=name)
+    logs.rotate(100, 130)
+    for name in ("copy", "far"):
+        logs.replace(name, source=f"file:{logs.folder}")
+        assert logs.held(name=name) == lines(text(0, 10))
+        assert logs.problems(name) == []
+    logs.run()
+    logs.run(name="copy")
+    assert logs.held(name="copy") == lines(text(0, 10), text(100, 130))
+    assert logs.problems("copy") == []

@@ -8,6 +8,10 @@ that is being built stays behind the live one: it reads what that one has begun,
 and the rest after the promote. So no name is ever given to two files. What the source cannot show
 (a file is gone, was cut off, or went on behind a half line) comes from the live generation's files.
 A promote copies the marks, and all else that the live generation knows (``freezing``).
+
+An archive that reads another archive has no marks of its own. The archive at the top of the chain,
+which reads the files, has them: a backfill from these files uses its marks and stays behind the
+live generation too.
 """
 
 from __future__ import annotations
@@ -15,6 +19,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tidelog.home import Home
+from tidelog.log.archives import read_archive
+from tidelog.model.address import parse_address
 from tidelog.model.archive import Archive
 from tidelog.pipeline.fill import FillSource
 from tidelog.pipeline.listing import read_known
@@ -26,14 +32,38 @@ __all__ = ["FillFilesSource", "fill_source"]
 
 def fill_source(home: Home, archive: Archive, generation: int, source: Source) -> FillSource:
     """What a generation that is being built reads, of the archive's own source or another one."""
-    follows = isinstance(source_at(home, archive.source), Tracking)
-    if follows or isinstance(source, Tracking):
-        return FillFilesSource(home, archive, generation, source, follows=follows)
+    if isinstance(source_at(home, archive.source), Tracking):
+        return FillFilesSource(home, archive, generation, source, archive.pipeline())
+    if isinstance(source, Tracking):
+        return FillFilesSource(home, archive, generation, source, _tracking_pipeline(home, archive))
     return FillSource(home, archive, generation, source)
+
+
+def _tracking_pipeline(home: Home, archive: Archive) -> str:
+    """Returns the pipeline that reads the files which an archive was made of; empty: none does.
+
+    That is the archive's own, or that of the archive at the top of its chain.
+    """
+    pipeline, source, known = archive.pipeline(), archive.source, {archive.name}
+    while not isinstance(source_at(home, source), Tracking):
+        address = parse_address(source)
+        if address.scheme != "archive" or address.path in known:
+            return ""
+        known.add(address.path)
+        above = read_archive(home.log, address.path)
+        pipeline, source = above.pipeline(), above.source
+    return pipeline
 
 
 class FillFilesSource(FillSource):
     """What a generation that is being built reads of files; see this module."""
+
+    def __init__(
+        self, home: Home, archive: Archive, generation: int, source: Source, tracks: str
+    ) -> None:
+        """``tracks`` is the pipeline that has the marks of these files; empty: none has."""
+        super().__init__(home, archive, generation, source, follows=bool(tracks))
+        self._tracks = tracks
 
     def track(self, known: Mapping[SourcePartition, Known]) -> None:
         """Pass on what this generation has read, and the marks of the live one."""
@@ -63,8 +93,8 @@ class FillFilesSource(FillSource):
         return self._source.left_out() if isinstance(self._source, LeavingOut) else {}
 
     def _live(self) -> dict[SourcePartition, Known]:
-        """What the live generation knows, where the source is the archive's own kind."""
-        return read_known(self._home.log, self._archive.pipeline(), {}) if self._follows else {}
+        """What is known of the files that the archive was made of."""
+        return read_known(self._home.log, self._tracks, {}) if self._tracks else {}
 
 
 _tracking: type[Tracking] = FillFilesSource
