@@ -16,14 +16,21 @@ import pytest
 
 from tests.pipeline.looking import a_home, an_archive, drive
 from tests.pipeline.test_archived import dying
-from tidelog import Home
+from tests.pipeline.test_fill import backfill
+from tidelog import Event, Home
 from tidelog.codec.events import batch_of, with_position
 from tidelog.errors import InvalidError
+from tidelog.log.trim import ToOffsets
+from tidelog.model.archive import Making
 from tidelog.model.limits import HEADERS_MAX, ID_BYTES_MAX, OWN_HEADERS_MAX, TIMESTAMP_MS_END
-from tidelog.pipeline.archived import erase_archived
+from tidelog.pipeline.archive import find_archive
+from tidelog.pipeline.archived import delete_events, erase_archived
 from tidelog.pipeline.base import CycleReport
 from tidelog.pipeline.dead import dead_letters
 from tidelog.pipeline.driver import Driver, Driving
+from tidelog.pipeline.erasure import carry_out
+from tidelog.pipeline.generations import drop_generation, promote
+from tidelog.pipeline.proof import prove_erased
 from tidelog.pipeline.pump import Pumping, open_pump
 from tidelog.pipeline.restore import Restoring, open_restore
 from tidelog.pipeline.workers import LocalWorkers
@@ -170,3 +177,36 @@ def test_driver_that_dies_beside_a_refused_record_loses_nothing(home: Home, tmp_
 def pump(home: Home, wanted: Pumping, take_over: bool = False) -> int:
     how = Driving(take_over=take_over)
     return Driver(home.log, open_pump(home, wanted, LocalWorkers()), how).run()
+
+
+@pytest.mark.parametrize("odd", ["", "i" * (ID_BYTES_MAX + 1)], ids=["empty", "long"])
+def test_event_with_an_id_that_no_topic_accepts_is_proved_erased(
+    home: Home, tmp_path: Path, odd: str
+) -> None:
+    home.create_topic("x", 1)
+    home.append("x", [Event(b"%d" % row, id=f"e{row}") for row in range(10)])
+    archive = an_archive(home, "a", "topic:x")
+    drive(home, archive)
+    home.trim("x", ToOffsets({0: 10}))
+    (tmp_path / "x").mkdir()
+    path = event_file(tmp_path / "x" / f"1_0_{0:020}.jsonl", {"id": odd})
+    lines = [
+        json.loads(line) | {"offset": at} for at, line in enumerate(path.read_text().splitlines())
+    ]
+    path.write_text("".join(json.dumps(each) + "\n" for each in lines))
+    backfill(home, "a", Making(source=f"file:{tmp_path / 'x'}"))
+    promote(home, "a")
+    drop_generation(home, "a", 1, force=True)
+    assert len(buried(home, find_archive(home, "a"))) == 1
+    topic, reason = home.topic("x"), home.reason("asked", "ada")
+    before = prove_erased(home, topic, [odd])
+    assert not before.is_erased
+    assert not before.known
+    deleted = delete_events(home, "x", [odd], reason)
+    assert (deleted.events, deleted.archived, deleted.missing) == (0, 1, ())
+    carry_out(home, topic, 0)
+    carry_out(home, topic, 0)
+    proof = prove_erased(home, topic, [odd])
+    assert (proof.traces, proof.known) == ([], True)
+    assert buried(home, find_archive(home, "a")) == []
+    assert delete_events(home, "x", [odd], reason).missing == (odd,)

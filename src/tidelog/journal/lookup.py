@@ -50,6 +50,7 @@ __all__ = [
     "Occurrence",
     "Seen",
     "amendment_of",
+    "can_be_id",
     "check_id",
 ]
 
@@ -347,6 +348,15 @@ def check_id(event_id: str) -> None:
     if not isinstance(event_id, str):
         raise InvalidError(f"id: is {type(event_id).__name__}: give text")
     check_event(Event(None, id=event_id), EVENT_BYTES_CEILING)
+
+
+def can_be_id(event_id: str) -> bool:
+    """Whether an event of a topic can have an id; dead letters of archives have others too."""
+    try:
+        check_id(event_id)
+    except InvalidError:
+        return False
+    return True
 
 
 def amendment_of(log: Log, topic: Topic, partition: int, offset: int) -> Amendment | None:

@@ -49,6 +49,7 @@ from tidelog.journal.audit import (
     read_audit,
     read_records,
 )
+from tidelog.journal.lookup import can_be_id
 from tidelog.log.ages import latest_now_ms
 from tidelog.log.archives import read_partitions
 from tidelog.log.ledger import ErasedIds, announce_erasure, enter_erased
@@ -133,14 +134,23 @@ class Deleted:
 
 
 def delete_events(home: Home, topic: str, ids: Collection[str], why: Why) -> Deleted:
-    """Delete all events that have one of these ids, for good, also what archives alone hold."""
-    wanted = list(ids)
-    amended = home.delete(topic, wanted, why=why.why, who=why.who)
+    """Delete all events that have one of these ids, for good, also what archives alone hold.
+
+    Ids that no topic accepts, as an empty one, are looked for in archives, whose dead letters may
+    have them.
+    """
+    _sought(ids, None)  # refuses what nothing can hold before anything is deleted
+    wanted = [each for each in ids if can_be_id(each)]
+    odd = tuple(each for each in ids if not can_be_id(each))
+    amended = Amended(missing=odd)
+    if wanted:
+        held = home.delete(topic, wanted, why=why.why, who=why.who)
+        amended = Amended(held.events, (*held.missing, *odd))
     events = amended.events
     with _after(topic, amended) as sent:
         trimmed = erase_trimmed(home, home.topic(topic), why, ids)
         sent.something |= bool(trimmed.events)
-        if trimmed.found:  # a restore may have copied them before the ledger had them
+        if trimmed.found and wanted:  # a restore may have copied them before the ledger had them
             events += home.delete(topic, wanted, why=why.why, who=why.who).events
     missing = tuple(each for each in amended.missing if each not in trimmed.ids)
     return Deleted(events, trimmed.events, missing, trimmed.unseen)

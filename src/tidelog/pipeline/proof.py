@@ -25,7 +25,6 @@ import pyarrow.compute as pc
 
 from tidelog.errors import CorruptError, InvalidError, NotFoundError
 from tidelog.home import Home
-from tidelog.journal.lookup import check_id
 from tidelog.journal.rows import covering
 from tidelog.log.archives import is_detached, read_partitions
 from tidelog.log.contents import describe_run, read_run
@@ -33,6 +32,7 @@ from tidelog.log.replays import counting_files, replay_pipeline
 from tidelog.log.topics import read_head
 from tidelog.model import layout
 from tidelog.model.archive import Archive, Making
+from tidelog.model.event import check_utf8
 from tidelog.model.pipeline import FileEntry
 from tidelog.model.run import Amendment, Run, decode_row
 from tidelog.model.topic import Topic
@@ -149,7 +149,7 @@ def prove_erased(
     if not ids and not keys:
         raise InvalidError("proof: of which event? give an id or a key")
     for each in ids:
-        check_id(each)
+        check_utf8("id", each)  # dead letters have ids that no topic accepts, as an empty one
     deletions = read_deletions(home, topic, ids, keys)
     store = home.store.inner if isinstance(home.store, CachedStore) else home.store
     search = _Search(home, topic, Sought(deletions), progress)
