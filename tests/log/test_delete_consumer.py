@@ -525,3 +525,25 @@ def test_two_deletes_at_once_leave_the_consumer_deleted_or_ready(call: int) -> N
         assert lease[0].cursor == 7
     else:
         assert rows(catalog, topic) == []
+
+
+def test_member_that_could_not_register_again_does_not_beat(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    catalog = MemoryCatalog()
+    log = a_log(catalog, FakeClock())
+    topic = create_topic(log, Topic("t", "first", 2, 0))
+    member = a_member(log, topic)
+    delete_consumer(log, topic, "c", force=True)
+
+    def fails() -> None:
+        raise tidelog.UnavailableError("registry: no answer: try again")
+
+    monkeypatch.setattr(member, "_register", fails)
+    for _ in range(3):
+        with pytest.raises(tidelog.UnavailableError):
+            member.beat()
+    assert rows(catalog, topic) == []
+    monkeypatch.undo()
+    member.beat()
+    assert consumer_names(log, topic) == ["c"]

@@ -192,7 +192,9 @@ def recover(home_text: str | None, output: Output, /, name: str, **given: Any) -
     producers before. Events that the topic has (same id and contents) are left out, also in a
     second call, and a sweep deletes each object when all its events are in the topic. Events that a
     producer uploaded before it died, without acknowledging them, are appended too. Events whose id
-    the topic has with an updated value stay in their objects, and are counted as doubted.
+    the topic has with an updated value stay in their objects, and are counted as doubted. Events
+    that were trimmed stay away, as far as the restored catalog knows of the trim: trim again after
+    a restore that has forgotten one.
 
     Events of producers with a name, pumps, restores, named playbacks and Spark sinks wait in their
     objects: the restored catalog makes these writers send them again. Start the writers, then run

@@ -10,6 +10,8 @@ origin for one partition are a **unit**.
   journal, or by a row that lists a segment which is still there, and so was trimmed, compiled or
   recovered. A journal whose sources are all held is not needed. One whose sources are held by rows
   that name missing objects is left as it is: it may be the only copy
+- a journal of a compile that died is also listed by the plan of that compile (``log.unused``). What
+  it holds below the partition's start was trimmed since, and is no part of a unit
 - where a journal has a stretch of a unit, it is right, also about events that it lacks: these were
   deleted. Of several journals the newest is right
 - segments that a recovery has made of a unit are not units of their own while the unit is there
@@ -20,9 +22,10 @@ before that, since sweeps delete objects before the rows that list them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -36,7 +39,7 @@ from tidelog.errors import CorruptError, NotFoundError, UnavailableError
 from tidelog.log.base import Log
 from tidelog.log.references import References, read_references
 from tidelog.log.topics import read_head
-from tidelog.log.unused import Uses, origin_of
+from tidelog.log.unused import Uses, origin_of, planned_starts
 from tidelog.model import layout
 from tidelog.model.producers import recovery_id
 from tidelog.model.run import HeldRow, Known, Source, decode_row
@@ -78,6 +81,7 @@ class Forgotten:
         self.units: list[Unit] = []
         self.unneeded: list[ObjectInfo] = []  # journals that only hold what the topic has
         self.unreadable: list[str] = []
+        self.trimmed = 0  # events of journals that the topic was trimmed of
         self.values: list[str] = []  # large values of updates
         self._read: tuple[str, pa.Table] = ("", None)
         before = self._compilers()
@@ -205,6 +209,7 @@ class Forgotten:
             here = held[partition]
             if here is None:
                 continue  # it may be the only copy, or not: left
+            sources = self._not_trimmed(info.key, sources, here, references[partition])
             forgotten = [each for each in sources if each.origin not in here]
             for source in forgotten:
                 key = (source.origin, partition)
@@ -213,6 +218,30 @@ class Forgotten:
                 unit.journals.append((info, source))
             if not forgotten and all(here[each.origin] for each in sources):
                 self.unneeded.append(info)
+
+    def _not_trimmed(
+        self, key: str, sources: list[Source], here: Mapping[str, bool], rows: References
+    ) -> list[Source]:
+        """The sources of a journal, without what the partition was trimmed of since it was made.
+
+        Only the plan of its work tells: without it, the offsets may have been given twice.
+        """
+        start = planned_starts(rows.unused).get("/".join(layout.journal_work(key)), 0)
+        kept = []
+        for each in sources:
+            passed = min(max(start - each.base, 0), each.count)
+            if each.origin not in here:
+                self.trimmed += passed
+            if passed < each.count:
+                kept.append(
+                    msgspec.structs.replace(
+                        each,
+                        base=each.base + passed,
+                        count=each.count - passed,
+                        place=each.place + passed,
+                    )
+                )
+        return kept
 
     def _held(self, partition: int, rows: References) -> dict[str, bool] | None:
         """The origins of all events that a partition holds, and whether their objects are there.

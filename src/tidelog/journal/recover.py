@@ -87,6 +87,7 @@ class RecoverReport:
     events: int = 0  # that they hold for partitions which do not know them
     appended: int = 0
     present: int = 0  # events that the topic has
+    trimmed: int = 0  # events that the topic was trimmed of: left out
     erased: int = 0  # events that were deleted, by the ledger
     doubted: int = 0  # events whose id the topic has with an updated value: left in their objects
     waiting: int = 0  # events of named writers, which send them again: left in their objects
@@ -108,6 +109,7 @@ def recover_topic(
     topic = lookup.topic if dry_run else _fence(log, lookup.topic)
     found = Forgotten(log, topic, None if dry_run else topic.generation)
     report = RecoverReport(topic.name, dry_run, found.objects(), values=len(found.values))
+    report.trimmed = found.trimmed
     recovery = _Recovery(log, topic, lookup, report)
     recovery.writers_resumed = writers_resumed
     left = Counter(info.key for unit in found.units for info, _ in unit.journals)

@@ -137,8 +137,8 @@ class Membership:
             # The fence is read before the registry: a delete that begins after the look at the
             # registry changes it, and then the heartbeat fails.
             fence = self._log.catalog.get(self._members, layout.FENCE_ROW)
-            self._fence = ABSENT if fence is None else fence.version
             self._register()
+            self._fence = ABSENT if fence is None else fence.version  # not if that failed
             if self._beat():
                 return
             self._log.clock.sleep(delay_s)

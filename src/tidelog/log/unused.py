@@ -41,6 +41,7 @@ __all__ = [
     "list_now",
     "list_unused",
     "origin_of",
+    "planned_starts",
     "read_unused",
     "remove_unused",
 ]
@@ -137,6 +138,15 @@ def remove_unused(
         changes = [Delete(row.row, row.version) for row in gone[first : first + limits.CHANGES_MAX]]
         with contextlib.suppress(ConflictError, UnknownOutcomeError):  # the next sweep meets them
             log.catalog.write(where, *changes, write_id=log.ids.new())
+
+
+def planned_starts(rows: Iterable[ListedRow]) -> dict[str, int]:
+    """The works whose plan a partition has, and its start: what they read below it was trimmed.
+
+    A plan is written to the rows that the work then reads, so the events that it has found at an
+    offset are those that these rows held there.
+    """
+    return {work: row.start for row in rows for key in row.objects if (work := _planned(key))}
 
 
 def is_shared(key: str) -> bool:
