@@ -127,7 +127,7 @@ class Task:
                 try:
                     writer.write(chunk.batch)
                 except RefusedError as exc:
-                    exc.context["reached"] = end
+                    exc.context["read"] = read
                     raise
                 read += chunk.batch.num_rows
             end = chunk.position

@@ -6,7 +6,7 @@ from tidelog.errors import TidelogError, UnavailableError
 from tidelog.model.pipeline import offsets_between
 from tidelog.pipeline.base import Task
 from tidelog.sinks.base import RefusedError
-from tidelog.sources.base import Changing, Range, Source
+from tidelog.sources.base import Changing, Range, Source, Timed
 
 __all__ = ["check_plan", "end_before"]
 
@@ -15,15 +15,25 @@ def end_before(source: Source, range: Range, error: TidelogError) -> str | None:
     """Return where to end a range, so that the record which a sink refused is not in it.
 
     None for other errors, and where nothing is before the record. Where positions are not offsets,
-    it is the end of the batch before.
+    the range ends before the record's time, if they are times; else after as many events as are
+    before it, or after those of the batches before, if the source cannot stop inside of a record.
     """
     if not isinstance(error, RefusedError):
         return None
-    is_offset = offsets_between(range.start, range.limit) is not None
-    position = str(error.context["offset"]) if is_offset else error.context.get("reached")
-    if position is None or not source.before(range.start, position):
-        return None
-    return position if source.before(position, range.limit) else None
+    offset = int(error.context["offset"])
+    if offsets_between(range.start, range.limit) is not None:
+        position = str(offset)
+        is_between = source.before(range.start, position) and source.before(position, range.limit)
+        return position if is_between else None
+    if isinstance(source, Timed):
+        limit = source.limit_before(range.limit, int(error.context["time_ms"]))
+        is_between = source.before(range.start, limit) and source.before(limit, range.limit)
+        return limit if is_between else None
+    for events in (offset - range.ordinal, int(error.context.get("read", 0))):
+        limit = source.cut(range.start, range.limit, events) if events > 0 else range.limit
+        if limit != range.limit:  # a cut never exceeds the one before, so this ends
+            return limit
+    return None
 
 
 def check_plan(source: Source, task: Task) -> None:

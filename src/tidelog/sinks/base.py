@@ -28,7 +28,7 @@ class Written:
 class RefusedError(InvalidError):
     """A record that cannot become an event; ``offset`` is its own, in its source partition.
 
-    ``reached`` is a position before it, where positions are not offsets.
+    ``read`` is how many events were read in the batches before its own.
     """
 
     kind = "refused"

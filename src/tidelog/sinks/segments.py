@@ -180,12 +180,13 @@ def _refused(batch: pa.RecordBatch, error: InvalidError) -> RefusedError:
     names = [name for name in ("topic", "partition") if name in batch.schema.names]
     place = "/".join(str(batch.column(name)[row].as_py()) for name in names)
     offset = batch.column("offset")[row].as_py()
+    time_ms = batch.column("timestamp")[row].value if "timestamp" in batch.schema.names else 0
     said = str(error).removeprefix(f"row {row}: ")
     return RefusedError(
         f"source partition `{place}`, offset {offset}: {said}; everything before this offset is "
         "copied, and nothing from it on until then. A pump with --transform can leave the record "
         "out",
-        **{**error.context, "partition": place, "offset": offset},
+        **{**error.context, "partition": place, "offset": offset, "time_ms": time_ms},
     )
 
 

@@ -43,6 +43,7 @@ __all__ = [
     "Source",
     "SourcePartition",
     "Telling",
+    "Timed",
     "Tracking",
     "VanishedError",
     "bounds_apart",
@@ -207,6 +208,15 @@ class Telling(Protocol):
 
     def waits(self, range: Range) -> bool:
         """Whether the range holds an event now. Errors as for ``Source.read``."""
+        ...
+
+
+@runtime_checkable
+class Timed(Protocol):
+    """What a source also is whose positions are times of events."""
+
+    def limit_before(self, limit: str, time_ms: int) -> str:
+        """A limit before all events of a time; at most ``limit``."""
         ...
 
 

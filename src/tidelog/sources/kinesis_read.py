@@ -94,12 +94,18 @@ class Reading:
         yield self._chunk(end)
 
     def _take(self, record: Mapping[str, Any]) -> bool:
-        """Take a record in; False for one that the range does not reach."""
+        """Take a record in; False for one that the range does not reach.
+
+        Nor does a range reach a record that would exceed its number of events, unless that is its
+        first: so a range can end before a record which others are inside of.
+        """
         time_ms = arrived_ms(record)
         if self._is_over(time_ms - 1):
             return False
         if self._place.kind != "at" or time_ms >= self._place.value:
-            self._columns.add(record, time_ms)
+            room = None if self._limit.events is None else self._limit.events - self._columns.total
+            if not self._columns.add(record, time_ms, room):
+                return False
             self._place = Place("after", int(record["SequenceNumber"])).seen(time_ms)
         return True
 
@@ -231,17 +237,24 @@ class _Columns:
         """Whether a batch is worth making."""
         return len(self._ids) >= _CHUNK_EVENTS or self._bytes >= _CHUNK_BYTES
 
-    def add(self, record: Mapping[str, Any], time_ms: int) -> None:
-        """Take a record, or those that are inside of it."""
+    def add(self, record: Mapping[str, Any], time_ms: int, room: int | None) -> bool:
+        """Take a record, or those that are inside of it; False if there is no room for all."""
         sequence: str = record["SequenceNumber"]
         inside = user_records(record["Data"])
         if inside is None:
             whole = UserRecord(record["PartitionKey"], None, record["Data"])
             self._append(whole, time_ms, sequence, None)
-            return
-        for number, each in enumerate(inside):
-            if self._plan.keep_outside or self._is_ours(each):
-                self._append(each, time_ms, sequence, number)
+            return True
+        kept = [
+            (number, each)
+            for number, each in enumerate(inside)
+            if self._plan.keep_outside or self._is_ours(each)
+        ]
+        if room is not None and self.total and len(kept) > room:
+            return False
+        for number, each in kept:
+            self._append(each, time_ms, sequence, number)
+        return True
 
     def take(self) -> pa.RecordBatch:
         """All that waits, in event columns; offsets are counted from the range's ordinal on."""

@@ -40,6 +40,7 @@ from tidelog.sources.base import (
     Source,
     SourcePartition,
     Telling,
+    Timed,
     check_incarnation,
     checked_at_end,
 )
@@ -206,8 +207,14 @@ class ScyllaSource:
         return checked_at_end(chunks, partial(_check_table, session, plan.range))
 
     def cut(self, start: str, end: str, events: int) -> str:
-        wanted = min(events, _NOTED_MAX) if self._way.remembers else events
-        return Place.parse(end).limit(wanted).text
+        place = Place.parse(end)
+        wanted = events if place.events is None else min(events, place.events)
+        return place.limit(min(wanted, _NOTED_MAX) if self._way.remembers else wanted).text
+
+    def limit_before(self, limit: str, time_ms: int) -> str:
+        """Places are times, so a range can end before any change."""
+        place = Place.parse(limit)
+        return limit if place.time_ms <= time_ms else self._place_at(time_ms).limit().text
 
     def before(self, one: str, other: str) -> bool:
         return is_before(one, other)
@@ -360,4 +367,5 @@ def _reopened(url: str) -> ScyllaSource:
 
 _source: type[Source] = ScyllaSource
 _telling: type[Telling] = ScyllaSource
+_timed: type[Timed] = ScyllaSource
 _completing: type[Completing] = ScyllaSource
