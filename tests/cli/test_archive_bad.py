@@ -13,6 +13,7 @@ import pytest
 from tests.cli.running import Done, Run, finish, start
 from tests.servers.base import free_port
 from tests.servers.s3 import S3
+from tidelog.sources.kafka import KafkaSource
 
 MIB = 1 << 20
 CREATE = ["archive", "create", "a", "--source", "topic:t"]
@@ -143,7 +144,8 @@ def test_a_share_of_dead_letters_can_be_borne(run: Run) -> None:
     assert archived(run) == Counter(range(50))
 
 
-def test_a_broker_that_cannot_be_reached(tidelog: Run) -> None:
+def test_a_broker_that_cannot_be_reached(tidelog: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(KafkaSource.__init__.__kwdefaults__, "timeout_s", 2.0)
     gone = f"127.0.0.1:{free_port()}"
     wrong = ["archive", "create", "a", "--source", f"kafka://{gone}/t?socket.timeout.ms=1000"]
     check_refused(tidelog(*wrong), 1, "brokers can be reached")

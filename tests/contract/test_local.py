@@ -16,6 +16,8 @@ from tidelog.testing.store_contract import StoreContract
 
 
 class TestSqliteCatalog(CatalogContract):
+    deleted_rows = 20_000  # 200,000 take ten seconds to make: see the long test below
+
     @pytest.fixture
     def catalog(self, tmp_path: Path) -> Iterator[Catalog]:
         catalog = a_catalog(f"sqlite://{tmp_path}/catalog.sqlite", create=True)
@@ -24,6 +26,13 @@ class TestSqliteCatalog(CatalogContract):
 
     def opener(self, catalog: Catalog) -> Callable[[], Catalog]:
         return functools.partial(a_catalog, catalog.url)
+
+    @pytest.mark.long
+    def test_a_scan_beyond_or_across_200_000_deleted_rows(
+        self, catalog: Catalog, partition: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(self, "deleted_rows", 200_000)
+        self.test_a_scan_beyond_or_across_deleted_rows_neither_slows_nor_fails(catalog, partition)
 
 
 class TestLocalStore(StoreContract):

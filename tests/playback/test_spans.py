@@ -63,8 +63,11 @@ def test_a_playback_is_a_span_with_its_lots(
     assert put.parent.span_id == playback.context.span_id
 
 
-def test_one_that_fails_says_so(tidelog: Run, spans: InMemorySpanExporter) -> None:
+def test_one_that_fails_says_so(
+    tidelog: Run, spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fill()
+    monkeypatch.setenv("TIDELOG_RETRY_ATTEMPTS", "2")
     done = tidelog("playback", "t", *RANGE, "--to", "http://127.0.0.1:9/", "--resume", "p")
     assert done.code != 0
     (playback,) = named(spans, "playback")

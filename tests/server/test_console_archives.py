@@ -15,6 +15,14 @@ from tidelog.pipeline.archive import committed_files, create_archive, find_archi
 from tidelog.pipeline.driver import Driver, Driving
 from tidelog.pipeline.pump import Pumping, open_pump
 from tidelog.pipeline.workers import LocalWorkers
+from tidelog.server.console import pipelines
+
+
+@pytest.fixture(autouse=True)
+def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change shows after the next look, which would be seconds later."""
+    monkeypatch.setattr(pipelines, "_BUSY_S", 0.2)
+    monkeypatch.setattr(pipelines, "_IDLE_S", 0.2)
 
 
 def fill_home(home: Home) -> None:

@@ -27,6 +27,7 @@ def bearer(text: str) -> dict[str, str]:
 
 def test_a_home_with_tokens_asks_for_them(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "_READY_S", 60.0)  # a stall is not what this is about
+    monkeypatch.setattr("tidelog.server.app.REFRESH_S", 0.1)
     assert served.post({"value": "open"}).status_code == 201
     _, reads = create_token(served.home.log, ["read"], "reader")
     _, writes = create_token(served.home.log, ["write"])
