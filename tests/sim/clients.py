@@ -4,8 +4,9 @@ Each seed starts some of these kinds of processes, on hosts whose clocks differ:
 threads share an unnamed producer; two living processes under one producer name, with sequences of
 their own or numbered by the producer; servers that repeat requests under idempotency keys; a
 consumer whose members come, go and stall; members that seek; one-shot readers; a sweeper; a
-trimmer; and notifiers, whose target fails. In every eighth world there are more servers, and
-sweepers on a host whose clock is weeks ahead.
+trimmer; and notifiers, whose target fails. In every fourth world there are senders that rely on
+``flush`` and ``close``; in every eighth there are more servers, and sweepers on a host whose clock
+is weeks ahead.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from itertools import pairwise
 
 from tests.sim.audit import AuditedCatalog
 from tests.sim.base import RATES, SimWorld, in_peace
+from tests.sim.flushers import send_and_flush
 from tests.sim.ledger import Ledger, Place
 from tidelog.errors import (
     AlreadyExistsError,
@@ -71,6 +73,7 @@ class ClientsWorld(SimWorld):
         super().__init__(seed, self.catalog)
         self.ledger = Ledger(self.rows, self.objects, PARTITIONS)
         self.has_wrong_year = seed % 8 == 7
+        self.has_flushers = seed % 4 == 1
         self.create(self._quiet)
 
     def settings(self) -> LogSettings:
@@ -106,6 +109,8 @@ class ClientsWorld(SimWorld):
         for start in self.random.sample(others, 1):
             start()
         self._start("sweeper", self.sweep, 1)
+        if self.has_flushers:
+            self._start("flusher", partial(send_and_flush, self), 2)
         if self.has_wrong_year:
             self._start("late server", self.serve, 3)
             ahead = Host(self.scheduler, "ahead")

@@ -28,6 +28,7 @@ class Ledger:
     objects: CountingStore
     partitions: int
     acknowledged: dict[tuple[str, bytes], Place] = field(default_factory=dict)
+    durable: set[tuple[str, bytes]] = field(default_factory=set)  # acknowledged, no place given
     denied: set[bytes] = field(default_factory=set)  # told not to be stored, and not sent again
     delivered: dict[tuple[str, str, int], set[int]] = field(default_factory=dict)  # by group
     seeks: dict[tuple[str, str, int], int] = field(default_factory=dict)  # the lowest, by group
@@ -208,6 +209,9 @@ class Ledger:
             if place[0] not in self.deleted:
                 found = self.values.get(place)
                 assert found == value, f"{value!r} was acknowledged at {place}, there is {found!r}"
+        found_values = {(place[0], value) for place, value in self.values.items()}
+        lost = [value for each, value in sorted(self.durable - found_values)]
+        assert not lost, f"{lost[:3]} were sent before a flush or close that returned: not stored"
         counts = Counter((place[0], value) for place, value in self.values.items())
         for (_, value), count in counts.items():
             assert count == 1, f"{value!r} is stored {count} times"

@@ -16,6 +16,7 @@ from unittest import mock
 import numpy as np
 import pyarrow as pa
 
+from tests.sim import clients_planted as wrong
 from tests.sim.audit import RecurringCatalog
 from tests.sim.base import SimWorld
 from tests.sim.clients import ClientsWorld
@@ -54,6 +55,7 @@ from tidelog.log.append_plan import AppendPlan
 from tidelog.log.base import Log
 from tidelog.log.consumer import Consumer
 from tidelog.log.copying import Copier
+from tidelog.log.failures import Failures
 from tidelog.log.flush import SendFuture
 from tidelog.log.intake import Intake
 from tidelog.log.lease import Lease, Member, Membership, read_lease
@@ -542,6 +544,11 @@ BUGS: dict[str, Bug] = {
     "lost reply taken for nothing stored": _clients(
         "P1", (Appender, "_settled", conflict_means_not_stored)
     ),
+    "one failure kept at a time": _clients("P1", (Failures, "add", wrong.keep_one_failure)),
+    "future of one event tells for its flush": _clients(
+        "P1", (SendFuture, "result", wrong.result_tells_the_flush)
+    ),
+    "failure raised in one thread only": _clients("P1", (Failures, "due", wrong.due_to_one_thread)),
     "number before there is room": _clients("P7", (Producer, "send", number_then_wait)),
     "two turns for a keyless flush": _clients("P7", (KeylessTurns, "next", two_turns)),
     "commit under another lease": _members("P1, P3", (Consumer, "_commit", commit_polled_ahead)),

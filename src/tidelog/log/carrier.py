@@ -24,6 +24,7 @@ from tidelog.errors import (
 from tidelog.forks import ProcessGuard, RefusingLock
 from tidelog.log.append import Appender, Stored
 from tidelog.log.base import Log
+from tidelog.log.failures import Failures
 from tidelog.log.flush import Flush, Part
 from tidelog.log.partitioner import KeylessTurns
 from tidelog.model.topic import Topic
@@ -53,7 +54,7 @@ class Carrier:
         self._turn = 0
         self._failed_until = 0  # flushes numbered below this fail with their forerunner
         self._cause: BaseException | None = None
-        self._unreported: Flush | None = None
+        self._failures = Failures()
         self._pool = ThreadPoolExecutor(UPLOADS, "tidelog-upload")
         self._committers: ThreadPoolExecutor | None = None
 
@@ -91,10 +92,11 @@ class Carrier:
             self._appender.list_abandoned()
 
     def raise_unreported(self) -> None:
-        """Raise the first failure that no call has raised yet."""
-        flush, self._unreported = self._unreported, None
-        if flush is not None and flush.error is not None and not flush.told:
-            raise flush.error
+        """Raise the first failure of which the calling thread may not know (``failures``)."""
+        with self.state:
+            error = self._failures.due()
+        if error is not None:
+            raise error
 
     def _leave_to_parent(self) -> None:
         """In a forked child: what is buffered and under way is the parent's to write."""
@@ -187,10 +189,14 @@ class Carrier:
                 self._cause = error
                 last = max(flush.number, *self.under_way, -1)
                 self._failed_until = max(self._failed_until, last + 1)
-            if error is not None and flush.pending and self._unreported is None:
-                self._unreported = flush
+            self._keep_failure(flush, error)
             flush.finish(error)
             self.state.notify_all()
+
+    def _keep_failure(self, flush: Flush, error: BaseException | None) -> None:
+        """Before those who wait go on. A failed ``append`` raises its error itself."""
+        if error is not None and flush.pending:
+            self._failures.add(flush.failed(error))
 
     def _is_behind(self, flush: Flush) -> bool:
         return self._cause is not None and (self._named or flush.number < self._failed_until)

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tidelog.errors import TidelogError, UnavailableError, UnknownOutcomeError
+from tidelog.log.failures import Failure
 from tidelog.log.partitioner import split
 from tidelog.log.pending import Pending
 from tidelog.log.positions import Positions
@@ -44,7 +45,7 @@ class Flush:
         self.number = -1
         self.expected_offset: int | None = None
         self.error: BaseException | None = None
-        self.told = False  # whether somebody was given the error
+        self.failure: Failure | None = None  # of events that were sent
         self.links: list[object] = []  # to the spans of the requests that it carries
         self._done = threading.Event()
         self._calls: list[Callable[[], None]] = []
@@ -91,6 +92,18 @@ class Flush:
     def unknown(self, part: Part, error: BaseException) -> None:
         """Note that a part may or may not be stored."""
         self._unknown.append((part.rows, error))
+
+    def failed(self, error: BaseException) -> Failure:
+        """Begin to note who knows of a failure; before :meth:`finish`."""
+        offsets = self.positions().offsets
+        stored = int((offsets >= 0).sum()) if isinstance(error, TidelogError) else 0
+        self.failure = Failure(error, len(self) - stored)
+        return self.failure
+
+    def tell(self, index: int) -> None:
+        """Note that the sender of one failed event gets its error now."""
+        if self.failure is not None:
+            self.failure.tell(index)
 
     def finish(self, error: BaseException | None = None) -> None:
         """Let those who wait go on."""
@@ -187,9 +200,9 @@ class SendFuture(msgspec.Struct, frozen=True, eq=False, gc=False):
                 "wait longer"
             )
         if flush.error is not None:
-            flush.told = True
             stored = isinstance(flush.error, TidelogError) and flush.is_stored(self.index)
             if not stored:
+                flush.tell(self.index)
                 raise flush.error_of(self.index)
         return flush.positions()[self.index]
 

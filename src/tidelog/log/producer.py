@@ -216,7 +216,12 @@ class Producer:
         return self._wait_for(flushes)
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Return when everything that was sent is durable; raises the first failure."""
+        """Return when everything that was sent is durable; raises the first failure.
+
+        Threads may share the producer: each of them gets each failure once, since its own events
+        may be among those that failed. Failures that the futures of all failed events have raised
+        are not raised again.
+        """
         with self._carrier.state:
             self._seal()
             waiting = list(self._carrier.under_way.values())
@@ -231,7 +236,7 @@ class Producer:
         self._carrier.raise_unreported()
 
     def close(self) -> None:
-        """Flush, and release threads; raises the first failure that nobody was told of."""
+        """Flush, and release threads; raises what :meth:`flush` would."""
         with self._carrier.state:
             if self._carrier.closed:
                 return

@@ -16,6 +16,7 @@ __all__ = [
     "COPY_CHUNK_BYTES",
     "EVENT_BYTES_CEILING",
     "EVENT_BYTES_MAX",
+    "FAILURES_MAX",
     "FILES_PASSED_MAX",
     "FILE_FINISHED_MS",
     "FILE_PARTITION_BYTES_MAX",
@@ -95,6 +96,7 @@ BATCH_BYTES_MAX = 1 << 30  # of batches that are joined; an Arrow array of bytes
 SLOT_MS_MAX = 24 * 3600 * 1000  # the coarsest time index
 STRAY_KEEP_MS = 7 * SLOT_MS_MAX  # a sweep keeps what may be the only copy of events this long
 STRAYS_AT_ONCE = 1_000  # that one row notes
+FAILURES_MAX = 100  # failed flushes of a producer that are kept apart until they are raised
 PRODUCER_MARK_BYTES = 64  # of a mark that is stored with a sequence
 PRODUCER_NAME_MAX = 200  # characters
 PRODUCER_RECENT = 8  # batches whose offsets a producer's row keeps

@@ -117,6 +117,7 @@ class Ingest:
             await opened.durable(flush)
             if flush.error is None or flush.is_stored(index):
                 return (flush.positions()[index],)
+            flush.tell(index)
             raise flush.error_of(index).with_traceback(None)
         for flush in {each.flush: None for each in sent}:
             await opened.durable(flush)
@@ -252,6 +253,7 @@ def _positions(topic: str, sent: list[SendFuture]) -> Sequence[Position]:
             at = each.flush.positions()[each.index]
             partitions[number], offsets[number] = at.partition, at.offset
             continue
+        each.flush.tell(each.index)
         failure = each.flush.error_of(each.index)
         is_unknown = isinstance(failure, UnknownOutcomeError) or not isinstance(
             failure, TidelogError

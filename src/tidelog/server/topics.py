@@ -60,7 +60,6 @@ class OpenTopic:
             self._loop.call_soon_threadsafe(self._wake, flush)
 
     def _wake(self, flush: Flush) -> None:
-        flush.told = True
         for future in self._waiting.pop(flush, (0.0, ()))[1]:
             if not future.done():
                 future.set_result(None)

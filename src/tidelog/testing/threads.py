@@ -120,6 +120,16 @@ class Threads:
     def get_ident(self) -> int:
         return id(self.scheduler.current)
 
+    def current_thread(self) -> object:
+        return self.scheduler.current or self.scheduler
+
+    def enumerate(self) -> list[object]:
+        """The threads of the current process."""
+        current = self.scheduler.current
+        if current is None:
+            return [self.scheduler]
+        return [actor for actor in current.group.actors if not actor.done]
+
     def pool(self, max_workers: int = 4, thread_name_prefix: str = "pool") -> _Pool:
         """A ``ThreadPoolExecutor``."""
         return _Pool(self, max_workers, thread_name_prefix)
