@@ -18,7 +18,7 @@ from tests.waiting import until
 from tidelog import Event, Home
 from tidelog.cli.main import cli
 from tidelog.clock import SystemClock
-from tidelog.errors import NotFoundError
+from tidelog.errors import InvalidError, NotFoundError
 from tidelog.journal import compile as compile_module
 from tidelog.journal import recover as recover_module
 from tidelog.journal.recover import RecoverReport
@@ -215,7 +215,16 @@ def test_journal_that_a_copy_of_the_catalog_planned_is_kept_and_recovered(
         for _ in range(2):
             home.sweep(0)
         assert home.verify("orders").possible_losses == 1
-        assert home.recover_topic("orders").appended == 2
+        asked = ["--home", str(embedded.path), "topic", "recover", "orders"]
+    for dry in (["--dry-run"], []):
+        refused = CliRunner().invoke(cli, [*asked, *dry])
+        assert refused.exit_code == 1
+        assert "2 events of journals were trimmed" in refused.output
+        assert "add --include-trimmed" in refused.output
+    with embedded.open() as home:
+        assert home.verify("orders").possible_losses == 1
+        assert home.recover_topic("orders", include=["trimmed"]).appended == 2
+        assert home.recover_topic("orders", include=["trimmed"]).appended == 0
         assert values(home) == ["a", "b"]
 
 
@@ -408,9 +417,13 @@ def test_event_deleted_while_a_compile_stalls_does_not_come_back(
         home.trim("orders", ToOffsets({0: 2}))
         home.sweep(0)
         home.sweep(0)
-        report = home.recover_topic("orders")
+        assert home.recover_topic("orders").trimmed == 2
+        assert "secret" not in values(home)
+        report = home.recover_topic("orders", include=["trimmed"])
         assert report.erased == 1
         assert "secret" not in values(home)
+        with pytest.raises(InvalidError, match="give writers or trimmed"):
+            home.recover_topic("orders", include=["all"])
         with pytest.raises(NotFoundError):
             home.get("orders", "x")
 

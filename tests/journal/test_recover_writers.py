@@ -94,8 +94,8 @@ def test_one_lost_cycle_of_a_pump_is_proven_until_it_is_recovered(tmp_path: Path
     with restored.open() as home:
         assert home.verify("pumped").proven_losses > 0
         assert "pumped" in [each.topic for each in home.sweep(0).refused]
-        assert home.recover_topic("pumped", writers_resumed=True).appended == 2
-        assert home.recover_topic("pumped", writers_resumed=True).appended == 0
+        assert home.recover_topic("pumped", include=["writers"]).appended == 2
+        assert home.recover_topic("pumped", include=["writers"]).appended == 0
         assert home.verify("pumped").proven_losses == 0
     assert len(restored.ids("pumped")) == 8
 
@@ -117,7 +117,7 @@ def test_events_of_a_writer_that_is_not_there_any_more_are_recovered_on_request(
     with restored.open() as home:
         waiting = home.recover_topic("orders", dry_run=True)
         assert (waiting.appended, waiting.waiting, waiting.writers) == (0, 4, ["producer `np`"])
-        report = home.recover_topic("orders", writers_resumed=True)
+        report = home.recover_topic("orders", include=["writers"])
         assert (report.appended, report.waiting, report.writers) == (4, 0, [])
     assert restored.ids("orders") == ALL
 
@@ -161,7 +161,7 @@ def test_journal_waits_where_a_named_writer_has_a_row(embedded: Embedded) -> Non
     embedded.go_back()
     with embedded.open() as home:
         assert home.recover_topic("orders").waiting >= 1
-        assert home.recover_topic("orders", writers_resumed=True).appended >= 1
+        assert home.recover_topic("orders", include=["writers"]).appended >= 1
 
 
 def test_segment_says_which_named_producer_wrote_it(embedded: Embedded) -> None:

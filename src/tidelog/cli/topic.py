@@ -183,9 +183,22 @@ def delete(home_text: str | None, output: Output, /, name: str, yes: bool, **pas
     is_flag=True,
     help="Also append events of named writers that these have not sent again.",
 )
+@click.option(
+    "--include-trimmed",
+    is_flag=True,
+    help="Also append trimmed events that a compiler's journal still has.",
+)
 @json_option
 @click.pass_obj
-def recover(home_text: str | None, output: Output, /, name: str, **given: Any) -> None:
+def recover(
+    home_text: str | None,
+    output: Output,
+    /,
+    name: str,
+    writers_resumed: bool,
+    include_trimmed: bool,
+    **given: Any,
+) -> None:
     """Append the events of objects that the catalog has forgotten.
 
     For a catalog that was restored from an older copy: `tidelog verify` names these objects. Stop
@@ -194,7 +207,8 @@ def recover(home_text: str | None, output: Output, /, name: str, **given: Any) -
     producer uploaded before it died, without acknowledging them, are appended too. Events whose id
     the topic has with an updated value stay in their objects, and are counted as doubted. Events
     that were trimmed stay away, as far as the restored catalog knows of the trim: trim again after
-    a restore that has forgotten one.
+    a restore that has forgotten one. Some may be left in a journal of a compiler that died: these
+    are counted as trimmed, and appended only with --include-trimmed.
 
     Events of producers with a name, pumps, restores, named playbacks and Spark sinks wait in their
     objects: the restored catalog makes these writers send them again. Start the writers, then run
@@ -203,7 +217,8 @@ def recover(home_text: str | None, output: Output, /, name: str, **given: Any) -
     With --incarnation it brings a topic back that the registry does not know any more, under a name
     that no topic has. What rows the catalog has of it count as before.
 
-    Ends with exit code 1 when an object does not decode, or when events wait for their writers.
+    Ends with exit code 1 when an object does not decode, when events wait for their writers, or
+    when trimmed events were left in journals.
 
     \b
     Examples:
@@ -212,7 +227,8 @@ def recover(home_text: str | None, output: Output, /, name: str, **given: Any) -
       tidelog topic recover orders --incarnation 0c1f6a2be4974d3c8a5d0e7b91f2c3d4 --partitions 4
     """
     with open_home(home_text) as home:
-        report = home.recover_topic(name, **given)
+        asked = {"writers": writers_resumed, "trimmed": include_trimmed}
+        report = home.recover_topic(name, include=[each for each in asked if asked[each]], **given)
     values = asdict(report)
     if not output.as_json:
         values["unreadable"] = ", ".join(report.unreadable) or None
@@ -225,7 +241,14 @@ def recover(home_text: str | None, output: Output, /, name: str, **given: Any) -
             f"then `tidelog topic recover {name}`; add --writers-resumed for what they do not send",
             err=True,
         )
-    if report.unreadable or report.waiting:
+    if report.trimmed:
+        click.echo(
+            f"topic `{name}`: {counted(report.trimmed, 'event')} of journals were trimmed, and "
+            "stay in their objects, which sweeps delete: if you trimmed them only because their "
+            "own objects were lost, add --include-trimmed",
+            err=True,
+        )
+    if report.unreadable or report.waiting or report.trimmed:
         sys.exit(FAILED)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 
 from tidelog.errors import InvalidError, NotFoundError
@@ -137,7 +137,7 @@ class JournalCalls(ABC):
         incarnation: str | None = None,
         partitions: int | None = None,
         slot: str | int = "1s",
-        writers_resumed: bool = False,
+        include: Collection[str] = (),
     ) -> RecoverReport:
         """Append events of objects that the catalog has forgotten; those it has by id are left out.
 
@@ -145,30 +145,28 @@ class JournalCalls(ABC):
         ``dry_run`` it counts what it would do, and changes nothing.
 
         Events of named writers (producers, pumps, playbacks, Spark sinks) wait in their objects
-        until the topic has them: let these writers resume first. ``writers_resumed`` appends what
-        they have not sent again.
+        until the topic has them: let these writers resume first. ``include=["writers"]`` appends
+        what they have not sent again. ``include=["trimmed"]`` appends trimmed events that a journal
+        of a compiler which died still has.
 
         With ``incarnation``, first makes a topic of this name of one whose registry row was lost,
         with ``slot`` and as many partitions as its objects and rows show, or ``partitions``.
         """
+        unknown = sorted(set(include) - {"writers", "trimmed"})
+        if unknown:
+            raise InvalidError(f"recover: include `{unknown[0][:80]}`: give writers or trimmed")
+        also = {"writers_resumed": "writers" in include, "include_trimmed": "trimmed" in include}
         if incarnation is None and partitions is not None:
             raise InvalidError("recover: partitions go with an incarnation: give both or neither")
         if incarnation is not None:
             lost = LostTopic(self.log, topic, incarnation)
             if not lost.is_registered and dry_run:
                 log, there = lost.as_if(partitions, duration_ms(slot))
-                return recover_topic(
-                    log,
-                    Lookups(log, self._pool).of(there),
-                    dry_run=True,
-                    writers_resumed=writers_resumed,
-                )
+                return recover_topic(log, Lookups(log, self._pool).of(there), dry_run=True, **also)
             if not dry_run:
                 lost.register(partitions, duration_ms(slot))
         found = self.topic(topic)
-        return recover_topic(
-            self.log, self._lookups.of(found), dry_run=dry_run, writers_resumed=writers_resumed
-        )
+        return recover_topic(self.log, self._lookups.of(found), dry_run=dry_run, **also)
 
     def compile(
         self,

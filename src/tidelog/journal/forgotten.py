@@ -11,7 +11,7 @@ origin for one partition are a **unit**.
   recovered. A journal whose sources are all held is not needed. One whose sources are held by rows
   that name missing objects is left as it is: it may be the only copy
 - a journal of a compile that died is also listed by the plan of that compile (``log.unused``). What
-  it holds below the partition's start was trimmed since, and is no part of a unit
+  it holds below the partition's start was trimmed since, and is part of a unit only on request
 - where a journal has a stretch of a unit, it is right, also about events that it lacks: these were
   deleted. Of several journals the newest is right
 - segments that a recovery has made of a unit are not units of their own while the unit is there
@@ -74,14 +74,18 @@ class UnitEvents:
 class Forgotten:
     """The strays of a topic, as one look at the store and the catalog shows them."""
 
-    def __init__(self, log: Log, topic: Topic, below: int | None) -> None:
+    def __init__(
+        self, log: Log, topic: Topic, below: int | None, *, include_trimmed: bool = False
+    ) -> None:
         """Segments from generation ``below`` on may be under way, and are passed over."""
+        self._include_trimmed = include_trimmed
         self._log = log
         self._topic = topic
         self.units: list[Unit] = []
         self.unneeded: list[ObjectInfo] = []  # journals that only hold what the topic has
         self.unreadable: list[str] = []
         self.trimmed = 0  # events of journals that the topic was trimmed of
+        self.with_trimmed: set[str] = set()  # these journals
         self.values: list[str] = []  # large values of updates
         self._read: tuple[str, pa.Table] = ("", None)
         before = self._compilers()
@@ -216,6 +220,8 @@ class Forgotten:
                 unit = found.setdefault(key, Unit(source.origin, partition, source.base))
                 unit.at = source.base
                 unit.journals.append((info, source))
+            if info.key in self.with_trimmed:
+                continue  # left as it is
             if not forgotten and all(here[each.origin] for each in sources):
                 self.unneeded.append(info)
 
@@ -226,12 +232,15 @@ class Forgotten:
 
         Only the plan of its work tells: without it, the offsets may have been given twice.
         """
+        if self._include_trimmed:
+            return sources
         start = planned_starts(rows.unused).get("/".join(layout.journal_work(key)), 0)
         kept = []
         for each in sources:
             passed = min(max(start - each.base, 0), each.count)
-            if each.origin not in here:
+            if passed and each.origin not in here:
                 self.trimmed += passed
+                self.with_trimmed.add(key)
             if passed < each.count:
                 kept.append(
                     msgspec.structs.replace(

@@ -21,6 +21,8 @@ event, so it is counted and left.
    writers have resumed: its row, its position and its batch are as old as the catalog, so it sends
    them again under another segment's id, which nothing would match. A segment names its writer; a
    unit of which only journals are left waits if any named writer has a row in the partition
+   Events that a compile had read before it died, and that were **trimmed** since, stay in their
+   journal too (``forgotten``), unless the caller includes them
 4. list the segment as unused in that commit, and each journal in the last commit of its units: from
    then on they are not strays, and sweeps delete them. Objects of a unit with doubted events, or
    with events that wait, stay
@@ -40,7 +42,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -87,7 +89,7 @@ class RecoverReport:
     events: int = 0  # that they hold for partitions which do not know them
     appended: int = 0
     present: int = 0  # events that the topic has
-    trimmed: int = 0  # events that the topic was trimmed of: left out
+    trimmed: int = 0  # events that the topic was trimmed of: left in their objects
     erased: int = 0  # events that were deleted, by the ledger
     doubted: int = 0  # events whose id the topic has with an updated value: left in their objects
     waiting: int = 0  # events of named writers, which send them again: left in their objects
@@ -97,21 +99,29 @@ class RecoverReport:
 
 
 def recover_topic(
-    log: Log, lookup: Lookup, *, dry_run: bool = False, writers_resumed: bool = False
+    log: Log,
+    lookup: Lookup,
+    *,
+    dry_run: bool = False,
+    writers_resumed: bool = False,
+    include_trimmed: bool = False,
 ) -> RecoverReport:
     """Append the events of a topic's strays that the topic does not have.
 
     Those of named writers only with ``writers_resumed``: these send again what the catalog has
-    forgotten, and then the topic has it.
+    forgotten, and then the topic has it. Those that the topic was trimmed of, after a compile that
+    died had read them, only with ``include_trimmed``.
 
     ``CorruptError`` for rows that do not decode, ``UnavailableError`` as usual: call it again.
     """
     topic = lookup.topic if dry_run else _fence(log, lookup.topic)
-    found = Forgotten(log, topic, None if dry_run else topic.generation)
+    below = None if dry_run else topic.generation
+    found = Forgotten(log, topic, below, include_trimmed=include_trimmed)
     report = RecoverReport(topic.name, dry_run, found.objects(), values=len(found.values))
     report.trimmed = found.trimmed
     recovery = _Recovery(log, topic, lookup, report)
     recovery.writers_resumed = writers_resumed
+    recovery.keep(found.with_trimmed)
     left = Counter(info.key for unit in found.units for info, _ in unit.journals)
     for unit in found.units:
         events = found.read(unit)
@@ -196,6 +206,10 @@ class _Recovery:
         self._doubted: set[str] = set()  # objects with events that the topic may have, or will
         self._any: dict[int, str] = {}  # of each partition, a named writer that has a row in it
         self.writers: set[str] = set()  # whose events wait
+
+    def keep(self, objects: Iterable[str]) -> None:
+        """Leave these objects as they are, though all their units are done."""
+        self._doubted.update(objects)
 
     def run(self, unit: Unit, events: UnitEvents, journals: Sequence[str]) -> None:
         """One unit, and these journals, which have nothing else to recover."""
