@@ -7,6 +7,8 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tidelog.model import limits
+
 pytest_plugins = ["tests.servers.fixtures"]
 
 
@@ -41,6 +43,12 @@ def _turn(item: pytest.Item) -> int:
     """Tests of one group, in their order, one group of ``SHARED`` after the other."""
     group = next(item.iter_markers("xdist_group")).args[0]
     return SHARED.index(group) if group in SHARED else len(SHARED)
+
+
+@pytest.fixture(autouse=True)
+def _small_reserves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of homes of tests would else keep gigabytes of a disk."""
+    monkeypatch.setattr(limits, "RESERVE_BYTES", 1 << 16)
 
 
 @pytest.fixture(autouse=True)

@@ -20,6 +20,7 @@ from types import TracebackType
 import pyarrow as pa
 
 from tidelog.catalog import Catalog
+from tidelog.catalog.reserve import freeing
 from tidelog.errors import InvalidError, NotFoundError, TidelogError
 from tidelog.identity import (
     Identity,
@@ -177,7 +178,8 @@ class Home(JournalCalls):
 
         with self._lock:
             producer = self._producers.get(name)
-        delete_topic(self.log, name, check, closed)  # may refuse: then appends go on
+        with freeing(self.catalog):
+            delete_topic(self.log, name, check, closed)  # may refuse: then appends go on
         if producer is not None:
             with self._lock:
                 if self._producers.get(name) is producer:
@@ -280,7 +282,8 @@ class Home(JournalCalls):
         """
         found = self.topic(topic)
         check = partial(check_readers, self.log, found, past_readers)
-        return trim_topic(self.log, found, to, check)
+        with freeing(self.catalog):
+            return trim_topic(self.log, found, to, check)
 
     def sweep(self, grace: str | int = "1h", *, accept_loss: Iterable[str] = ()) -> SweepReport:
         """Delete objects that nothing refers to and that are older than ``grace``.
@@ -290,9 +293,10 @@ class Home(JournalCalls):
         unless the topic is in ``accept_loss``. ``NotFoundError`` when there is no such topic.
         """
         self._check_open()
-        swept: SweepReport = import_module(_MAINTENANCE).sweep_everything(
-            self, duration_ms(grace), frozenset(accept_loss)
-        )
+        with freeing(self.catalog):
+            swept: SweepReport = import_module(_MAINTENANCE).sweep_everything(
+                self, duration_ms(grace), frozenset(accept_loss)
+            )
         return swept
 
     def _after_turns(self, how: Scribing) -> Callable[[Turn], Turn]:

@@ -163,7 +163,7 @@ def test_a_disk_that_is_full(run: Run, share: int) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (share * MIB, share * MIB))
 
     driver = start("archive", "run", "a", "--no-spark", preexec_fn=no_room)
-    check_refused(finish(driver), 1, "the file system says `File too large`")
+    check_refused(finish(driver), 1, "the disk is full (File too large)")
     assert run("archive", "manifest", "a", "--json").rows() == []
     assert not list(Path("tidelog-data/objects/archives/a").glob("g1/**/*.parquet"))
     assert drive(run).code == 0

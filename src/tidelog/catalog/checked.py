@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
 
 import crc32c
 
 from tidelog.catalog.base import Catalog, Change, Put, Row, check_write
+from tidelog.catalog.reserve import freeing
 from tidelog.errors import ConflictError, CorruptError
 
 __all__ = ["CheckedCatalog", "Inspectable"]
@@ -70,6 +72,10 @@ class CheckedCatalog:
 
     def close(self) -> None:
         self.inner.close()
+
+    def freeing(self) -> AbstractContextManager[None]:
+        """Let the block use the reserve, where the backend has one."""
+        return freeing(self.inner)
 
     def every_row(self) -> Iterator[tuple[str, str]]:
         """Partition and name of all rows, as far as they can be read; none where unlistable."""

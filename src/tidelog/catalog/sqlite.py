@@ -1,6 +1,9 @@
 """The catalog in one SQLite file: the default, for any number of processes of one machine.
 
 Write-ahead logging with ``synchronous=FULL``, so that an acknowledged write survives a power cut.
+A full disk leaves room for what frees space (``reserve``). A catalog in a place that cannot be
+written to is read: with its log where another process has it open, else as a file that must not
+change. A change is noticed, and the file opened again.
 Each thread has a connection of its own, and none is open while the process forks
 (``sqlite_connections``); a scan reads page by page and holds nothing between pages. Network file
 systems are refused: SQLite's locks and shared memory do not work there.
@@ -12,9 +15,11 @@ import contextlib
 import errno
 import os
 import sqlite3
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from tidelog.catalog.base import (
@@ -30,6 +35,7 @@ from tidelog.catalog.base import (
     conflict,
     judge,
 )
+from tidelog.catalog.reserve import Reserve
 from tidelog.catalog.settle import LostReplyError, Repeat, write_settled
 from tidelog.catalog.sqlite_connections import Connections
 from tidelog.errors import CorruptError, InvalidError, NotFoundError, UnavailableError
@@ -43,11 +49,18 @@ _APPLICATION_ID = 0x54494445  # "TIDE": tells our files from other programs' dat
 _FORMAT = 3  # as that of the home, so that a file of another one is refused before it is read
 _BUSY_MS = 10_000  # a writer waits this long for others; each of them takes about a millisecond
 _PAGE_ROWS = 1_000
+_OPEN_BYTES = 65_536  # of the reserve: what opening a file needs
+_WRITE_BYTES = 262_144  # of the reserve: what some writes to the log need
 _NETWORK_FILE_SYSTEMS = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "9p", "fuse.sshfs", "fuse.s3fs"}
     | {"glusterfs", "fuse.glusterfs", "lustre", "beegfs", "ocfs2", "gfs2"}
 )
 
+_GET = "SELECT value, version FROM rows WHERE partition = ? AND row = ?"
+_EVERY = (
+    "SELECT partition, row, value, version FROM rows "
+    "WHERE (partition, row) > (?, ?) ORDER BY partition, row LIMIT ?"
+)
 _SCHEMA = """
 CREATE TABLE rows (
   partition TEXT NOT NULL,
@@ -57,6 +70,15 @@ CREATE TABLE rows (
   PRIMARY KEY (partition, row)
 ) STRICT, WITHOUT ROWID
 """
+
+
+class _Stamp(NamedTuple):
+    """What a file was like when it was opened."""
+
+    inode: int
+    size: int
+    modified_ns: int
+    log_bytes: int
 
 
 def open_sqlite(address: Address, *, create: bool, repeat: Repeat) -> SqliteCatalog:
@@ -84,6 +106,10 @@ class SqliteCatalog:
         self._path = path
         self._repeat = repeat
         self._connections = Connections(path, self._connect)
+        self._reserve = Reserve(path)
+        self._freeing = 0  # commands under way that free space
+        self._lock = threading.Lock()
+        self._fixed: _Stamp | None = None  # of a file that was opened as one that never changes
 
     @property
     def url(self) -> str:
@@ -102,6 +128,7 @@ class SqliteCatalog:
                     connection.execute(f"PRAGMA user_version={_FORMAT}")
             finally:
                 connection.execute("COMMIT")
+        self._reserve.fill()
         for folder in [self._path.parent, self._path.parent.parent][: 1 + made_folder]:
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
             os.fsync(descriptor)
@@ -112,11 +139,10 @@ class SqliteCatalog:
         if not self._path.exists():
             _refuse_unwritable(self._path)
             raise self._missing()
-        with self._connections.use() as connection:
-            (application,) = connection.execute("PRAGMA application_id").fetchone()
-            (version,) = connection.execute("PRAGMA user_version").fetchone()
-            columns = [row[1] for row in connection.execute("PRAGMA table_info(rows)")]
-            is_empty = not connection.execute("SELECT 1 FROM sqlite_schema").fetchone()
+        application = self._ask("PRAGMA application_id")[0][0]
+        version = self._ask("PRAGMA user_version")[0][0]
+        columns = [row[1] for row in self._ask("PRAGMA table_info(rows)")]
+        is_empty = not self._ask("SELECT 1 FROM sqlite_schema LIMIT 1")
         if is_empty:
             raise self._missing()  # somebody is about to create it
         if application != _APPLICATION_ID or columns != ["partition", "row", "version", "value"]:
@@ -134,12 +160,9 @@ class SqliteCatalog:
     def get(self, partition: str, row: str) -> Row | None:
         check_name("partition", partition, limits.PARTITION_BYTES_MAX)
         check_name("row", row, limits.ROW_BYTES_MAX)
-        with _translated(self._path), self._connections.use() as connection:
-            found = connection.execute(
-                "SELECT value, version FROM rows WHERE partition = ? AND row = ?",
-                (partition, row),
-            ).fetchone()
-        return Row(row, found[0], found[1]) if found else None
+        with _translated(self._path):
+            found = self._ask(_GET, (partition, row))
+        return Row(row, found[0][0], found[0][1]) if found else None
 
     def scan(
         self,
@@ -173,18 +196,38 @@ class SqliteCatalog:
             return found.version if found else None
 
         def attempt() -> None:
-            with _translated(self._path), self._connections.use() as connection:
-                _write_once(connection, partition, changes, write_id)
+            while True:
+                try:
+                    with _translated(self._path), self._connections.use() as connection:
+                        _write_once(connection, partition, changes, write_id)
+                    return
+                except UnavailableError as exc:
+                    is_full = isinstance(exc.__cause__, sqlite3.Error) and _is_full(exc.__cause__)
+                    if not (is_full and self._freeing and self._reserve.give(_WRITE_BYTES)):
+                        raise
 
         write_settled(attempt, read_version, partition, changes, write_id, self._repeat)
 
     def close(self) -> None:
         self._connections.close()
 
+    @contextlib.contextmanager
+    def freeing(self) -> Iterator[None]:
+        """While the block frees space, its writes may use the reserve, which is then made whole."""
+        with self._lock:
+            self._freeing += 1
+        try:
+            self._reserve.give_if_full(_WRITE_BYTES)
+            yield
+        finally:
+            with self._lock:
+                self._freeing -= 1
+            self._reserve.fill()
+
     def inspect(self) -> Iterator[str]:
         """What SQLite's own integrity check finds."""
-        with _translated(self._path), self._connections.use() as connection:
-            found = [row[0] for row in connection.execute("PRAGMA integrity_check")]
+        with _translated(self._path):
+            found = [row[0] for row in self._ask("PRAGMA integrity_check")]
         for line in found:
             if line != "ok":
                 yield f"catalog `{self._path}`: {line}: keep the file, and restore it from a copy"
@@ -193,12 +236,8 @@ class SqliteCatalog:
         """All rows of the file, page by page."""
         after = ("", "")
         while True:
-            with _translated(self._path), self._connections.use() as connection:
-                page = connection.execute(
-                    "SELECT partition, row, value, version FROM rows "
-                    "WHERE (partition, row) > (?, ?) ORDER BY partition, row LIMIT ?",
-                    (*after, _PAGE_ROWS),
-                ).fetchall()
+            with _translated(self._path):
+                page = self._ask(_EVERY, (*after, _PAGE_ROWS))
             yield from ((columns[0], Row(*columns[1:])) for columns in page)
             if len(page) < _PAGE_ROWS:
                 return
@@ -218,8 +257,8 @@ class SqliteCatalog:
             f"WHERE partition = ? AND row {lower_is} ? {below} "
             f"ORDER BY row {'DESC' if reverse else 'ASC'} LIMIT ?"
         )
-        with _translated(self._path), self._connections.use() as connection:
-            found = connection.execute(query, [*values, rows]).fetchall()
+        with _translated(self._path):
+            found = self._ask(query, (*values, rows))
         return [Row(*columns) for columns in found]
 
     def _missing(self) -> NotFoundError:
@@ -227,16 +266,66 @@ class SqliteCatalog:
             f"catalog `{self._path}`: no such file: run `tidelog init`, or fix the path"
         )
 
+    def _ask(self, query: str, values: tuple[str | int, ...] = ()) -> list[tuple[Any, ...]]:
+        """What a query finds. A file that was to stay as it is, and did not, is opened again."""
+        while True:
+            with self._connections.use() as connection:
+                found = connection.execute(query, values).fetchall()
+            fixed = self._fixed
+            if fixed is None or fixed == _stamp(self._path):
+                return found
+            self._fixed = None
+            self._connections.close()
+
     def _connect(self, mode: str) -> sqlite3.Connection:
+        """Open the file; what can only be read is opened so."""
+        if mode == "rw" and self._path.exists() and not _is_writable(self._path):
+            return self._connect_to_read()
+        try:
+            return self._connect_as(f"mode={mode}")
+        except sqlite3.OperationalError as exc:
+            if not (_is_full(exc) and self._reserve.give(_OPEN_BYTES)):
+                raise
+        return self._connect_as(f"mode={mode}")
+
+    def _connect_to_read(self) -> sqlite3.Connection:
+        """Open a file in a place that cannot be written to.
+
+        SQLite reads a log that another process has open. Without a log it needs to be told that
+        the file does not change, which ``_ask`` checks.
+        """
+        stamp = _stamp(self._path)
+        try:
+            return self._connect_as("mode=ro")
+        except sqlite3.OperationalError as exc:
+            name = getattr(exc, "sqlite_errorname", "")
+            if not name.startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY")):
+                raise
+            if stamp.log_bytes:
+                raise InvalidError(
+                    f"catalog `{self._path}`: its last writes are in `{self._path.name}-wal`, "
+                    "which cannot be read in a place that is read-only: copy the home to a place "
+                    "that can be written to"
+                ) from exc
+        self._fixed = stamp
+        return self._connect_as("mode=ro&immutable=1")
+
+    def _connect_as(self, how: str) -> sqlite3.Connection:
         connection = sqlite3.connect(
-            f"file:{quote(str(self._path))}?mode={mode}",
+            f"file:{quote(str(self._path))}?{how}",
             uri=True,
             timeout=_BUSY_MS / 1000,
             isolation_level=None,
             check_same_thread=False,
         )
-        connection.execute("PRAGMA journal_mode=WAL")
-        connection.execute("PRAGMA synchronous=FULL")
+        try:
+            if how.startswith("mode=rw"):
+                connection.execute("PRAGMA journal_mode=WAL")
+                connection.execute("PRAGMA synchronous=FULL")
+            connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1")
+        except BaseException:
+            connection.close()
+            raise
         return connection
 
 
@@ -294,8 +383,22 @@ def _apply(connection: sqlite3.Connection, partition: str, change: Change, write
         )
 
 
-def _is_full(exc: sqlite3.Error) -> bool:
-    return getattr(exc, "sqlite_errorname", "") == "SQLITE_FULL"
+def _is_full(exc: BaseException) -> bool:
+    return getattr(exc, "sqlite_errorname", "") in ("SQLITE_FULL", "SQLITE_IOERR_SHMSIZE")
+
+
+def _is_writable(path: Path) -> bool:
+    """Whether this process may change a file, and make its log beside it."""
+    may = (os.access(each, os.W_OK, effective_ids=True) for each in (path, path.parent))
+    return all(may)
+
+
+def _stamp(path: Path) -> _Stamp:
+    """What changes when another process writes to a file."""
+    found, log_bytes = path.stat(), 0
+    with contextlib.suppress(FileNotFoundError):
+        log_bytes = path.with_name(f"{path.name}-wal").stat().st_size
+    return _Stamp(found.st_ino, found.st_size, found.st_mtime_ns, log_bytes)
 
 
 @contextlib.contextmanager
@@ -310,7 +413,10 @@ def _translated(path: Path) -> Iterator[None]:
                 f"catalog `{path}`: {exc}: keep the file, and restore it from a copy"
             ) from exc
         if name.startswith(("SQLITE_READONLY", "SQLITE_PERM", "SQLITE_AUTH")):
-            raise InvalidError(f"catalog `{path}`: cannot be written: change its rights") from exc
+            raise InvalidError(
+                f"catalog `{path}`: is read-only here: change its rights, or work in a place that "
+                "can be written to"
+            ) from exc
         if name.startswith("SQLITE_CANTOPEN"):
             raise InvalidError(
                 f"catalog `{path}`: cannot be opened: check that its folder exists and is writable"
@@ -321,8 +427,8 @@ def _translated(path: Path) -> Iterator[None]:
             ) from exc
         if _is_full(exc):
             raise UnavailableError(
-                f"catalog `{path}`: the disk is full, nothing was written: free some space and "
-                "try again"
+                f"catalog `{path}`: the disk is full, nothing was written: free some space, as "
+                "with `tidelog trim` and `tidelog sweep`, and try again"
             ) from exc
         raise UnavailableError(f"catalog `{path}`: {exc}: fix it and try again") from exc
     except UnicodeDecodeError as exc:  # SQLite names a table whose damaged name is not text

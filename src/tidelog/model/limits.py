@@ -120,4 +120,5 @@ MERGED_BYTES_MAX = 16 << 20  # of a merged manifest
 MERGED_ROW_BYTES_MAX = 200_000  # of a merged commit's row; 300,000 bytes fit
 MERGES_MAX = 50  # of one sweep in one source partition; each reads up to 24 manifests
 GAPS_MAX = 1_000  # of a source partition; its head has them all
+RESERVE_BYTES = 4 << 20  # of room that is kept back beside a SQLite catalog
 RANGE_FOLDERS_MAX = 10_000  # of one range of an archive; events of others are dead letters

@@ -38,6 +38,7 @@ from collections.abc import Iterator
 import msgspec
 
 from tidelog.catalog.base import Put
+from tidelog.catalog.reserve import freeing
 from tidelog.errors import InvalidError, NotFoundError, UnavailableError
 from tidelog.home import Home
 from tidelog.log.archives import (
@@ -80,6 +81,11 @@ def end_archive(home: Home, name: str) -> Archive:
 
     Drivers that run stop with ``FencedError``.
     """
+    with freeing(home.catalog):
+        return _end(home, name)
+
+
+def _end(home: Home, name: str) -> Archive:
     log, archive = home.log, _present(home, name)
     if is_outside(log, archive):
         log.standing.check(f"archive `{name}` in `{archive.store}/{archive.root}`")
@@ -120,11 +126,16 @@ def delete_archive(home: Home, name: str) -> None:
     ``NotFoundError``. ``InvalidError`` while an Iceberg table lists its files, while another
     archive or a pipeline is made from it, and where the files belong to another home.
     """
+    with freeing(home.catalog):
+        _delete(home, name)
+
+
+def _delete(home: Home, name: str) -> None:
     present = _present(home, name)
     if present.ended is None or not present.ended.removing:
         files_at(home, present)  # is the folder ours, before anything changes
         _check_unused(home, present)
-    archive = end_archive(home, name)
+    archive = _end(home, name)
 
     def edit(found: Archive) -> Archive:
         if found.incarnation != archive.incarnation or found.ended is None:

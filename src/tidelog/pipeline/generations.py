@@ -52,6 +52,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from tidelog.catalog.reserve import freeing
 from tidelog.errors import InvalidError, NotFoundError, TidelogError
 from tidelog.home import Home
 from tidelog.log.ages import store_now_ms
@@ -216,7 +217,8 @@ def drop_generation(home: Home, name: str, generation: int, *, force: bool = Fal
             )
         return _with_states(found, {generation: "removing"})
 
-    return _remove(home, change_archive(home.log, name, edit), generation)
+    with freeing(home.catalog):
+        return _remove(home, change_archive(home.log, name, edit), generation)
 
 
 def finish_removals(home: Home, archive: Archive) -> Archive:

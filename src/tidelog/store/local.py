@@ -354,8 +354,13 @@ def _translated(key: str) -> Iterator[None]:
                 "choose another folder",
                 key=key,
             ) from exc
-        error = NoRoomError if exc.errno in _NO_ROOM else UnavailableError
-        raise error(
+        if exc.errno in _NO_ROOM:
+            raise NoRoomError(
+                f"object `{key}`: the disk is full ({exc.strerror}), nothing was stored: free some "
+                "space, as with `tidelog trim` and `tidelog sweep`, and try again",
+                key=key,
+            ) from exc
+        raise UnavailableError(
             f"object `{key}`: the file system says `{exc.strerror}`: fix it and try again",
             key=key,
         ) from exc
