@@ -79,7 +79,9 @@ class ArchiveTurns:
         troubles += self._eraser.troubles
         with contained("sweep of archives", troubles.append):
             if swept is not None and self._how.grace_ms is not None:
-                swept = _joined(swept, sweep_archives(self._home, self._how.grace_ms))
+                archives = sweep_archives(self._home, self._how.grace_ms)
+                troubles += archives.unlisted
+                swept = _joined(swept, archives)
         more = tuple(Trouble("", each) for each in troubles)
         return replace(turn, swept=swept, erased=events, troubles=(*turn.troubles, *more))
 
@@ -92,6 +94,7 @@ def _joined(topics: SweepReport, pipelines: PipelineSweep) -> SweepReport:
         bytes_deleted=topics.bytes_deleted + pipelines.bytes_deleted,
         objects_young=topics.objects_young + pipelines.objects_young,
         uploads_aborted=topics.uploads_aborted + pipelines.uploads_aborted,
+        unlisted=(*topics.unlisted, *pipelines.unlisted),
         pipelines=pipelines.pipelines,
         commits_merged=pipelines.commits_merged,
     )

@@ -10,6 +10,8 @@ import pytest
 import tidelog as library
 from tests.cli.running import Run
 from tidelog import Event
+from tidelog.errors import InvalidError
+from tidelog.store.local import LocalStore
 
 
 def fill(events: int = 10, partitions: int = 1) -> None:
@@ -196,3 +198,30 @@ def test_sweep_refuses_a_catalog_that_went_back_until_the_loss_is_accepted(
     accepted = tidelog("sweep", "--grace", "0s", "--accept-loss", "t", "--json")
     assert (accepted.code, accepted.rows()[0]["objects_deleted"]) == (0, 3)
     assert tidelog("verify", "t").code == 0
+
+
+def test_sweep_says_that_it_may_not_list_unfinished_uploads(
+    tidelog: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fill(2)
+    outside = tmp_path / "outside"
+    create = ("archive", "create", "a", "--source", "topic:t", "--kind", "backup")
+    assert tidelog(*create, "--to", f"file://{outside}/a").code == 0
+    swept = tidelog("sweep", "--json")
+    assert (swept.code, swept.rows()[0]["unlisted"]) == (0, [])
+
+    def refuse(self: LocalStore, before_ms: int) -> int:
+        raise InvalidError("access denied")
+
+    monkeypatch.setattr(LocalStore, "abort_uploads", refuse)
+    swept = tidelog("sweep", "--json")
+    first, second = swept.rows()[0]["unlisted"]
+    assert swept.code == 1
+    assert "were not removed (access denied): give these credentials" in first
+    assert f"store `file://{outside}" in second
+    shown = tidelog("sweep")
+    assert (shown.code, b"were not removed (access denied)" in shown.out) == (1, True)
+    turned = tidelog("scribe", "--once", "--grace", "0s", "--metrics-file", "m.prom", "--json")
+    assert turned.code == 1
+    assert len([each for each in turned.rows()[0]["errors"] if "access denied" in str(each)]) == 2
+    assert "tidelog_scribe_stores_unlisted 2" in Path("m.prom").read_text()

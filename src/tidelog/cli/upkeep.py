@@ -127,6 +127,9 @@ def sweep(home_text: str | None, output: Output, grace: str, accept_loss: tuple[
     the events again with `tidelog topic recover TOPIC`. Only if you can do without them, accept the
     loss of what is there now by --accept-loss, which is remembered.
 
+    Ends with exit code 1, too, where the credentials do not allow it to list or remove uploads that
+    did not end.
+
     \b
     Examples:
       tidelog sweep
@@ -137,10 +140,12 @@ def sweep(home_text: str | None, output: Output, grace: str, accept_loss: tuple[
         report = home.sweep(grace, accept_loss=accept_loss)
     values = asdict(report)
     values["refused"] = [{"topic": each.topic, "error": str(each.error)} for each in report.refused]
+    values["unlisted"] = list(map(str, report.unlisted))
     if not output.as_json:
         values["refused"] = "; ".join(str(each.error) for each in report.refused) or None
+        values["unlisted"] = "; ".join(map(str, report.unlisted)) or None
     output.record(values)
-    if report.refused:
+    if report.refused or report.unlisted:
         sys.exit(FAILED)
 
 

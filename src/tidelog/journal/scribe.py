@@ -230,6 +230,7 @@ class _Work:
         with contained("sweep", self.note):
             self._swept = sweep_home(self._log, self._how.grace_ms or 0)
             self._troubles += [Trouble(each.topic, each.error) for each in self._swept.refused]
+            self._troubles += [Trouble("", each) for each in self._swept.unlisted]
 
     def note(self, error: TidelogError) -> None:
         """Report something that concerns no topic."""

@@ -24,6 +24,7 @@ class ScribeMetrics:
     bytes_written: int = 0
     objects_swept: int = 0
     bytes_swept: int = 0
+    stores_unlisted: int = 0
     errors: int = 0
     tickets_dropped: int = 0
     tickets_waiting: int = 0
@@ -44,6 +45,7 @@ class ScribeMetrics:
         if turn.swept is not None:
             self.objects_swept += turn.swept.objects_deleted
             self.bytes_swept += turn.swept.bytes_deleted
+            self.stores_unlisted = len(turn.swept.unlisted)
         self.errors += len(turn.troubles)
         self.tickets_dropped = turn.dropped
         self.tickets_waiting = turn.waiting
@@ -63,7 +65,7 @@ class ScribeMetrics:
         return "".join(f"{line}\n" for line in lines)
 
 
-_GAUGES = ("tickets_waiting", "last_turn_timestamp_seconds")
+_GAUGES = ("stores_unlisted", "tickets_waiting", "last_turn_timestamp_seconds")
 _HELP = {
     "turns": "Turns of this scribe",
     "turns_unfinished": "Turns whose time was over before all was done",
@@ -76,6 +78,7 @@ _HELP = {
     "bytes_written": "Bytes of the journals that were made",
     "objects_swept": "Objects that its sweeps deleted",
     "bytes_swept": "Bytes of these objects",
+    "stores_unlisted": "Stores whose unfinished uploads the last sweep could not list or remove",
     "errors": "Topics that could not be compiled or swept, turn by turn",
     "tickets_dropped": "Tickets of the home that were too old when a scribe looked",
     "tickets_waiting": "Tickets of the home that wait for a turn",

@@ -142,13 +142,14 @@ from tidelog.log.sink_sweep import left_by_sinks
 from tidelog.log.strays import note_strays, noted_since
 from tidelog.log.topics import find_topic, list_topics
 from tidelog.log.unused import Uses, is_shared, origin_of, read_unused, remove_unused
+from tidelog.log.uploads import abort_uploads
 from tidelog.log.witnesses import is_over, list_witnesses
 from tidelog.model import layout, limits
 from tidelog.model.run import Head, HeldRow, decode_row, encode_row
 from tidelog.model.topic import Topic
-from tidelog.store.base import ObjectInfo, Store
+from tidelog.store.base import ObjectInfo
 
-__all__ = ["Refused", "SweepReport", "abort_uploads", "raise_epoch", "sweep_home"]
+__all__ = ["Refused", "SweepReport", "raise_epoch", "sweep_home"]
 
 NEVER_NOTED: Mapping[str, int] = MappingProxyType({})
 _DELETES_AT_ONCE = 1_000  # objects; what S3 takes in one request
@@ -178,6 +179,7 @@ class SweepReport:
     uploads_aborted: int = 0  # in parts, left behind by copies whose reply was lost
     clock_ahead_ms: int = 0  # how far this machine's clock is ahead of the store's
     refused: tuple[Refused, ...] = ()
+    unlisted: tuple[TidelogError, ...] = ()  # of stores whose broken uploads could not be removed
     pipelines: int = 0  # that were swept, those of archives too
     commits_merged: int = 0  # rows of archives' commits that became part of others
 
@@ -198,10 +200,12 @@ class _Tally:
     uploads_aborted: int = 0
     clock_ahead_ms: int = 0
     refused: list[Refused] = field(default_factory=list)
+    unlisted: list[TidelogError] = field(default_factory=list)
 
     def report(self) -> SweepReport:
         values = {name: getattr(self, name) for name in self.__slots__}
-        return SweepReport(**values | {"refused": tuple(self.refused)})
+        lists = {"refused": tuple(self.refused), "unlisted": tuple(self.unlisted)}
+        return SweepReport(**values | lists)
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,20 +266,8 @@ def sweep_home(log: Log, grace_ms: int, accept_loss: Collection[str] = ()) -> Sw
         except (CorruptError, UnknownRowError) as exc:
             tally.refused.append(Refused(name, exc))
     _sweep_deleted(log, stored, age, tally)
-    tally.uploads_aborted += abort_uploads(log.store, age.now_ms - grace_ms)
+    tally.uploads_aborted += abort_uploads(log.store, age.now_ms - grace_ms, tally.unlisted)
     return tally.report()
-
-
-def abort_uploads(store: Store, before_ms: int) -> int:
-    """Step 13; how many. Zero also where our credentials may not list uploads.
-
-    The bucket's own rule then aborts them, as the template of ``deploy/aws`` has it. No proof of an
-    erasure is clean there, since parts hold events.
-    """
-    try:
-        return store.abort_uploads(before_ms)
-    except InvalidError:
-        return 0
 
 
 def _sweep_topic(log: Log, name: str, age: _Age, tally: _Tally, accept: bool) -> None:

@@ -31,7 +31,7 @@ from tidelog.errors import TidelogError, contained
 from tidelog.home import Home
 from tidelog.log.ages import trusted_now_ms
 from tidelog.log.archives import is_outside, read_commit_rows, read_partitions, read_progress
-from tidelog.log.sweep import abort_uploads
+from tidelog.log.uploads import abort_uploads
 from tidelog.model import layout, limits
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import Intent, read_manifest
@@ -66,6 +66,7 @@ class PipelineSweep:
     bytes_deleted: int = 0
     objects_young: int = 0  # would have been deleted but for the grace
     uploads_aborted: int = 0
+    unlisted: list[TidelogError] = field(default_factory=list)  # of stores, as in ``SweepReport``
     commits_merged: int = 0  # rows of archives' commits that became part of others
 
 
@@ -194,7 +195,7 @@ def _abort_uploads(home: Home, grace_ms: int, tally: PipelineSweep) -> None:
     for url, store in {store.url: store for store in stores}.items():
         if url != home.store.url:
             before_ms = trusted_now_ms(home.log) - grace_ms
-            tally.uploads_aborted += abort_uploads(store, before_ms)
+            tally.uploads_aborted += abort_uploads(store, before_ms, tally.unlisted)
 
 
 def _delete(store: Store, useless: list[ObjectInfo], tally: PipelineSweep) -> None:
