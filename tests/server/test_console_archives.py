@@ -161,6 +161,6 @@ def test_what_is_kept_running_is_shown_on_the_overview(served: Served, browser: 
 def test_a_source_that_is_gone_is_told(served: Served, browser: Browser) -> None:
     eventually(lambda: browser.get("/console/archives/daily"), "t/0")
     served.home.delete_topic("t")
-    eventually(lambda: browser.get("/console/archives/daily"), "its source cannot be reached")
+    eventually(lambda: browser.get("/console/archives/daily"), "was deleted: end the archive")
     eventually(lambda: browser.get("/console/pumps/copying"), "its source cannot be reached")
     assert "25" in text_of(browser.get("/console/archives/daily"))

@@ -67,6 +67,7 @@ class SparkCluster:
             "spark.scheduler.maxRegisteredResourcesWaitingTime": "60s",
             "spark.executor.memory": f"{EXECUTOR_MEMORY_MB}m",
             "spark.pyspark.python": sys.executable,
+            "spark.sql.shuffle.partitions": str(len(self.workers)),
             "spark.ui.enabled": "false",
         }
 
