@@ -120,7 +120,7 @@ def check_order(lines: list[Line]) -> None:
 
 
 def test_nothing_is_lost_when_processes_are_killed(home: Home, tmp_path: Path) -> None:
-    run(home, tmp_path, seconds=12, kills=11)
+    run(home, tmp_path, seconds=6, kills=11)
 
 
 @pytest.mark.long
