@@ -14,7 +14,7 @@ from tidelog.home import Home
 from tidelog.journal.scribe import Scribing, Trouble, Turn
 from tidelog.log.sweep import SweepReport, sweep_home
 from tidelog.model.topic import Topic
-from tidelog.pipeline.archived import closed_offsets, settled_offsets
+from tidelog.pipeline.archived import closed_offsets, keep_deletions, settled_offsets
 from tidelog.pipeline.erase import ArchiveErasure, erase_from_archives
 from tidelog.pipeline.erasure import WAIT_MS, ArchiveEraser, erase_until_settled
 from tidelog.pipeline.sweep import PipelineSweep, sweep_archives
@@ -44,6 +44,7 @@ def carry_closed_deletes(home: Home, topic: Topic) -> None:
     """
     errors: list[TidelogError] = []
     deleted = closed_offsets(home, topic)
+    keep_deletions(home, topic)
     done = erase_until_settled(home, topic, deleted, WAIT_MS, errors.append)
     for error in errors:
         raise error

@@ -67,10 +67,17 @@ __all__ = [
     "read_manifests",
     "read_partitions",
     "read_progress",
+    "scan_archives",
 ]
 
 _ATTEMPTS = 50  # of a write that others keep changing
 _OWN_STORE = "home:"  # in the row of an archive whose folder is in the home's own store
+
+
+def scan_archives(log: Log) -> Iterator[Archive]:
+    """All archives, by name."""
+    for row in log.catalog.scan(layout.REGISTRY, layout.archive_row(""), "archive0"):
+        yield decode_archive(log, row)
 
 
 def read_archive(log: Log, name: str) -> Archive:

@@ -168,7 +168,7 @@ ROWS = (
     Kind(
         "audit/<t> · <time>/<id>",
         "who amended what, when and why; hashes of ids and keys, never the bytes; of an archive "
-        "that is erased from by itself too",
+        "too: what was erased from it by itself, and the deletes of its deleted topic",
     ),
     Kind(
         "erased/<t>/<xx> · <sha256 of id>",

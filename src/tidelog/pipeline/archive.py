@@ -40,6 +40,7 @@ from tidelog.log.archives import (
     read_archive,
     read_partitions,
     read_progress,
+    scan_archives,
 )
 from tidelog.log.registry import add_name, remove_name
 from tidelog.log.replays import counting_files
@@ -49,6 +50,7 @@ from tidelog.model.archive import Archive, Start, check_archive_name, numbered
 from tidelog.model.event import to_iso
 from tidelog.model.pipeline import FileEntry, Manifest
 from tidelog.pipeline.base import Pipeline, Workers
+from tidelog.pipeline.erased_before import ErasedBefore
 from tidelog.pipeline.fill_files import fill_source
 from tidelog.pipeline.gate import Gate
 from tidelog.pipeline.listing import list_seen
@@ -145,8 +147,7 @@ def check_active(archive: Archive) -> None:
 
 def list_archives(home: Home) -> Iterator[Archive]:
     """All archives, by name."""
-    for row in home.log.catalog.scan(layout.REGISTRY, layout.archive_row(""), "archive0"):
-        yield decode_archive(home.log, row)
+    return scan_archives(home.log)
 
 
 def open_pipeline(
@@ -176,6 +177,7 @@ def open_pipeline(
         rate,
         Gate(home.log, archive, number),
         archive.start if number == 1 else "earliest",  # others begin where the live one does
+        ErasedBefore(home.log, archive, number),
     )
 
 

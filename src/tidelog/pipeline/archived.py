@@ -25,7 +25,7 @@ incarnation of each source partition: a copy that holds another one keeps what i
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -61,7 +61,12 @@ from tidelog.model.event import check_utf8
 from tidelog.model.pipeline import FileEntry, Manifest
 from tidelog.model.topic import Topic
 from tidelog.pipeline.contents import ArchiveFiles, is_changing
-from tidelog.pipeline.deletions import Deletions, Places, deleted_offsets
+from tidelog.pipeline.deletions import (
+    Deletions,
+    Places,
+    deleted_offsets,
+    deletion_records,
+)
 from tidelog.pipeline.descent import (
     UNKNOWN_LINE,
     Copy,
@@ -95,6 +100,7 @@ __all__ = [
     "erase_archived",
     "erase_trimmed",
     "finish_archive",
+    "keep_deletions",
     "settled_offsets",
 ]
 
@@ -244,6 +250,29 @@ def closed_offsets(home: Home, topic: Topic) -> Places:
         if record.archived and record.state == "begun":
             _enter_ledger(home, topic, record)  # files that were set aside are erased by it
     return deleted_offsets(home, topic)
+
+
+def keep_deletions(home: Home, topic: Topic) -> None:
+    """Put all deletes of a topic into the audits of its archives, before its own audit is removed.
+
+    A generation that is built later leaves these events out (``erased_before``). Safe to repeat:
+    a record keeps its time and id.
+    """
+    archives = {each.incarnation: each for each, _ in archives_of(home, topic)}
+    for record, events in deletion_records(home.log, topic) if archives else ():
+        numbers = sorted({event.partition for event in events})
+        places = {number: place for place, number in enumerate(numbers)}
+        kept = msgspec.structs.replace(
+            record,
+            events=tuple(Audited(e.id, places[e.partition], e.offset) for e in events),
+            sources=tuple(AuditedSource(f"{topic.name}/{n}", topic.incarnation) for n in numbers),
+            state="done",
+        )
+        for archive in archives.values() if events else ():
+            known = read_audit(home.log, archive, record.at_ms)
+            if not any(each.id == record.id for each in known if each.at_ms == record.at_ms):
+                with suppress(NotFoundError):  # another process was faster
+                    put_record(home.log, archive, kept)
 
 
 def complete_erasures(home: Home, topic: Topic) -> None:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
 from tidelog.clock import Clock, SystemClock
 from tidelog.errors import TidelogError, UnavailableError
+from tidelog.log.ledger import NOTHING_ERASED, ErasedIds
 from tidelog.model.pipeline import Aside, Intent, Manifest, Progress
 from tidelog.sinks.base import RefusedError, Sink, Written
 from tidelog.sources.base import (
@@ -21,9 +26,11 @@ from tidelog.sources.base import (
 )
 
 __all__ = [
+    "NO_ERASED_ROWS",
     "Carried",
     "CarriedReader",
     "CycleReport",
+    "ErasedRows",
     "FrozenError",
     "Outcome",
     "Pipeline",
@@ -32,6 +39,7 @@ __all__ = [
     "Track",
     "Workers",
     "frozen",
+    "with_left_out",
 ]
 
 
@@ -43,6 +51,31 @@ class Produced:
     read: int
     staged: Written
     note: bytes = b""  # what the source wants to find again
+
+
+@dataclass(frozen=True, eq=False)
+class ErasedRows:
+    """Events of a source partition that were erased from what a pipeline writes. Pickles."""
+
+    offsets: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    ids: ErasedIds = NOTHING_ERASED  # and keys, each up to a time
+
+    def left(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Returns the events that were not erased."""
+        if not batch.num_rows or not (len(self.offsets) or len(self.ids)):
+            return batch
+        keep = np.isin(batch.column("offset").to_numpy(), self.offsets, invert=True)
+        not_erased = self.ids.kept(batch)
+        keep = keep if not_erased is None else keep & not_erased
+        return batch if keep.all() else batch.filter(pa.array(keep))
+
+
+NO_ERASED_ROWS = ErasedRows()
+
+
+def with_left_out(staged: Written, events: int) -> Written:
+    """What was staged, and how many more events were left out of it as erased."""
+    return replace(staged, left_out=staged.left_out + events) if events else staged
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +145,7 @@ class Task:
     staging: str
     transform: str = ""  # module:function, from DataFrame to DataFrame; only Spark can do it
     rate: float | None = None  # events a second that it may read
+    erased: ErasedRows = NO_ERASED_ROWS  # before the intent was put; not written
 
     @property
     def range(self) -> Range:
@@ -120,18 +154,20 @@ class Task:
     def run(self) -> Produced:
         """Read the range, and stage what comes of it. Nothing of it is visible yet."""
         writer = self.sink.writer(self.range.partition.text, self.staging)
-        end, read, notes = self.range.start, 0, []
+        end, read, left_out, notes = self.range.start, 0, 0, []
         for chunk in self.chunks():
             notes.append(chunk.note)
-            if chunk.batch.num_rows:
+            rows = self.erased.left(chunk.batch)
+            if rows.num_rows:
                 try:
-                    writer.write(chunk.batch)
+                    writer.write(rows)
                 except RefusedError as exc:
                     exc.context["read"] = read
                     raise
-                read += chunk.batch.num_rows
+            read += chunk.batch.num_rows
+            left_out += chunk.batch.num_rows - rows.num_rows
             end = chunk.position
-        return Produced(end, read, writer.close(), b"".join(notes))
+        return Produced(end, read, with_left_out(writer.close(), left_out), b"".join(notes))
 
     def chunks(self, clock: Clock | None = None) -> Iterator[Chunk]:
         """The range, not faster than it may be read."""
@@ -174,6 +210,7 @@ class Pipeline:
     rate: float | None = None  # events a second over all tasks
     gate: Callable[[], None] = lambda: None  # raises where no head may be created or thawed now
     start: str = "earliest"  # or latest: where partitions begin that its creation saw
+    erased: Callable[[str], ErasedRows] = lambda _: NO_ERASED_ROWS  # of a source partition, now
 
 
 class FrozenError(UnavailableError):

@@ -13,7 +13,8 @@ Each source partition goes through these steps; every write expects its ``head``
 3. intend: put an ``intent`` with start and limit         → dead: the next driver does that range
 4. do: a task reads the range and stages its files; it
    reads no other incarnation than the one that the
-   intent names, which it checks after reading            → dead: staged files that nothing names
+   intent names, which it checks after reading, and it
+   leaves out what was erased (``erased_before``)         → dead: staged files that nothing names
    (a range that is gone, or holds nothing and ends where
    it began, is withdrawn: the ``intent`` is deleted, and
    the driver plans again; if the sink refuses a record,
@@ -31,8 +32,7 @@ withdrawn, and the partition is an error until a person accepts that it ends the
 A driver that lost its partitions to another one fails at its next write, since the head has
 another version. Its late copies are those that the manifest decided, so they do no harm. Staged
 files that it misses are damage only while the head is still its own: else another driver has
-published them, or left their events out as erased, and removed them. A lost
-reply sends the partition back to its rows, which tell at which step it is.
+published them, or left out erased events, and removed them. After a lost reply the rows tell.
 """
 
 from __future__ import annotations
@@ -352,9 +352,8 @@ class Cycle:
 
     def _task(self, track: Track, intent: Intent, report: CycleReport) -> Task:
         """Step 4, as a task."""
-        start = intent.lost[-1].end if intent.lost else intent.start
         staging = layout.staging(self._pipeline.id, self._epoch, self._log.ids.new())
-        head = track.head
+        head, start = track.head, intent.lost[-1].end if intent.lost else intent.start
         wanted = Range(track.partition, start, intent.limit, head.ordinal, intent.incarnation)
         try:
             reader = self._pipeline.source.reader(wanted)
@@ -366,8 +365,9 @@ class Cycle:
         if head.names and isinstance(sink, AsideSink):
             sink = sink.named(head.names)
         track.carried = reader.carried if isinstance(reader, CarriedReader) else None
-        as_is = track.carried is not None and track.carried.as_is
-        return Task(reader, sink, staging, "" if as_is else self._pipeline.transform)
+        transform = "" if track.carried and track.carried.as_is else self._pipeline.transform
+        erased = self._pipeline.erased(track.partition.text)  # since the intent: later ones wait
+        return Task(reader, sink, staging, transform, erased=erased)
 
     def _before(
         self, track: Track, task: Task, error: TidelogError, report: CycleReport

@@ -24,7 +24,14 @@ from tidelog.log.ledger import NOTHING_ERASED, ErasedIds, erased_until, was_eras
 from tidelog.log.topics import find_head
 from tidelog.model.topic import Topic
 
-__all__ = ["Deletions", "Places", "deleted_offsets", "knows_all", "read_deletions"]
+__all__ = [
+    "Deletions",
+    "Places",
+    "deleted_offsets",
+    "deletion_records",
+    "knows_all",
+    "read_deletions",
+]
 
 _ROUNDS = 20  # against compiles that end again and again meanwhile
 
@@ -58,14 +65,20 @@ def read_deletions(
     )
     marks = {key_mark(key): places for key, places in found.by_key.items()}
     ids_by_mark = {id_mark(each): places for each, places in found.by_id.items()}
-    for record in read_audit(home.log, topic):
-        if record.op == "delete":
-            for event in _deleted(home.log, topic, record):
-                sought = (ids_by_mark.get(event.id or ""), marks.get(record.key))
-                for places in (found.all, *sought):
-                    if places is not None:
-                        places.setdefault(event.partition, set()).add(event.offset)
+    for record, events in deletion_records(home.log, topic):
+        for event in events:
+            sought = (ids_by_mark.get(event.id or ""), marks.get(record.key))
+            for places in (found.all, *sought):
+                if places is not None:
+                    places.setdefault(event.partition, set()).add(event.offset)
     return found
+
+
+def deletion_records(log: Log, topic: Topic) -> Iterator[tuple[AuditRecord, tuple[Audited, ...]]]:
+    """The records of deletes, each with those of its events that were deleted."""
+    for record in read_audit(log, topic):
+        if record.op == "delete":
+            yield record, tuple(_deleted(log, topic, record))
 
 
 def knows_all(home: Home, topic: Topic, found: Deletions) -> bool:

@@ -13,23 +13,25 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from tidelog.home import Home
-from tidelog.log.archives import is_detached, read_partitions, read_progress
+from tidelog.log.archives import is_detached, read_partitions, read_progress, scan_archives
 from tidelog.log.base import Log
 from tidelog.model.address import parse_address
 from tidelog.model.archive import Archive
 from tidelog.model.topic import Topic
-from tidelog.pipeline.archive import list_archives
 from tidelog.pipeline.coverage import are_offsets
 
 __all__ = [
     "UNKNOWN_LINE",
     "Copy",
     "Line",
+    "archives_above",
     "archives_of",
     "copies_of",
     "detached_archives_of",
+    "generations_of",
     "held_offsets",
     "is_line_of",
+    "is_same_event",
     "line_of",
     "partitions_of",
     "reachable_archives_of",
@@ -72,7 +74,12 @@ def archives_of(home: Home, topic: Topic) -> list[tuple[Archive, int]]:
     An archive comes before those that are made of it, and its live generation before one that is
     filled from it: what was taken out of the one is not in what the other reads after that.
     """
-    archives = [archive for archive in list_archives(home) if archive.state == "ready"]
+    return generations_of(home.log, topic)
+
+
+def generations_of(log: Log, topic: Topic) -> list[tuple[Archive, int]]:
+    """The same, as the catalog says it."""
+    archives = [archive for archive in scan_archives(log) if archive.state == "ready"]
     named = {archive.name: archive for archive in archives}
 
     def steps(url: str, above: frozenset[str]) -> int | None:
@@ -119,7 +126,32 @@ def copies_of(home: Home, archive: Archive) -> list[Copy]:
 
     One comes after all those that it was made of.
     """
-    every = [each for each in list_archives(home) if each.state == "ready"]
+    return _copies(home.log, archive)
+
+
+def archives_above(log: Log, archive: Archive, generation: int) -> Iterator[tuple[Archive, Copy]]:
+    """The archives that a generation was made of, also by way of others, and what it is to each.
+
+    The first one is the archive itself: its generations are filled from each other.
+    """
+    yield archive, Copy(archive, frozenset(archive.makings), same_numbers=True)
+    left = {_archive_in(url) for url in _sources(archive, generation)} - {None}
+    if not left:
+        return
+    named = {each.name: each for each in scan_archives(log) if each.state == "ready"}
+    known = {archive.name}
+    while left:
+        above = named.get(left.pop() or "")
+        if above is not None and above.name not in known:
+            known.add(above.name)
+            left |= {_archive_in(url) for url in _sources(above, above.newest)} - {None}
+            for copy in _copies(log, above):
+                if copy.archive.incarnation == archive.incarnation:
+                    yield above, copy
+
+
+def _copies(log: Log, archive: Archive) -> list[Copy]:
+    every = [each for each in scan_archives(log) if each.state == "ready"]
     left = [each for each in every if each.incarnation != archive.incarnation]
     own = next((each for each in every if each.incarnation == archive.incarnation), archive)
     found = [Copy(own, frozenset(own.makings), same_numbers=True)]
@@ -165,11 +197,18 @@ def held_offsets(
     pipeline = copy.archive.pipeline(generation)
     for partition in read_partitions(log, pipeline):
         own = line_of(log, pipeline, partition)
-        if own is not None and (copy.same_numbers or own[1]):
+        if own is not None:
             for line, offsets in wanted.items():
-                if line.may_be(own[0]) and (generation in copy.made or line.is_surely(own[0])):
+                if is_same_event(copy, generation, line, own):
                     found.setdefault(partition, set()).update(offsets)
     return {partition: sorted(offsets) for partition, offsets in found.items()}
+
+
+def is_same_event(copy: Copy, generation: int, line: Line, own: tuple[Line, bool]) -> bool:
+    """Whether an offset of a line means the same event in a generation; ``own`` is ``line_of``."""
+    if not copy.same_numbers and not own[1]:
+        return False
+    return line.may_be(own[0]) and (generation in copy.made or line.is_surely(own[0]))
 
 
 def is_line_of(line: Line, topic: Topic) -> bool:

@@ -39,6 +39,9 @@ __all__ = [
 WAIT_MS = 10_000  # for ranges under way; a proof names those that take longer
 _LOOK_S = 0.5
 
+_Made = frozenset[tuple[str, int]]
+"""Generations of archives."""
+
 _Seen = tuple[int, int, str]
 """Amendments and erasures that heads count, and the version of the last audit record."""
 
@@ -109,12 +112,13 @@ class ArchiveEraser:
 
     Also compiles journals that hold erased events below their partition's start: no row waits for
     these, so no compile would be due. A topic without new deletes costs a read of its heads and of
-    its last audit record. Finishes erasures from archives that died on the way.
+    its last audit record; deletes are carried into each new generation too. Finishes erasures from
+    archives that died on the way.
     """
 
     def __init__(self, home: Home) -> None:
         self._home = home
-        self._done: dict[str, _Seen] = {}  # by incarnation: what archives have
+        self._done: dict[str, tuple[_Seen, _Made]] = {}  # by incarnation: what archives have
         self._compiled: dict[str, tuple[_Seen, _Starts]] = {}  # the same, of trimmed events
         self.troubles: list[TidelogError] = []  # of the last turn; they are tried again
 
@@ -125,17 +129,19 @@ class ArchiveEraser:
         """
         self.troubles = []
         reports: list[ArchiveErasure] = []
+        archives = list(list_archives(self._home))
+        made = frozenset((each.incarnation, n) for each in archives for n in each.makings)
         for topic in self._home.topics():
             if topic.state == "ready":
                 with contained(f"topic `{topic.name}`", self.troubles.append):
-                    reports += self._topic(topic)
-        for archive in list_archives(self._home):
+                    reports += self._topic(topic, made)
+        for archive in archives:
             if archive.state == "ready" and not is_detached(self._home.log, archive):
                 with contained(f"archive `{archive.name}`", self.troubles.append):
                     reports += finish_archive(self._home, archive)
         return reports
 
-    def _topic(self, topic: Topic) -> list[ArchiveErasure]:
+    def _topic(self, topic: Topic, made: _Made) -> list[ArchiveErasure]:
         heads = [read_head(self._home.log, topic, p)[0] for p in range(topic.partitions)]
         audit = layout.audit_partition(topic.incarnation)
         last = next(iter(self._home.catalog.scan(audit, limit=1, reverse=True)), None)
@@ -146,7 +152,7 @@ class ArchiveEraser:
         )
         starts = tuple(head.start for head in heads)
         to_compile = (seen, starts) != self._compiled.get(topic.incarnation)
-        to_carry = seen != self._done.get(topic.incarnation)
+        to_carry = (seen, made) != self._done.get(topic.incarnation)
         if last is None or not (to_compile or to_carry):
             return []
         deleted = settled_offsets(self._home, topic)
@@ -158,7 +164,7 @@ class ArchiveEraser:
         reports = erase_from_archives(self._home, topic, deleted, errors.append)
         self.troubles += errors
         if not errors and not any(report.waiting for report in reports):
-            self._done[topic.incarnation] = seen
+            self._done[topic.incarnation] = seen, made
         return reports
 
 

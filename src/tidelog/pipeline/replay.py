@@ -45,6 +45,7 @@ from tidelog.pipeline.base import Pipeline, Workers
 from tidelog.pipeline.cycle import CycleReport
 from tidelog.pipeline.dead import read_dead_files, remove_replaced
 from tidelog.pipeline.driver import Driver, Driving
+from tidelog.pipeline.erased_before import ErasedBefore
 from tidelog.pipeline.gate import Gate
 from tidelog.pipeline.places import files_at
 from tidelog.sinks.base import RangeWriter, Sink
@@ -119,6 +120,7 @@ def open_replay(log: Log, archive: Archive, how: Replaying, workers: Workers) ->
         ReplaySink(settings),
         workers,
         gate=Gate(log, archive, number),
+        erased=ErasedBefore(log, archive, number),
     )
 
 

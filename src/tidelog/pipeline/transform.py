@@ -31,7 +31,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from tidelog.codec.events import EVENT_SCHEMA, check_times
 from tidelog.errors import InvalidError, TidelogError, unexpected
-from tidelog.pipeline.base import Outcome, Produced, Task
+from tidelog.pipeline.base import Outcome, Produced, Task, with_left_out
 from tidelog.sinks.base import Written
 from tidelog.sinks.segments import check_rows
 from tidelog.spark.columns import arrow_schema, floored_times, spark_schema
@@ -104,6 +104,7 @@ class _Note(NamedTuple):
     end: str
     offsets: npt.NDArray[np.int64]
     mark: bytes  # what the source wants to find again
+    left_out: int  # events that were not given out, as they were erased
 
 
 def _read(blobs: Sequence[bytes], numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -113,21 +114,24 @@ def _read(blobs: Sequence[bytes], numbers: Iterator[pa.RecordBatch]) -> Iterator
         for number in batch.column(0).to_pylist():
             task: Task = pickle.loads(blobs[number])  # noqa: S301 - our own bytes
             note = _note_path(task)
-            end, offsets = task.range.start, [np.empty(0, np.int64)]
+            end, offsets, left_out = task.range.start, [np.empty(0, np.int64)], 0
             marks: list[bytes] = []
             try:
                 for chunk in task.chunks():
                     check_rows(chunk.batch)
-                    if chunk.batch.num_rows:
-                        yield chunk.batch.cast(wanted)
-                        offsets.append(chunk.batch.column("offset").to_numpy())
+                    rows = task.erased.left(chunk.batch)
+                    left_out += chunk.batch.num_rows - rows.num_rows
+                    if rows.num_rows:
+                        yield rows.cast(wanted)
+                        offsets.append(rows.column("offset").to_numpy())
                     end = chunk.position
                     marks.append(chunk.note)
             except Exception as exc:  # noqa: BLE001 - reported by the writing half, for its range
                 what = f"source partition `{task.range.partition.text}`"
                 note.write_bytes(pickle.dumps(unexpected(what, exc)))
                 return
-            note.write_bytes(pickle.dumps(_Note(end, np.concatenate(offsets), b"".join(marks))))
+            given = _Note(end, np.concatenate(offsets), b"".join(marks), left_out)
+            note.write_bytes(pickle.dumps(given))
 
 
 def _write(blobs: Sequence[bytes], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -169,7 +173,8 @@ def _written(task: Task, batches: Iterator[pa.RecordBatch]) -> Produced:
     strange = np.setdiff1d(np.concatenate(written), note.offsets, assume_unique=True)
     if len(strange):
         raise _moved(task, f"offset {int(strange[0])} is not one that was read")
-    return Produced(note.end, len(note.offsets), staged, note.mark)
+    read = len(note.offsets) + note.left_out
+    return Produced(note.end, read, with_left_out(staged, note.left_out), note.mark)
 
 
 def _as_events(task: Task, batch: pa.RecordBatch) -> pa.RecordBatch:

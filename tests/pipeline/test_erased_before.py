@@ -1,0 +1,257 @@
+"""An erasure is a standing fact: no generation that is built later brings an event back."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from tests.pipeline.test_archive import an_archive
+from tests.pipeline.test_fill import drive
+from tidelog import Event, Home
+from tidelog.home import World, create_home
+from tidelog.journal.audit import Why, read_audit
+from tidelog.log.archives import read_partitions
+from tidelog.model.archive import Archive, Making
+from tidelog.pipeline import erased_before
+from tidelog.pipeline.account import read_account
+from tidelog.pipeline.archive import find_archive
+from tidelog.pipeline.archived import delete_events, erase_archived
+from tidelog.pipeline.base import NO_ERASED_ROWS
+from tidelog.pipeline.cycle import Cycle
+from tidelog.pipeline.erasure import ArchiveEraser, carry_out
+from tidelog.pipeline.generations import begin_backfill, promote
+from tidelog.pipeline.sweep import sweep_archives
+from tidelog.pipeline.verify import Verifying, verify_archive
+from tidelog.settings import Settings
+
+WHY = Why("asked", "me")
+LEFT = ["e0", "e1", "e2", "e4", "e5"]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    settings = Settings(str(tmp_path / "o"), str(tmp_path / "c.sqlite"), lease_ttl_ms=1_000)
+    with create_home(settings, world=World(environ={}))[0] as made:
+        made.create_topic("t", 1)
+        yield made
+
+
+def fill(home: Home, first: int = 0, end: int = 6) -> None:
+    home.append("t", [Event(b"x", id=f"e{n}") for n in range(first, end)])
+
+
+def write_events(folder: Path, name: str, events: list[tuple[str, int, str]]) -> str:
+    """Put events with ids, offsets and times into a file; the source that reads the folder."""
+    folder.mkdir(exist_ok=True)
+    rows = [
+        {
+            "id": event,
+            "key": "k",
+            "value": "v",
+            "topic": "x",
+            "partition": 0,
+            "offset": offset,
+            "timestamp": time,
+            "headers": [],
+            "type": "",
+        }
+        for event, offset, time in events
+    ]
+    (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return f"file:{folder}?mode=events"
+
+
+def numbered(count: int) -> list[tuple[str, int, str]]:
+    return [(f"e{n}", n, "2025-01-01T00:00:00Z") for n in range(count)]
+
+
+def built(home: Home, name: str = "daily", source: str = "") -> Archive:
+    """A promoted generation that was built from a source."""
+    archive, generation = begin_backfill(home, name, Making(source=source))
+    drive(home, archive, generation)
+    return promote(home, name)
+
+
+def folder_of(home: Home, archive: Archive, generation: int | None = None) -> Path:
+    return Path(home.store.url.removeprefix("file://")) / archive.folder(generation)
+
+
+def ids(home: Home, archive: Archive, generation: int | None = None) -> list[str]:
+    files = folder_of(home, archive, generation).rglob("*.parquet")
+    return sorted(each for file in files for each in pq.ParquetFile(file).read()["id"].to_pylist())
+
+
+def check_account(home: Home, archive: Archive, erased: int) -> None:
+    """The live generation counts the erased events, and is as its account says."""
+    log, pipeline = home.log, archive.pipeline()
+    accounts = [read_account(log, pipeline, each) for each in read_partitions(log, pipeline)]
+    assert sum(each.erased for each in accounts if each is not None) == erased
+    report = verify_archive(home, archive, Verifying(deep=True))
+    assert report.problems == []
+
+
+def test_backfill_leaves_out_what_was_erased_from_the_archive(home: Home, tmp_path: Path) -> None:
+    source = write_events(tmp_path / "src", "a.jsonl", numbered(6))
+    archive = an_archive(home, "daily", source)
+    drive(home, archive)
+    assert erase_archived(home, archive, WHY, ["e3"]).events == 1
+    archive = built(home)
+    assert ids(home, archive) == LEFT
+    check_account(home, archive, erased=1)
+
+
+def test_backfill_leaves_out_events_of_an_erased_key(home: Home, tmp_path: Path) -> None:
+    source = write_events(tmp_path / "src", "a.jsonl", numbered(6))
+    archive = an_archive(home, "daily", source)
+    drive(home, archive)
+    assert erase_archived(home, archive, WHY, key=b"k").events == 6
+    archive = built(home)
+    assert ids(home, archive) == []
+    check_account(home, archive, erased=6)
+
+
+def test_backfill_from_another_archive_leaves_out_what_was_erased(home: Home) -> None:
+    fill(home)
+    for name in ("daily", "raw"):
+        drive(home, an_archive(home, name))
+    home.delete_topic("t")
+    erase_archived(home, find_archive(home, "daily"), WHY, ["e3"])
+    archive = built(home, source="archive:raw")
+    assert ids(home, archive) == LEFT
+    assert ids(home, find_archive(home, "raw")) == sorted([*LEFT, "e3"])
+    check_account(home, archive, erased=1)
+
+
+def test_archive_made_of_an_erased_one_leaves_out_what_was_erased_there(
+    home: Home, tmp_path: Path
+) -> None:
+    source = write_events(tmp_path / "src", "a.jsonl", numbered(6))
+    first = an_archive(home, "first", source)
+    drive(home, first)
+    shutil.copytree(folder_of(home, first), tmp_path / "copy")
+    drive(home, an_archive(home, "daily", "archive:first"))
+    erase_archived(home, first, WHY, ["e3"])
+    archive = built(home, source=f"file:{tmp_path}/copy")
+    assert ids(home, archive) == LEFT
+    check_account(home, archive, erased=1)
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+def test_copy_of_before_a_delete_brings_no_event_back(
+    home: Home, tmp_path: Path, deleted: bool
+) -> None:
+    fill(home)
+    archive = an_archive(home, "daily")
+    drive(home, archive)
+    shutil.copytree(folder_of(home, archive), tmp_path / "copy")
+    delete_events(home, "t", ["e3"], WHY)
+    carry_out(home, home.topic("t"), grace_ms=0)
+    if deleted:
+        home.delete_topic("t")
+    archive = built(home, source=f"file:{tmp_path}/copy")
+    assert ids(home, archive) == LEFT
+    check_account(home, archive, erased=1)
+
+
+def test_deletes_of_a_deleted_topic_are_in_the_audit_of_its_archives(home: Home) -> None:
+    fill(home)
+    archive = an_archive(home, "daily")
+    home.delete("t", ["e3"], why="asked", who="me")  # before the archive has read it
+    drive(home, archive)
+    (before,) = home.audit("t")
+    home.delete_topic("t")
+    (record,) = read_audit(home.log, archive)
+    assert (record.id, record.at_ms, record.why) == (before.id, before.at_ms, "asked")
+    assert [event.offset for event in record.events] == [3]
+    assert record.sources[0].partition == "t/0"
+
+
+def test_event_that_was_sent_again_after_the_erasure_is_archived(
+    home: Home, tmp_path: Path
+) -> None:
+    source = write_events(tmp_path / "src", "a.jsonl", numbered(6))
+    archive = an_archive(home, "daily", source)
+    drive(home, archive)
+    erase_archived(home, archive, WHY, ["e3"])
+    later = [*numbered(6), ("e3", 6, "2099-01-01T00:00:00Z"), ("e3", 7, "2025-01-01T00:00:00Z")]
+    write_events(tmp_path / "src", "a.jsonl", later)
+    drive(home, archive)
+    assert ids(home, archive) == sorted([*LEFT, "e3"])
+    check_account(home, archive, erased=2)
+
+
+def test_event_of_a_deleted_id_that_a_producer_sent_again_is_in_a_new_generation(
+    home: Home, tmp_path: Path
+) -> None:
+    fill(home)
+    archive = an_archive(home, "daily")
+    drive(home, archive)
+    delete_events(home, "t", ["e3"], WHY)
+    home.append("t", [Event(b"again", id="e3", timestamp=0)])
+    drive(home, archive)
+    shutil.copytree(folder_of(home, archive), tmp_path / "copy")
+    carry_out(home, home.topic("t"), grace_ms=0)
+    archive = built(home, source=f"file:{tmp_path}/copy")
+    assert ids(home, archive) == sorted([*LEFT, "e3"])
+
+
+def test_running_eraser_covers_generations_that_were_made_since(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(home)
+    archive = an_archive(home, "daily")
+    drive(home, archive)
+    shutil.copytree(folder_of(home, archive), tmp_path / "copy")
+    delete_events(home, "t", ["e3"], WHY)
+    eraser = ArchiveEraser(home)
+    eraser.turn()
+    monkeypatch.setattr(erased_before.ErasedBefore, "__call__", lambda *_: NO_ERASED_ROWS)
+    archive = built(home, source=f"file:{tmp_path}/copy")
+    assert "e3" in ids(home, archive)
+    eraser.turn()
+    assert ids(home, archive) == LEFT
+    assert eraser.turn() == []
+
+
+STEPS = ("_intend", "_task", "_record", "_publish", "_finish")
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("step", STEPS)
+def test_erasure_at_any_step_of_a_backfill_leaves_nothing(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, after: bool
+) -> None:
+    source = write_events(tmp_path / "src", "a.jsonl", numbered(6))
+    archive = an_archive(home, "daily", source)
+    drive(home, archive)
+    real, erased = getattr(Cycle, step), []
+
+    def erase() -> None:
+        if not erased:
+            erased.append(True)
+            erase_archived(home, find_archive(home, "daily"), WHY, ["e3"])
+
+    def beside(self: Cycle, *args: Any) -> Any:
+        if not after:
+            erase()
+        done = real(self, *args)
+        erase()
+        return done
+
+    monkeypatch.setattr(Cycle, step, beside)
+    archive = built(home)
+    assert erased
+    ArchiveEraser(home).turn()
+    sweep_archives(home, grace_ms=-1)
+    assert {record.state for record in read_audit(home.log, archive)} == {"done"}
+    for generation in (1, 2):
+        assert ids(home, archive, generation) == LEFT
+    held = [info.key for info in home.store.list("") if b'"e3"' in home.store.get(info.key)]
+    assert held == []
+    check_account(home, archive, erased=1)
