@@ -16,6 +16,7 @@ from tidelog import Event, Home
 from tidelog.codec.events import EVENT_SCHEMA
 from tidelog.codec.formats import open_format, settings_of
 from tidelog.codec.formats.avro import AvroFormat
+from tidelog.codec.parsers import Layout, LayoutSettings
 from tidelog.model.archive import Archive, Making
 from tidelog.model.pipeline import FileEntry, Manifest
 from tidelog.pipeline import generations
@@ -25,6 +26,7 @@ from tidelog.pipeline.driver import Driver, Driving
 from tidelog.pipeline.erasure import carry_out
 from tidelog.pipeline.generations import begin_backfill, drop_generation, promote
 from tidelog.pipeline.proof import Trace, prove_erased
+from tidelog.pipeline.replay import Replaying, replay
 from tidelog.pipeline.sweep import sweep_archives
 from tidelog.pipeline.workers import LocalWorkers
 from tidelog.sinks.spool import Spool
@@ -49,8 +51,9 @@ def home(tmp_path: Path) -> Iterator[Home]:
         yield made
 
 
-def build(home: Home, archive: Archive) -> int:
-    built, generation = begin_backfill(home, archive.name, Making(parser=archive.making().parser))
+def build(home: Home, archive: Archive, parser: str = "") -> int:
+    making = Making(parser=parser or archive.making().parser)
+    built, generation = begin_backfill(home, archive.name, making)
     pipeline = open_pipeline(home, built, LocalWorkers(2), generation)
     Driver(home.log, pipeline, Driving()).run()
     return generation
@@ -241,3 +244,82 @@ def test_generation_that_is_dropped_while_a_proof_reads_it_is_not_damage(
 
 def dies(*_: object) -> None:
     raise Crash("while it drops")
+
+
+class ByUser:
+    """A parser of a user's own: a folder for each user, with no time in it."""
+
+    def __init__(self, argument: str, settings: LayoutSettings) -> None:
+        self._prefix = argument
+
+    def lay_out(self, batch: pa.RecordBatch) -> Layout:
+        users = [json.loads(value)["user"] for value in batch.column("value").to_pylist()]
+        paths = pa.array([f"{self._prefix}{user}" for user in users]).dictionary_encode()
+        nulls = pa.nulls(batch.num_rows, pa.string())
+        return Layout(paths, nulls, pa.nulls(batch.num_rows, pa.int64()))
+
+
+OWN = "tests.pipeline.test_proof_everything:ByUser|user="
+
+
+@pytest.mark.parametrize(
+    ("parser", "later", "folder"),
+    [
+        ("split:at|split:user|timestamp", "", "/alone/"),
+        (OWN, "", "/user=alone/"),
+        ("json:nowhere", "split:user|json:at", "/alone/"),
+        ("json:nowhere", OWN, "/user=alone/"),
+    ],
+)
+def test_name_at_any_depth_and_by_any_parser_is_listed(
+    home: Home, parser: str, later: str, folder: str
+) -> None:
+    event = json.dumps({"at": FIRST_S, "user": "alone"}).encode()
+    home.append("t", [Event(event, id="one")])
+    archive = an_archive(home, parser=parser)
+    drive(home, archive)
+    if later:
+        replay(home, archive, Replaying(parser=later), LocalWorkers())
+    home.delete("t", ["one"])
+    carry_out(home, home.topic("t"), grace_ms=0)
+    (trace,) = prove(home, "one")
+    assert folder in trace.object
+    assert "named by a field of the events it had" in trace.what
+    assert "backfill" in trace.do
+    build(home, archive, parser="json:at")
+    promote(home, "daily")
+    drop_generation(home, "daily", 1)
+    carry_out(home, home.topic("t"), grace_ms=0)
+    assert prove(home, "one") == []
+    names = [info.key for info in home.store.list("") if "alone" in info.key]
+    held = [info.key for info in home.store.list("") if b"alone" in home.store.get(info.key)]
+    assert names + held == []
+
+
+@pytest.mark.parametrize(
+    ("parser", "layout"),
+    [
+        ("timestamp", {"granularity": "minute", "time_zone": "Asia/Kolkata"}),
+        ("timestamp", {"date_format": "%Y/%m/%d"}),
+        ("offset:1", {}),
+    ],
+)
+def test_names_of_times_and_offsets_are_not_listed(
+    home: Home, parser: str, layout: dict[str, str]
+) -> None:
+    drive(home, an_archive(home, parser=parser, layout=layout))
+    home.delete("t", ["id-0-ann"])
+    carry_out(home, home.topic("t"), grace_ms=0)
+    assert prove(home, "id-0-ann") == []
+
+
+def test_replay_with_other_names_of_times_is_not_listed(home: Home) -> None:
+    home.append("t", [Event(json.dumps({"at": FIRST_S}).encode(), id="one")])
+    archive = an_archive(home, parser="json:nowhere")
+    drive(home, archive)
+    how = Replaying(parser="json:at", layout={"date_format": "day-%j-of-%Y"})
+    replay(home, archive, how, LocalWorkers())
+    assert [info.key for info in home.store.list("") if "/day-" in info.key]
+    home.delete("t", ["one"])
+    carry_out(home, home.topic("t"), grace_ms=0)
+    assert prove(home, "one") == []

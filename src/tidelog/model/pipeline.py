@@ -239,6 +239,7 @@ class FileEntry(Persisted, frozen=True):
     pieces: tuple[Piece, ...] = ()  # of a segment: what is where in it
     path_ms: int = -1  # the parser's time of its last event; -1: its path was made of none
     erased: int = 0  # events that were in it, and were erased
+    named: int = 0  # parts of its folder, after the topic's, that values of its events have filled
 
 
 class Manifest(Persisted, frozen=True):

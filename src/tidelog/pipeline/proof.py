@@ -31,7 +31,7 @@ from tidelog.log.contents import describe_run, read_run
 from tidelog.log.replays import counting_files, replay_pipeline
 from tidelog.log.topics import read_head
 from tidelog.model import layout
-from tidelog.model.archive import Archive, Making
+from tidelog.model.archive import Archive
 from tidelog.model.event import check_utf8
 from tidelog.model.pipeline import FileEntry
 from tidelog.model.run import Amendment, Run, decode_row
@@ -53,7 +53,7 @@ from tidelog.pipeline.known_iceberg import ICEBERG
 from tidelog.pipeline.known_names import names_of
 from tidelog.pipeline.known_objects import event_values, folder_values
 from tidelog.pipeline.places import Folder, folders_of, pipelines_of, store_at
-from tidelog.pipeline.proof_names import ManifestNames, erases, is_named_by_field
+from tidelog.pipeline.proof_names import ManifestNames, erases, is_named_by_events
 from tidelog.pipeline.proof_rows import quoted_errors
 from tidelog.pipeline.proof_uploads import lasting_uploads
 from tidelog.pipeline.registry import list_pipelines
@@ -328,8 +328,7 @@ class _Search:
     def archive(self, archive: Archive, generation: int) -> None:
         """All files of a generation, then all else that lies in its folders."""
         store = store_at(self._home, archive.store)
-        making = archive.making(generation)
-        reader = ArchiveFiles(store, making)
+        reader = ArchiveFiles(store, archive.making(generation))
         pipeline = archive.pipeline(generation)
         own = partitions_of(self._home.log, pipeline, self._topic)
         gone = {each: sorted(self._sought.offsets(number)) for each, number in own.items()}
@@ -345,7 +344,8 @@ class _Search:
                     self._living.add(folder)
                     self._folders.add(file.target.rpartition("/")[0])
                 elif partition in own:
-                    emptied[file.target] = (folder, erases(manifest, file, gone[partition]))
+                    had = erases(manifest, file, gone[partition])
+                    emptied[file.target] = (folder, file.named if had else 0)
                 if partition not in own:
                     self._seen.add(key)  # of another topic, be it one that had the same name
                 elif key not in self._seen:
@@ -353,7 +353,7 @@ class _Search:
                     with self._unchanged(archive, generation, partition, file):
                         for batch in reader.batches(manifest, file):
                             self._archived(file.target, batch, own[partition], gone[partition])
-        self._emptied(making, emptied)
+        self._emptied(emptied)
         self._manifests.note(archive, generation, self._living)
         for table, what in stale_entries(self._home, archive, generation):
             self._add(f"table {table}", what, _TABLE.replace("{archive}", archive.name))
@@ -372,15 +372,15 @@ class _Search:
                 raise
             self._add(file.target, "was changed while it was searched", _CHANGED)
 
-    def _emptied(self, making: Making, files: Mapping[str, tuple[str, bool]]) -> None:
-        """Files without events, with their folders, and whether they had some of these.
+    def _emptied(self, files: Mapping[str, tuple[str, int]]) -> None:
+        """Files without events, with their folders, and how many parts those of these have named.
 
         A folder without any event left may have its name from one that was erased.
         """
-        for target, (folder, had) in files.items():
+        for target, (folder, named) in files.items():
             if any(map(self._sought.is_in, folder_values(folder, self._living))):
                 self._add(target, "has one of them in the name of its folder", _REBUILD)
-            elif had and is_named_by_field(making, folder, self._living):
+            elif is_named_by_events(folder, named, self._living):
                 what = "is empty, and its folder was named by a field of the events it had"
                 self._add(target, what, _REBUILD)
 

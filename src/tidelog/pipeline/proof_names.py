@@ -2,7 +2,9 @@
 
 A parser such as ``split:user`` names a folder by a field of the events in it. A folder that still
 has a file with events has its name from these. One whose events were all erased is named by an
-erased event; so are the manifests that list its files, those before the erasure too.
+erased event; so are the manifests that list its files, those before the erasure too. Which parts of
+a folder's name are no times is in the entry of each file (``FileEntry.named``): the parser of the
+archive does not say it, since a replay may have had another one.
 """
 
 from __future__ import annotations
@@ -15,13 +17,13 @@ from tidelog.errors import CorruptError, NotFoundError
 from tidelog.home import Home
 from tidelog.log.archives import read_commit_rows, read_partitions
 from tidelog.log.replays import replay_pipeline
-from tidelog.model.archive import Archive, Making
+from tidelog.model.archive import Archive
 from tidelog.model.pipeline import FileEntry, Manifest, read_manifest
 from tidelog.pipeline.known_objects import folder_values
 from tidelog.pipeline.sought import Sought
 from tidelog.store.base import Store
 
-__all__ = ["ManifestNames", "erases", "is_named_by_field"]
+__all__ = ["ManifestNames", "erases", "is_named_by_events"]
 
 _MANIFESTS = "pipelines/"
 
@@ -76,12 +78,15 @@ def erases(manifest: Manifest, file: FileEntry, offsets: Sequence[int]) -> bool:
     return bool(((taken >= file.first_offset) & (taken <= file.last_offset)).any())
 
 
-def is_named_by_field(making: Making, folder: str, living: Collection[str]) -> bool:
-    """Whether a folder's first name is the value of a field of events that were all erased."""
-    if not making.parser.startswith("split:"):
-        return False
-    own = "/".join([*folder.split("/")[:2], ""])
-    return not any(f"{each}/".startswith(own) for each in living)
+def is_named_by_events(folder: str, named: int, living: Collection[str]) -> bool:
+    """Whether a part of a folder's name is a value of events that were all erased.
+
+    ``named`` parts after the topic's are values of events, whatever parser has filled them. Each is
+    such a value if no folder with events has it and all parts before it.
+    """
+    parts = folder.split("/")
+    starts = ["/".join([*parts[: depth + 1], ""]) for depth in range(1, named + 1)]
+    return any(not any(f"{each}/".startswith(own) for each in living) for own in starts)
 
 
 def _folder(target: str, root: str) -> str:

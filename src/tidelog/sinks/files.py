@@ -32,7 +32,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidelog.codec.formats import FormatSettings, open_format
-from tidelog.codec.parsers import LayoutSettings, Parser, open_parser
+from tidelog.codec.parsers import LayoutSettings, Parser, open_parser, parts_of_events
 from tidelog.codec.parsers.names import escaped
 from tidelog.errors import AlreadyExistsError, InternalError, InvalidError, NotFoundError
 from tidelog.model.layout import aside_folder, success
@@ -304,7 +304,8 @@ class FilesWriter:
         name = self._file_name(file.first_offset, self._format.extension)
         parts = [settings.root, f"g{settings.generation}", self._topic_folder, path]
         folder = "/".join(part for part in parts if part)
-        self._uploads.add(file.data.take(), file.entry(f"{folder}/{name}", "data"))
+        named = parts_of_events(path, settings.parser or "", settings.layout, file.path_ms)
+        self._uploads.add(file.data.take(), file.entry(f"{folder}/{name}", "data", named))
         beside = self._format.sidecar_name(name)
         if beside is not None and file.sidecar is not None:
             entry = file.entry(f"{folder}/{beside}", "sidecar")

@@ -51,7 +51,12 @@ class OpenFile:
         self._path_ms = share.path_ms
         return misfits
 
-    def entry(self, target: str, kind: str) -> Put:
+    @property
+    def path_ms(self) -> int:
+        """The parser's time of the last event; -1: its path was made of none."""
+        return self._path_ms
+
+    def entry(self, target: str, kind: str, named: int = 0) -> Put:
         """What the manifest says of it, once it is stored."""
         return lambda staged, size, crc: FileEntry(
             staged=staged,
@@ -65,4 +70,5 @@ class OpenFile:
             last_ms=self._last_ms,
             kind=kind,
             path_ms=self._path_ms,
+            named=named,
         )

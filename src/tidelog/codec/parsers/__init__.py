@@ -13,7 +13,12 @@ a kind by the entry point group ``tidelog.parsers``; ``module:Class`` opens a cl
 from __future__ import annotations
 
 from tidelog.codec.parsers.base import Found, Layout, Parser, Spec, TimeParser
-from tidelog.codec.parsers.settings import LayoutSettings, layout_settings, used_layout
+from tidelog.codec.parsers.settings import (
+    LayoutSettings,
+    layout_settings,
+    parts_of_events,
+    used_layout,
+)
 
 __all__ = [
     "PARSER_KINDS",
@@ -24,6 +29,7 @@ __all__ = [
     "TimeParser",
     "layout_settings",
     "open_parser",
+    "parts_of_events",
     "used_layout",
 ]
 

@@ -6,18 +6,19 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from tidelog.codec.parsers.names import path_problem
 from tidelog.errors import InvalidError
 from tidelog.model.address import nearest
 
-__all__ = ["LayoutSettings", "layout_settings", "used_layout"]
+__all__ = ["LayoutSettings", "layout_settings", "parts_of_events", "used_layout"]
 
 _GRANULARITIES_MS = {"day": 86_400_000, "hour": 3_600_000, "minute": 60_000}
 _DIRECTIVES = set("YymdHMjGVu%")  # numbers alone: the names of months depend on the machine
 _SAMPLE = datetime(2026, 11, 15, 10, 30, tzinfo=UTC)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,32 @@ class LayoutSettings:
         """The formats that this granularity has, one folder below the other."""
         every = (self.date_format, self.hour_format, self.minute_format)
         return "/".join(every[: list(_GRANULARITIES_MS).index(self.granularity) + 1])
+
+    def name_of(self, time_ms: int) -> str:
+        """Returns the folder of a time."""
+        moment = (_EPOCH + timedelta(milliseconds=time_ms)).astimezone(ZoneInfo(self.time_zone))
+        shown = moment.replace(tzinfo=UTC) - _EPOCH  # by the zone's clocks
+        unit = timedelta(milliseconds=self.unit_ms)
+        return (_EPOCH + shown - shown % unit).strftime(self.path_format)
+
+
+def parts_of_events(path: str, parser: str, settings: LayoutSettings, time_ms: int) -> int:
+    """Returns how many parts of a folder's path, from its first on, are not a time or an offset.
+
+    Events have filled these. ``time_ms`` is the parser's time of an event in it; -1: none is known.
+    """
+    if not path:
+        return 0
+    parts, name = path.split("/"), ""
+    if not _makes_dates(parser):
+        name = parts[-1] if parts[-1].startswith("offset=") else ""
+    elif time_ms >= 0:
+        try:
+            name = settings.name_of(time_ms)
+        except (OverflowError, ValueError):
+            name = ""  # a time that no clock shows
+    is_last = bool(name) and f"/{path}".endswith(f"/{name}")
+    return len(parts) - (name.count("/") + 1 if is_last else 0)
 
 
 def layout_settings(parser: str, given: Mapping[str, str]) -> LayoutSettings:
