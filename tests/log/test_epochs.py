@@ -13,7 +13,7 @@ import tidelog
 from tests.support.lost_replies import ReplyLosingCatalog
 from tests.waiting import until
 from tidelog import Event, Home
-from tidelog.catalog.base import Row
+from tidelog.catalog.base import Catalog, Change, Row
 from tidelog.cli.consume import _accept as accept_loss
 from tidelog.errors import (
     FencedError,
@@ -300,3 +300,42 @@ def test_accepting_a_loss_does_not_move_the_cursor_of_another_member_back(home: 
         move_lease(home, consumer, 15)
         accept_loss(consumer, lost)
         assert cursor(home) == 15
+
+
+@pytest.mark.parametrize("landed", [True, False])
+def test_seek_back_after_a_commit_of_unknown_outcome_is_stored(home: Home, landed: bool) -> None:
+    catalog = CutCatalog(home.log.catalog, landed)
+    object.__setattr__(home.log, "catalog", catalog)
+    with home.consumer("t", "c") as consumer:
+        assert len(consumer.poll(10)) == 10
+        catalog.is_cut = True
+        with pytest.raises(UnknownOutcomeError):
+            consumer.commit()
+        catalog.is_cut = False
+        consumer.seek(0, 0)
+        consumer.commit()
+        assert cursor(home) == 0
+        assert [event.offset for event in consumer.poll(10)] == list(range(10))
+
+
+class CutCatalog:
+    """Behind a network that is cut at times: a write may land then, and no reply comes back."""
+
+    def __init__(self, inner: Catalog, landed: bool) -> None:
+        self._inner = inner
+        self._landed = landed
+        self.is_cut = False
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._inner, name)
+
+    def get(self, partition: str, row: str) -> Row | None:
+        if self.is_cut:
+            raise UnavailableError("no answer")
+        return self._inner.get(partition, row)
+
+    def write(self, partition: str, *changes: Change, write_id: str) -> None:
+        if self._landed or not self.is_cut:
+            self._inner.write(partition, *changes, write_id=write_id)
+        if self.is_cut:
+            raise UnknownOutcomeError("the reply was lost")

@@ -282,6 +282,8 @@ class ClientsWorld(SimWorld):
             for _ in range(self.random.randint(3, 10)):
                 with contextlib.suppress(*self.passing, FencedError):
                     self._poll(consumer, topic)
+                    if seeks and self.chance(0.5):
+                        self._commit_and_go_back(consumer, topic)
                     if seeks and self.chance(0.3):
                         self._seek(consumer, topic)
                     if self.chance(0.2):
@@ -313,6 +315,21 @@ class ClientsWorld(SimWorld):
             self.ledger.seek(consumer.name, topic.incarnation, partition, to)
             with contextlib.suppress(InvalidError):  # not held, or trimmed meanwhile
                 consumer.seek(partition, to)
+
+    def _commit_and_go_back(self, consumer: Consumer, topic: Topic) -> None:
+        """Commit, and seek back to the commit before it, whatever became of this one."""
+        with consumer._lock:
+            known = {p: held.lease.cursor for p, held in consumer._membership.held.items()}
+        with contextlib.suppress(*self.passing):
+            consumer.commit()
+        for partition, to in known.items():
+            self.ledger.seek(consumer.name, topic.incarnation, partition, to)
+            with contextlib.suppress(InvalidError):  # not held, or trimmed meanwhile
+                consumer.seek(partition, to)
+                since = self.ledger.moves(consumer.name, topic.incarnation, partition)
+                consumer.commit()
+                found = self.ledger.moves(consumer.name, topic.incarnation, partition)
+                assert to in found[len(since) - 1 :], f"the commit of a seek to {to} wrote nothing"
 
     def read_once(self) -> None:
         """A function that is woken now and then, in a new process each time."""

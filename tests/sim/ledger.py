@@ -36,6 +36,7 @@ class Ledger:
     values: dict[Place, bytes] = field(default_factory=dict)  # all that was ever stored
     deleted: set[str] = field(default_factory=set)  # incarnations whose deletion has begun
     _cursors: dict[tuple[str, str, int], int] = field(default_factory=dict)
+    _moves: dict[tuple[str, str, int], list[int]] = field(default_factory=dict)
     _epochs: dict[tuple[str, str], int] = field(default_factory=dict)
     _heads: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
     _deletes: int = 0
@@ -76,6 +77,12 @@ class Ledger:
     def seek(self, group: str, incarnation: str, partition: int, offset: int) -> None:
         key = (group, incarnation, partition)
         self.seeks[key] = min(offset, self.seeks.get(key, offset))
+
+    def moves(self, group: str, incarnation: str, partition: int) -> list[int]:
+        """Where the cursor of a lease was so far, the last as it is now."""
+        key = (group, incarnation, partition)
+        lease = self.bare.row(f"consumer/{incarnation}/{group}/{partition}", "lease")
+        return [*self._moves.get(key, ()), *([] if lease is None else [lease["cursor"]])]
 
     def tell(self, incarnation: str, partition: int, offset: int) -> None:
         key = (incarnation, partition)
@@ -163,6 +170,7 @@ class Ledger:
         assert lease["epoch"] >= last, "the epoch of a lease went back"
         self._epochs[epoch] = lease["epoch"]
         self._cursors[key] = cursor
+        self._moves.setdefault(key, []).append(cursor)
         if lease.get("deleted"):
             if lease["epoch"] > last:
                 self._check_deleted(key)

@@ -57,7 +57,6 @@ from tidelog.log.consumer import Consumer
 from tidelog.log.copying import Copier
 from tidelog.log.failures import Failures
 from tidelog.log.flush import SendFuture
-from tidelog.log.intake import Intake
 from tidelog.log.lease import Lease, Member, Membership, read_lease
 from tidelog.log.notify import Checked, Debounce, NotifyState
 from tidelog.log.partitioner import KeylessTurns
@@ -271,13 +270,6 @@ def two_turns(self: KeylessTurns, events: int) -> int:
     return _next_turn(self, events)
 
 
-def commit_polled_ahead(self: Consumer, partition: int, intake: Intake) -> bool:
-    """Commits under the present lease what was read under an earlier one."""
-    self._membership.commit(partition, intake.position, None, back=True)
-    intake.committed()
-    return True
-
-
 def take_until(self: Membership, partition: int) -> bool:
     """Writes into a one-shot lease when it is over, by the writer's wall clock."""
     until_ms = self._log.clock.now_ms() + self._log.settings.lease_ttl_ms
@@ -360,16 +352,6 @@ def back_to_positions(self: Consumer) -> Iterator[None]:
             else:
                 del self._intakes[partition]
         raise
-
-
-def commit_position(self: Consumer, partition: int, intake: Intake) -> bool:
-    """Moves the cursor to wherever reading is, forward or back."""
-    held = self._membership.held.get(partition)
-    is_same = held is not None and held.lease.epoch == intake.epoch
-    if not is_same or held is None or held.lease.cursor != intake.position:
-        self._membership.commit(partition, intake.position, intake.epoch, back=True)
-    intake.committed()
-    return True
 
 
 def release_without_version(self: Membership, partition: int) -> None:
@@ -551,7 +533,12 @@ BUGS: dict[str, Bug] = {
     "failure raised in one thread only": _clients("P1", (Failures, "due", wrong.due_to_one_thread)),
     "number before there is room": _clients("P7", (Producer, "send", number_then_wait)),
     "two turns for a keyless flush": _clients("P7", (KeylessTurns, "next", two_turns)),
-    "commit under another lease": _members("P1, P3", (Consumer, "_commit", commit_polled_ahead)),
+    "commit under another lease": _members(
+        "P1, P3", (Consumer, "_commit", wrong.commit_polled_ahead)
+    ),
+    "commit left out by a stale cursor": _members(
+        "P3", (Consumer, "_commit", wrong.commit_unless_remembered)
+    ),
     "one-shot lease by a foreign clock": _clients(
         "P3",
         (Membership, "take_once", take_until),
@@ -565,7 +552,7 @@ BUGS: dict[str, Bug] = {
     "failed poll rewinds the next lease": _members(
         "P3",
         (Consumer, "_all_or_nothing", back_to_positions),
-        (Consumer, "_commit", commit_position),
+        (Consumer, "_commit", wrong.commit_position),
     ),
     "doubled release of a lease": _members("P3", (Membership, "release", release_without_version)),
     "consumer deleted by a call that was overtaken": _members(

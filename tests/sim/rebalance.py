@@ -1,7 +1,8 @@
 """Members of one consumer that lose their leases and get them again, while reads fail.
 
 In every fourth world the consumer is deleted by two processes at once, again and again, and its
-name is used again.
+name is used again. In every fourth there are also members of another consumer, which seek back to
+their last commit when they do not know what became of the next.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class RebalanceWorld(ClientsWorld):
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         self.deletes = seed % 4 == 2
+        self.seeks = seed % 4 == 3
         topic = find_topic(self._quiet, "t")
         appender = Appender(self._quiet, topic, f"~{self._ids.new()}")
         for partition in range(PARTITIONS):
@@ -54,6 +56,21 @@ class RebalanceWorld(ClientsWorld):
         self._start("member", self.take_part, 2)
         if self.deletes:
             self._start("deleter", self.delete, 2)
+        if self.seeks:
+            self._start("seeker", self.go_back, 2)
+
+    def go_back(self) -> None:
+        """Polls and commits, and takes most commits back."""
+        log = self._log()
+        topic = find_topic(log, "t")
+        with Consumer(log, topic, "s", "earliest") as consumer:
+            for _ in range(24):
+                with contextlib.suppress(*self.passing, FencedError):
+                    self._poll(consumer, topic)
+                    if self.chance(0.8):
+                        self._commit_and_go_back(consumer, topic)
+                    else:
+                        consumer.commit()
 
     def delete(self) -> None:
         """Deletes the consumer, with its members or only without."""

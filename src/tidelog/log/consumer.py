@@ -454,7 +454,7 @@ class Consumer:
             cursor = held.lease.cursor
             if intake.position < cursor and not intake.moved:
                 return False  # events before the cursor are delivered again: it stays
-            if intake.position == cursor:
+            if intake.position == cursor and held.is_known:
                 intake.committed()
                 return False
         self._membership.commit(partition, intake.position, intake.epoch, back=intake.moved)

@@ -21,7 +21,9 @@ leaves no row behind: it joins again, or finds that the consumer is being delete
 A commit expects the lease exactly as this member last wrote it. A member that was taken for dead
 while it was only slow finds another version there, and gets ``FencedError``. What was read under
 one epoch is committed under that epoch or not at all, also by the same member. A commit moves the
-cursor forward; back only where the caller asks for it.
+cursor forward; back only where the caller asks for it. After a commit whose outcome is unknown, the
+cursor that this member remembers may not be the stored one: until a write has landed or the row was
+read, no commit is left out for being the same.
 
 Clocks decide only when to try a takeover, and only one clock counts: an owner is taken for dead
 when its row has not changed for the time to live *by the watcher's own monotonic clock*, or when
@@ -112,6 +114,7 @@ class Held:
     partition: int
     lease: Lease
     version: str
+    is_known: bool = True  # no write was sent since of which the outcome may be unknown
 
 
 class Membership:
@@ -321,6 +324,8 @@ class Membership:
         self._guard.check()
         where = layout.lease_partition(self._topic.incarnation, self._name, partition)
         what = f"lease on `{self._topic.name}/{partition}`"
+        if partition in self.held:
+            self.held[partition].is_known = False  # until an answer tells what the row holds
         mine = put_held(self._log, where, "lease", encode_row(lease), version, what)
         if mine is not None:
             self.held[partition] = Held(partition, lease, mine)
