@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -145,3 +148,103 @@ def test_archive_continues_beside_a_bad_name_and_its_status_shows_it(
     os.rename(bad, os.fsencode(tmp_path / "in" / "b-d.txt"))
     assert tidelog("archive", "run", "a", "--no-spark").code == 0
     assert "3 events in 3 files" in tidelog("archive", "status", "a").out.decode() + status.err
+
+
+@pytest.fixture
+def deny(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, bool], None]:
+    """Take the right to read a folder, or give it back, also for a user that has all rights."""
+    denied: set[str] = set()
+    scan = os.scandir
+
+    def scandir(path: Path) -> Any:
+        if str(path) in denied:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+
+    def change(folder: Path, is_denied: bool) -> None:
+        (denied.add if is_denied else denied.discard)(str(folder))
+
+    return change
+
+
+def test_a_folder_without_rights_stops_only_its_files(
+    tidelog: Run, tmp_path: Path, deny: Callable[[Path, bool], None]
+) -> None:
+    folder = tmp_path / "in"
+    put(folder, b"good.txt", b"1\n")
+    put(folder, b"sub/x.txt", b"2\n")
+    put(folder, b"sub0", b"3\n")
+    assert tidelog("init").code == 0
+    assert tidelog("archive", "create", "a", "--source", f"file:{folder}").code == 0
+    assert tidelog("archive", "run", "a", "--no-spark").code == 0
+    deny(folder / "sub", True)
+    ends, errors = looked_at(folder)
+    assert ends == {"in/good.txt": "1", "in/sub0": "1"}
+    assert list(errors) == ["in/sub"]
+    put(folder, b"sub/x.txt", b"2\n4\n")
+    put(folder, b"sub/new.txt", b"5\n")
+    put(folder, b"good.txt", b"1\n6\n")
+    ran = tidelog("archive", "run", "a", "--no-spark")
+    assert ran.code != 0
+    assert "folder `in/sub`: no permission to read what is in it: change its rights" in ran.err
+    status = tidelog("archive", "status", "a")
+    shown = status.out.decode() + status.err
+    assert "in/sub%2Fx.txt: fails since" in shown
+    assert "in/sub: fails since" in shown
+    assert "a: generation 1, 4 events" in shown, "the others go on"
+    assert tidelog("archive", "run", "a", "--no-spark", "--accept-loss").code != 0, "no loss"
+    deny(folder / "sub", False)
+    assert tidelog("archive", "run", "a", "--no-spark").code == 0
+    status = tidelog("archive", "status", "a")
+    shown = status.out.decode() + status.err
+    assert "fails since" not in shown
+    assert "a: generation 1, 6 events" in shown
+
+
+def test_folder_of_an_archive_without_rights_stops_its_topic(
+    tmp_path: Path, deny: Callable[[Path, bool], None]
+) -> None:
+    """Else offsets that are in the folder would be passed as if they had no events."""
+    value = (
+        b'{"topic":"t","partition":0,"offset":%d,"timestamp":"2026-01-01T00:00:00Z","id":null,'
+        b'"key":null,"value":"x","type":null,"headers":[]}\n'
+    )
+    put(tmp_path / "in", b"t/dt=a/1_0_00000000000000000001.jsonl", value % 1)
+    put(tmp_path / "in", b"t/dt=b/1_0_00000000000000000000.jsonl", value % 0)
+    put(tmp_path / "in", b"u/dt=a/1_0_00000000000000000000.jsonl", value % 0)
+    put(tmp_path / "in", b"_hidden/x", b"")
+    deny(tmp_path / "in" / "t" / "dt=b", True)
+    deny(tmp_path / "in" / "_hidden", True)
+    ends, errors = looked_at(tmp_path / "in")
+    assert ends == {"u/0": "1"}
+    assert sorted(errors) == ["in/t%2Fdt=b", "t/0"]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs a user that can drop its rights")
+def test_a_user_without_rights_reads_what_it_may(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    put(folder, b"good.txt", b"1\n")
+    for name, mode in (("none", 0o000), ("list", 0o744)):
+        put(folder, name.encode() + b"/x.txt", b"2\n")
+        (folder / name).chmod(mode)
+    for each in (folder, *folder.parents):
+        if str(each) not in ("/", "/tmp"):
+            each.chmod(0o755)
+    found: list[str] = []
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.setgid(65534)
+        os.setuid(65534)
+        try:
+            ends, errors = looked_at(folder)
+            os.write(write, f"{ends} {sorted(errors)}".encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    os.waitpid(child, 0)
+    with os.fdopen(read) as answer:
+        found.append(answer.read())
+    assert found == ["{'in/good.txt': '1'} ['in/list', 'in/none']"]

@@ -179,6 +179,9 @@ class Driver:
                 self._run(cycle, {}, {}, errors)
             raise
         self._failures.remove_whole()
+        if ends is None:
+            failing = self._own(self._failures.partitions())
+            self._failures.remove(set(failing) - bounds.keys() - errors.keys())
         self._resume(cycle, bounds, errors)
         bounds = {p: held for p, held in bounds.items() if self._is_tried(p, everything)}
         errors = {p: error for p, error in errors.items() if self._is_tried(p, everything)}

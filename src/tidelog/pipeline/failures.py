@@ -2,7 +2,8 @@
 
 One source partition that fails does not stop the others: it is tried again after waits that double
 from half a second to fifteen seconds. The same holds for a source that cannot be reached at all.
-Each failure is kept as a row until the source partition commits again, or has nothing to commit.
+Each failure is kept as a row until the source partition commits again, has nothing to commit, or is
+no longer one of the source, as a folder that may be read again.
 Rows are for display only: a row that cannot be written is left out, and no driver decides by one.
 """
 
@@ -71,6 +72,11 @@ class Failures:
         """Note that the source cannot be reached at all; returns how long to wait, in seconds."""
         self._note({_WHOLE: error})
         return max(0.0, self._failing[_WHOLE].due_s - self.log.clock.monotonic_s())
+
+    def partitions(self) -> list[SourcePartition]:
+        """The source partitions that fail, or failed when an earlier driver ended."""
+        names = {*self._failing, *self._stored} - {_WHOLE}
+        return [SourcePartition.named(name) for name in sorted(names)]
 
     def remove(self, partitions: Iterable[SourcePartition]) -> None:
         """Forget failures of source partitions that work again, and delete their rows."""

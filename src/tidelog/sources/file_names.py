@@ -34,6 +34,7 @@ __all__ = [
     "hidden_part",
     "name_error",
     "place_of",
+    "topic_of_folder",
 ]
 
 LINES = "lines"  # a line is an event's value
@@ -163,6 +164,14 @@ def archived_name(path: str, root_name: str) -> ArchivedName | None:
     topic, *names = folders or [root_name]
     source = unescaped(topic), unescaped(partition, FILE_PARTITION_BYTES_MAX)
     return ArchivedName(*source, "/".join(names), int(generation), int(first))
+
+
+def topic_of_folder(path: str) -> str | None:
+    """The topic whose events an archive may have put below a folder; None: that of any."""
+    folders = path.split("/")
+    if _GENERATION.fullmatch(folders[0]):
+        folders = folders[1:]
+    return unescaped(folders[0]) if folders else None
 
 
 def hidden_part(path: str) -> str:

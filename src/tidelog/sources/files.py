@@ -8,7 +8,9 @@ object store, or nothing was written to it for a minute. Other files are expecte
 put under their names when they are whole.
 
 A file that cannot be read, by its name, its rights or a link that leads back to itself, is an error
-of its own source partition alone, or of the one whose events it holds.
+of its own source partition alone, or of the one whose events it holds. So is a folder without the
+right to read it (``readable``): known files in it, and source partitions of an archive whose files
+may be in it, wait until the right is given.
 
 Files of one source partition may overlap, as those of replayed dead letters do with others, and are
 merged. One that appears after its offsets were passed is an error: what it holds would never be
@@ -58,9 +60,11 @@ from tidelog.sources.file_names import (
     hidden_part,
     name_error,
     place_of,
+    topic_of_folder,
 )
 from tidelog.sources.merge import Stream, gathered, merged, noted, within
 from tidelog.sources.objects import naming, opened
+from tidelog.sources.readable import found_files
 from tidelog.sources.row_marks import Passed, RowMark, inode_of, mark_from, mark_of, matches
 from tidelog.sources.row_reader import PlannedRows, not_held
 from tidelog.sources.row_tracking import Bound, RowTracking
@@ -272,7 +276,13 @@ class FilesSource:
     def _look(self, store: Store) -> _Listing:
         found = _listed(store, self._place)
         bound = self._bind(store, found)
-        errors = {**bound.errors, **found.errors}
+        below = {
+            each: error
+            for folder, error in found.denied.items()
+            for each in self._tracking.known_below(folder)
+            if each not in bound.files  # whether it is there cannot be seen
+        }
+        errors = {**bound.errors, **found.errors, **below}
         left_out = {**bound.left_out, **found.left_out}
         self._seen = _Listing(found.chains, bound.files, errors, left_out)
         return self._seen
@@ -436,10 +446,11 @@ class _Found(NamedTuple):
     only: str  # the name of the file that was given; the others are what it may be rotated to
     errors: dict[SourcePartition, TidelogError]  # of files that cannot be read
     left_out: dict[str, str]  # why files and folders are not read
+    denied: dict[str, TidelogError]  # of folders without rights, by the beginnings of names in them
 
 
 def _listed(store: Store, place: FilePlace) -> _Found:
-    infos, folder, root = _found(store, place)
+    infos, denied, folder, root = found_files(store, place)
     only = place.name if not folder and place.name in infos else ""
     has_sidecars = any(key.endswith(".meta.parquet") for key in infos)
     chains: dict[SourcePartition, list[_Archived]] = defaultdict(list)
@@ -486,7 +497,17 @@ def _listed(store: Store, place: FilePlace) -> _Found:
         partition: tuple(sorted(files, key=lambda file: (file.first, file.data.key)))
         for partition, files in chains.items()
     }
-    return _Found(ordered, rows, root, _row_name(only), errors, left_out)
+    below = {
+        path: error
+        for key, error in denied.items()
+        if not hidden_part(path := key.removeprefix(folder))
+    }
+    for path, error in below.items():
+        errors[_partition_of(path, root)] = error
+        topic = topic_of_folder(path)  # offsets that are in the folder must not be passed
+        errors |= {each: error for each in ordered if topic in (None, each.topic)}
+    denied = {_row_name(f"{path}/"): error for path, error in below.items()}
+    return _Found(ordered, rows, root, _row_name(only), errors, left_out, denied)
 
 
 def _row_name(path: str) -> str:
@@ -501,22 +522,6 @@ def _partition_of(path: str, root: str) -> SourcePartition:
         if named is not None and name_error(f"{named.topic}/{named.partition}") is None:
             return SourcePartition(named.topic, named.partition)
     return SourcePartition(root, escaped_name(_row_name(path)))
-
-
-def _found(store: Store, place: FilePlace) -> tuple[dict[str, ObjectInfo], str, str]:
-    """What is in the folder, what stands before each path, and what the folder is called."""
-    infos = {info.key: info for info in store.list(place.folder)}
-    if infos or not place.name:
-        return infos, place.folder, place.root_name
-    for key in (place.name, sidecar_name(place.name)):  # it may be a file
-        with suppress(NotFoundError):
-            infos[key] = store.head(key)
-    if place.name not in infos:
-        raise NotFoundError(
-            f"source `{place.url}`: no file is there: check the path, or put some there"
-        )
-    beside = (info for info in store.list(place.name) if "/" not in info.key)
-    return {**{info.key: info for info in beside}, **infos}, "", place.parent_name
 
 
 def _row_file(info: ObjectInfo, place: FilePlace) -> RowFile:

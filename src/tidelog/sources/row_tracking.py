@@ -119,6 +119,10 @@ class RowTracking:
     def known(self, partition: SourcePartition) -> Known | None:
         return self._known.get(partition)
 
+    def known_below(self, folder: str) -> list[SourcePartition]:
+        """Source partitions whose files were last found in a folder, by its name and a slash."""
+        return [each for each in self._known if self.name(each).startswith(folder)]
+
     def note_end(self, partition: SourcePartition, rows: int) -> None:
         """Remember how many rows a source partition was seen to have."""
         self._ends[partition] = rows

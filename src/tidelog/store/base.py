@@ -25,6 +25,7 @@ __all__ = [
     "ObjectInfo",
     "Store",
     "Upload",
+    "after_folder",
     "check_data",
     "check_key",
     "check_range",
@@ -32,6 +33,11 @@ __all__ = [
     "not_found",
     "replaced_meanwhile",
 ]
+
+
+def after_folder(folder: str) -> str:
+    """Returns what to list after, to pass over all that is in a folder."""
+    return f"{folder}/{chr(0x10FFFF)}"
 
 
 class NoRoomError(UnavailableError):

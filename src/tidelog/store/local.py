@@ -54,6 +54,7 @@ from tidelog.store.base import (
     ObjectInfo,
     Store,
     Upload,
+    after_folder,
     check_data,
     check_key,
     check_range,
@@ -316,6 +317,8 @@ class LocalStore:
                 found = [(e.name + "/" if _is_folder(e) else e.name, e) for e in entries]
         except (FileNotFoundError, NotADirectoryError):
             return
+        except PermissionError as exc:
+            raise _denied(folder) from exc
         base = f"{folder}/" if folder else ""
         for name, entry in sorted(found, key=lambda pair: pair[0]):
             key = base + name
@@ -323,11 +326,18 @@ class LocalStore:
                 continue
             if name.endswith("/"):
                 may_match = key.startswith(prefix) or prefix.startswith(key)
-                if may_match and (key > start_after or start_after.startswith(key)):
+                is_passed = start_after == after_folder(key[:-1])
+                is_after = key > start_after or (start_after.startswith(key) and not is_passed)
+                if may_match and is_after:
                     yield from self._walk(key[:-1], prefix, start_after)
             elif key.startswith(prefix) and key > start_after:
-                with contextlib.suppress(FileNotFoundError):  # deleted since the folder was read
-                    yield _info(key, _stat_of(entry))
+                try:
+                    info = _info(key, _stat_of(entry))
+                except FileNotFoundError:
+                    continue  # deleted since the folder was read
+                except PermissionError as exc:
+                    raise _denied(folder) from exc
+                yield info
 
 
 @contextlib.contextmanager
@@ -364,6 +374,14 @@ def _translated(key: str) -> Iterator[None]:
             f"object `{key}`: the file system says `{exc.strerror}`: fix it and try again",
             key=key,
         ) from exc
+
+
+def _denied(folder: str) -> InvalidError:
+    return InvalidError(
+        f"folder `{folder or '.'}`: no permission to read what is in it: change its rights",
+        key=folder,
+        folder=folder,
+    )
 
 
 def _in_circle(key: str) -> InvalidError:
