@@ -81,7 +81,8 @@ def _of_archive(status: ArchiveStatus, limits: Limits) -> Iterator[str]:
     if status.silent:
         yield (
             f"{name}: {status.silent} of its drivers died or cannot reach the catalog: "
-            "look at its process, and start it again"
+            f"look at its process, and start it again with `tidelog archive run "
+            f"{status.archive.name} --follow`"
         )
     waiting = sum(each.waits for each in status.partitions)
     if limits.driver and waiting and not status.drivers:
@@ -112,35 +113,50 @@ def _of_partition(each: PartitionStatus, status: ArchiveStatus, limits: Limits) 
             f"run `tidelog archive run {archive.name} --accept-loss` to record that and go on"
         )
     if each.remade:
-        yield each.remade.partition(": ")[2]
+        yield (
+            f"{each.remade.partition(': ')[2]} (`tidelog archive run {archive.name} "
+            f"--accept-loss`); or end it with `tidelog archive delete {archive.name}`"
+        )
     if each.unread:
         yield (
             f"its topic was deleted, and up to {each.unread} of its events were not archived: they "
-            "are lost, unless a copy of the home has them: create the topic again and run "
-            f"`tidelog archive run {archive.name} --accept-loss` to record that"
+            "are lost, unless a copy of the home has them: end the archive with `tidelog archive "
+            f"delete {archive.name}`, or create the topic again and run `tidelog archive run "
+            f"{archive.name} --accept-loss` to record that"
         )
     if each.account is not None and not each.account.adds_up:
         yield (
             f"does not add up: {each.account.problem}: run `tidelog archive verify {archive.name}`"
         )
     if limits.max_lag is not None and (each.lag or 0) > limits.max_lag:
-        yield f"{each.lag} events wait, at most {limits.max_lag} may: add workers or shards"
+        yield (
+            f"{each.lag} events wait, at most {limits.max_lag} may: run `tidelog archive run "
+            f"{archive.name}`, with more workers or shards if a driver runs"
+        )
     given_ms = limits.max_lag_ms
     lag_max_s = (lag_limit_ms(archive) if given_ms is None else given_ms) / 1000
     if (each.lag_s or 0) > lag_max_s:
         yield (
             f"an event waits for {each.lag_s:.0f} s, at most {lag_max_s:.0f} s may one: "
-            "look at the driver's output, add workers or shards"
+            f"run `tidelog archive run {archive.name}`; if a driver runs, look at its output, and "
+            "add workers or shards"
         )
     if each.intent_ms is not None and now_ms - each.intent_ms > limits.max_intent_ms:
         yield (
             f"a range is under way for {(now_ms - each.intent_ms) / 1000:.0f} s: "
-            "look at the driver's output; the next driver finishes it"
+            "look at the driver's output; the next driver finishes it: run `tidelog archive run "
+            f"{archive.name}`"
         )
     if each.dead > limits.max_dead and now_ms - each.totals.dead_ms <= limits.since_ms:
         yield (
             f"{each.dead} dead letters, at most {limits.max_dead} may be: look at them with "
-            f"`tidelog archive dead {archive.name}`"
+            f"`tidelog archive dead {archive.name}`, and try them again with `tidelog archive dead "
+            f"{archive.name} --replay`, with --parser for another parser; `--max-dead {each.dead}` "
+            "accepts them"
         )
     if each.totals.lost and now_ms - each.totals.lost_ms <= limits.since_ms:
-        yield f"{each.totals.lost} ranges were lost by the source: see its retention"
+        yield (
+            f"{each.totals.lost} ranges were lost by the source, which was accepted: lengthen its "
+            f"retention; `tidelog archive status {archive.name} --check --since 0s` leaves out "
+            "what is known"
+        )
