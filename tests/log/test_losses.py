@@ -69,7 +69,9 @@ class Embedded:
             assert rows
             for row in rows:
                 noted = decode_row(row.value, Strays, row.row)
-                older = Strays(noted.at_ms - int(days * 24 * HOUR_MS), noted.objects)
+                passed_ms = int(days * 24 * HOUR_MS)
+                times = noted.kept_ms + passed_ms, noted.seen_ms or noted.at_ms
+                older = Strays(noted.at_ms - passed_ms, noted.objects, *times)
                 change = Put(row.row, encode_row(older), expect=row.version)
                 home.catalog.write(where, change, write_id=home.log.ids.new())
 

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+import tidelog
 from tests.log.upkeep import DAY_S, HOUR_MS, WEEK_S, House
 from tidelog import Event
+from tidelog.cli import upkeep as cli_upkeep
+from tidelog.cli.main import cli
+from tidelog.errors import InvalidError
+from tidelog.home import create_home
 from tidelog.journal.scribe import Scribe, Scribing
 from tidelog.log.append import Appender
 from tidelog.log.base import Log, LogSettings
 from tidelog.log.lease import Membership
 from tidelog.log.once import append_once
 from tidelog.log.sweep import sweep_home
-from tidelog.log.trim import ToOffsets, trim_topic
+from tidelog.log.trim import ToOffsets, check_clock, trim_topic
 from tidelog.model.topic import Topic
+from tidelog.settings import load_settings
+from tidelog.store.memory import MemoryStore
 from tidelog.testing.clock import FakeClock, seeded_ids
 
 TTL_MS = 10_000
@@ -190,3 +199,74 @@ def test_scribe_sweeps_although_the_last_sweep_is_dated_a_year_ahead(house: Hous
     later = right.once()
     assert later is not None
     assert later.swept is not None
+
+
+class Folder(MemoryStore):
+    """A store that is dated by the machine's own clock, as a folder is."""
+
+    @property
+    def url(self) -> str:
+        return "file:///home"
+
+
+def test_clock_that_jumps_ends_no_week_of_a_stray_in_a_folder() -> None:
+    house = House()
+    clock = HostClock(house.clock, 0)
+    store = Folder(clock)
+    log = replace(house.log, clock=clock, store=store)
+    house.log, house.store = log, store
+    topic = house.topic()
+    stray = house.orphan(topic).key
+    house.append(topic, ["a"])
+
+    def sweep() -> bool:
+        assert not sweep_home(log, HOUR_MS).refused
+        return stray in {info.key for info in store.list()}
+
+    for ahead_s in (0, YEAR_S, YEAR_S, 0, 2 * YEAR_S, 0):
+        clock.ahead_s = ahead_s
+        house.clock.advance(2 * 3600)
+        house.append(topic, ["b"])  # dated by the same clock
+        assert sweep(), "each jump takes a day off the week at most"
+    for _ in range(3):
+        house.clock.advance(DAY_S)
+        assert sweep()
+    for _ in range(5):
+        house.clock.advance(DAY_S)
+        sweep()
+    assert not sweep()
+
+
+def test_trim_by_age_is_refused_where_only_the_clock_has_moved() -> None:
+    house = House()
+    clock = HostClock(house.clock, 0)
+    house.store = Folder(clock)
+    house.log = replace(house.log, clock=clock, store=house.store)
+    topic = house.topic(partitions=2)
+    check_clock(house.log, topic, clock.now_ms() + YEAR_S * 1000)  # nothing is there to lose
+    house.append(topic, ["a"])
+    check_clock(house.log, topic, clock.now_ms())
+    with pytest.raises(InvalidError, match="check the clock; if it is right, give a date"):
+        check_clock(house.log, topic, clock.now_ms() + YEAR_S * 1000)
+    log = replace(house.log, store=MemoryStore(clock))
+    check_clock(log, topic, clock.now_ms() + YEAR_S * 1000)  # a store's own clock bounds ours
+
+
+def test_command_trims_nothing_by_a_clock_that_is_a_year_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create_home(load_settings(str(tmp_path / "home"), {}, tmp_path))[0].close()
+    asked = ["--home", str(tmp_path / "home"), "trim", "t", "--before"]
+    with tidelog.open(tmp_path / "home") as home:
+        home.create_topic("t")
+        home.append("t", [Event(b"a")])
+    with monkeypatch.context() as patch:
+        year_ms = YEAR_S * 1000
+        patch.setattr(cli_upkeep, "trusted_now_ms", lambda log: log.clock.now_ms() + year_ms)
+        refused = CliRunner().invoke(cli, [*asked, "-30d"])
+        assert refused.exit_code != 0
+        assert "check the clock" in str(refused.exception)
+    assert CliRunner().invoke(cli, [*asked, "-30d"]).exit_code == 0
+    with tidelog.open(tmp_path / "home") as home:
+        assert [event.value for event in home.read("t")] == [b"a"]
+    assert CliRunner().invoke(cli, [*asked, "2999-01-01T00:00:00Z"]).exit_code == 0

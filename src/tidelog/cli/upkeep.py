@@ -17,7 +17,8 @@ from tidelog.cli.proving import prove_and_tell
 from tidelog.cli.text import utf8
 from tidelog.errors import InvalidError
 from tidelog.home import Home, open_home
-from tidelog.log.trim import BeforeTime, KeepBytes, ToOffsets, TrimTo
+from tidelog.log.ages import trusted_now_ms
+from tidelog.log.trim import BeforeTime, KeepBytes, ToOffsets, TrimTo, check_clock
 from tidelog.log.verify import VerifyReport
 from tidelog.model.times import moment_ms
 
@@ -94,7 +95,7 @@ def trim(home_text: str | None, output: Output, /, topic: str, **given: Any) -> 
     if sum(value not in (None, ()) for value in given.values()) != 1:
         raise InvalidError("trim: give exactly one of --before, --offset and --keep-bytes")
     with open_home(home_text) as home:
-        to = _trim_to(home, **given)
+        to = _trim_to(home, topic, **given)
         rows = [asdict(each) for each in home.trim(topic, to, past_readers=past)]
         output.records(("partition", "old_start", "new_start", "runs", "bytes"), rows)
 
@@ -224,10 +225,13 @@ def _names(home: Home, topic: str | None) -> list[str]:
 
 
 def _trim_to(
-    home: Home, before: str | None, offsets: tuple[str, ...], keep_bytes: int | None
+    home: Home, topic: str, before: str | None, offsets: tuple[str, ...], keep_bytes: int | None
 ) -> TrimTo:
     if before is not None:
-        return BeforeTime(moment_ms(before, home.log.clock.now_ms()))
+        now_ms = trusted_now_ms(home.log)
+        if not before[:1].isdigit():
+            check_clock(home.log, home.topic(topic), now_ms)
+        return BeforeTime(moment_ms(before, now_ms))
     if keep_bytes is not None:
         return KeepBytes(keep_bytes)
     found = [re.fullmatch(r"(\d+):(\d+)", text, re.ASCII) for text in offsets]

@@ -14,11 +14,13 @@ from typing import NamedTuple
 from tidelog.errors import NotFoundError, UnavailableError, UnknownOutcomeError
 from tidelog.log.base import Log
 from tidelog.model import layout
+from tidelog.store.base import Store
 
 __all__ = [
     "FUTURE_MS",
     "Times",
     "clock_ahead_ms",
+    "has_own_clock",
     "is_old",
     "latest_now_ms",
     "read_times",
@@ -61,6 +63,14 @@ def latest_now_ms(log: Log) -> int:
 def clock_ahead_ms(log: Log, trusted_ms: int) -> int:
     """How far this machine's clock is ahead of a time that was trusted a moment ago."""
     return max(0, log.clock.now_ms() - trusted_ms)
+
+
+def has_own_clock(store: Store) -> bool:
+    """Whether a store dates objects by another clock than this machine's: a folder does not.
+
+    Then a machine whose clock jumps finds no second time that disagrees.
+    """
+    return not store.url.startswith("file:")
 
 
 def is_old(now_ms: int, then_ms: int, grace_ms: int) -> bool:

@@ -10,6 +10,11 @@ object is older than the note, and a copy of the catalog that has the note has t
 restored copy makes a note older than the loss. The write of a note expects the head of partition 0,
 so that it comes once.
 
+In a folder there is no clock but the machine's, and that may jump by a year. There the week is what
+sweeps have seen pass: from one to the next a day at most (``STRAY_STEP_MS``), and nothing where the
+clock went back. Each sweep writes that into the note. So one jump takes a day off the week, and
+it takes at least seven sweeps to end it.
+
 Objects are deleted before their notes. A note whose objects are no longer strays is deleted, by its
 version, or replaced by one of those that still are.
 """
@@ -20,8 +25,11 @@ import contextlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from tidelog.catalog.base import Change, Check, Delete, Put
 from tidelog.errors import ConflictError, UnknownOutcomeError
+from tidelog.log.ages import has_own_clock
 from tidelog.log.base import Log
 from tidelog.log.heads import RACE
 from tidelog.log.topics import read_head
@@ -29,7 +37,7 @@ from tidelog.model import layout, limits
 from tidelog.model.run import Strays, encode_row
 from tidelog.model.topic import Topic
 
-__all__ = ["NotedRow", "note_strays", "noted_since"]
+__all__ = ["NotedRow", "kept_since", "note_strays", "noted_since"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +58,34 @@ def noted_since(rows: Iterable[NotedRow]) -> dict[str, int]:
     return since
 
 
+def kept_since(log: Log, rows: Iterable[NotedRow], now_ms: int) -> dict[str, int]:
+    """Since when the week of each noted object counts: where clocks jump, by what sweeps saw."""
+    if has_own_clock(log.store):
+        return noted_since(rows)
+    since: dict[str, int] = {}
+    for row in rows:
+        begun_ms = now_ms - _moved(log, row.noted, now_ms).kept_ms
+        for key in row.noted.objects:
+            since[key] = min(begun_ms, since.get(key, begun_ms))
+    return since
+
+
+def _moved(log: Log, noted: Strays, now_ms: int) -> Strays:
+    """A note as a sweep leaves it: with the time that this sweep has seen pass."""
+    if has_own_clock(log.store):
+        return noted
+    step_ms = now_ms - (noted.seen_ms or noted.at_ms)
+    kept_ms = noted.kept_ms + min(max(step_ms, 0), limits.STRAY_STEP_MS)
+    return msgspec.structs.replace(noted, kept_ms=kept_ms, seen_ms=now_ms)
+
+
 def note_strays(
     log: Log,
     topic: Topic,
     rows: Sequence[NotedRow],
     strays: Collection[str],
     fresh: Mapping[str, int],
+    now_ms: int,
 ) -> None:
     """Note ``fresh`` strays with their times, and forget what is no longer a stray.
 
@@ -67,16 +97,17 @@ def note_strays(
         left = tuple(key for key in row.noted.objects if key in strays)
         if not left:
             changes.append(Delete(row.row, row.version))
-        elif len(left) < len(row.noted.objects):
-            value = encode_row(Strays(row.noted.at_ms, left))
-            changes.append(Put(row.row, value, expect=row.version))
+            continue
+        moved = msgspec.structs.replace(_moved(log, row.noted, now_ms), objects=left)
+        if moved != row.noted:
+            changes.append(Put(row.row, encode_row(moved), expect=row.version))
     for change in changes:
         with contextlib.suppress(ConflictError, UnknownOutcomeError):
             log.catalog.write(where, change, write_id=log.ids.new())
-    for now_ms in sorted(set(fresh.values())):
-        keys = sorted(key for key, ms in fresh.items() if ms == now_ms)
+    for at_ms in sorted(set(fresh.values())):
+        keys = sorted(key for key, ms in fresh.items() if ms == at_ms)
         for first in range(0, len(keys), limits.STRAYS_AT_ONCE):
-            _note(log, topic, Strays(now_ms, tuple(keys[first : first + limits.STRAYS_AT_ONCE])))
+            _note(log, topic, Strays(at_ms, tuple(keys[first : first + limits.STRAYS_AT_ONCE])))
 
 
 def _note(log: Log, topic: Topic, noted: Strays) -> None:

@@ -139,7 +139,7 @@ from tidelog.log.references import (
 )
 from tidelog.log.silent import forget_producer
 from tidelog.log.sink_sweep import left_by_sinks
-from tidelog.log.strays import note_strays, noted_since
+from tidelog.log.strays import kept_since, note_strays, noted_since
 from tidelog.log.topics import find_topic, list_topics
 from tidelog.log.unused import Uses, is_shared, origin_of, read_unused, remove_unused
 from tidelog.log.uploads import abort_uploads
@@ -291,12 +291,13 @@ def _sweep_topic(log: Log, name: str, age: _Age, tally: _Tally, accept: bool) ->
     listed = _list_objects(log, topic, references, tally)
     losses = _look_at(log, topic, epochs, listed.strays)
     since = noted_since(references[0].noted)
-    doubted = _settle(log, topic, losses, age, accept, since)
+    kept = kept_since(log, references[0].noted, age.now_ms)
+    doubted = _settle(log, topic, losses, age, accept, kept)
     strays = {info.key for info in losses.doubts}
     newest_ms = max((found.newest_ms for found in references), default=0)
     dated = {} if accept else {each.key: _note_ms(each, age, newest_ms) for each in losses.doubts}
     fresh = {key: ms for key, ms in dated.items() if since.get(key, sys.maxsize) > ms}
-    note_strays(log, topic, references[0].noted, strays, fresh)
+    note_strays(log, topic, references[0].noted, strays, fresh, age.now_ms)
     for partition, (head, found) in enumerate(zip(heads, references, strict=True)):
         if found.has_leftovers:
             tally.runs_removed += remove_shadowed(log, topic, partition, head.journaled).runs

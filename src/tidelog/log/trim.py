@@ -32,16 +32,20 @@ from dataclasses import dataclass
 import msgspec
 
 from tidelog.errors import InternalError, InvalidError, UnavailableError
+from tidelog.log.ages import has_own_clock
 from tidelog.log.base import Log
 from tidelog.log.heads import RACE, raise_head
 from tidelog.log.leftovers import decode_run, remove_trimmed
 from tidelog.log.outcome import Sent
 from tidelog.log.topics import read_head
 from tidelog.model import layout
+from tidelog.model.event import to_iso
 from tidelog.model.run import Head, Run
 from tidelog.model.topic import Topic
 
-__all__ = ["BeforeTime", "KeepBytes", "ToOffsets", "TrimTo", "Trimmed", "trim_topic"]
+__all__ = ["BeforeTime", "KeepBytes", "ToOffsets", "TrimTo", "Trimmed", "check_clock", "trim_topic"]
+
+_QUIET_MS = 30 * 24 * 3600 * 1000  # without an event: then a clock that is right looks wrong too
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +107,33 @@ def trim_topic(
     log = sent.noting(log)
     with sent.told(f"trim of `{topic.name}`", "trim again"):
         return [_trim(log, topic, partition, start) for partition, start in sorted(starts.items())]
+
+
+def check_clock(log: Log, topic: Topic, now_ms: int) -> None:
+    """Refuse ``now_ms`` as the time from which an age counts, where nothing supports it.
+
+    A folder has no clock of its own. Where this machine's is far ahead of all that the topic has
+    recorded, it may have jumped, and events that are minutes old would look a year old.
+    ``InvalidError``: a date does not depend on the clock.
+    """
+    newest_ms = max((_newest_ms(log, topic, each) for each in range(topic.partitions)), default=-1)
+    if has_own_clock(log.store) or newest_ms < 0 or now_ms - newest_ms <= _QUIET_MS:
+        return
+    raise InvalidError(
+        f"trim of `{topic.name}`: this machine's clock says {to_iso(now_ms)}, and the newest event "
+        f"was stored at {to_iso(newest_ms)}: check the clock; if it is right, give a date instead "
+        "of an age"
+    )
+
+
+def _newest_ms(log: Log, topic: Topic, partition: int) -> int:
+    """When the newest run or journal of a partition was committed; -1 for none."""
+    where = layout.topic_partition(topic.incarnation, partition)
+    found = -1
+    for kind in ("run", "journal"):
+        for row in log.catalog.scan(where, f"{kind}/", f"{kind}0", limit=1, reverse=True):
+            found = max(found, decode_run(row, topic, partition).committed_ms)
+    return found
 
 
 def _plan(log: Log, topic: Topic, to: TrimTo) -> dict[int, int]:

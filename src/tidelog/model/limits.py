@@ -55,6 +55,7 @@ __all__ = [
     "SLOT_MS_MAX",
     "STRAYS_AT_ONCE",
     "STRAY_KEEP_MS",
+    "STRAY_STEP_MS",
     "TIMESTAMP_MS_END",
     "TOPIC_NAME_MAX",
     "VALUE_BYTES_MAX",
@@ -95,6 +96,7 @@ BATCH_EVENTS_MAX = 50_000  # events of one record batch, so that a reader decode
 BATCH_BYTES_MAX = 1 << 30  # of batches that are joined; an Arrow array of bytes holds 2 GiB
 SLOT_MS_MAX = 24 * 3600 * 1000  # the coarsest time index
 STRAY_KEEP_MS = 7 * SLOT_MS_MAX  # a sweep keeps what may be the only copy of events this long
+STRAY_STEP_MS = SLOT_MS_MAX  # of it passes at most from sweep to sweep, by a machine's own clock
 STRAYS_AT_ONCE = 1_000  # that one row notes
 FAILURES_MAX = 100  # failed flushes of a producer that are kept apart until they are raised
 PRODUCER_MARK_BYTES = 64  # of a mark that is stored with a sequence

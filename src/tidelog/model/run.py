@@ -105,6 +105,8 @@ class Strays(Persisted, frozen=True):
 
     at_ms: int  # when, by the latest of all times that were known
     objects: tuple[str, ...]
+    kept_ms: int = 0  # how much of the week sweeps have seen pass, where the store has no clock
+    seen_ms: int = 0  # when the last of these sweeps was; 0: at ``at_ms``
 
 
 class LossAccepted(Persisted, frozen=True):
