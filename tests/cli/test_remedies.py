@@ -1,6 +1,7 @@
 """Every trouble of ``archive status --check``: it is brought about, and its remedy ends it.
 
-The commands are those that the check prints, word by word; only Spark is left out of them.
+The commands are those that the check prints, word by word; only Spark is left out of them. A loss
+that was accepted is reported for a day: that is a trouble of its own, with a remedy of its own.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from tidelog.log.archives import change_archive
 from tidelog.log.trim import ToOffsets
 from tidelog.model import layout
 from tidelog.model.archive import Archive
-from tidelog.model.pipeline import Intent
-from tidelog.model.run import HeldRow, encode_row
+from tidelog.model.pipeline import Intent, Progress
+from tidelog.model.run import HeldRow, decode_row, encode_row
 from tidelog.pipeline.archive import find_archive
 from tidelog.pipeline.ending import end_archive
 from tidelog.pipeline.failures import Failures
@@ -280,6 +281,45 @@ def follow(place: Place, words: list[str], more: tuple[str, ...]) -> None:
     finally:
         driver.send_signal(signal.SIGTERM)
         driver.wait(60)
+
+
+def test_outage_that_a_driver_reports_ends_when_the_source_answers(place: Place) -> None:
+    place.send()
+    place.drive()
+    with library.open() as home:
+        pipeline = find_archive(home, "daily").pipeline()
+        Failures(home.log, pipeline).add_whole(UnavailableError("broker: away: try again"))
+        where = layout.pipeline_shards(pipeline)
+        (row,) = home.catalog.scan(where, "shard/", "shard0")
+        beats = HeldRow("other", 1_000, 1, "", home.log.clock.now_ms())
+        change = Put(row.row, encode_row(beats), row.version)
+        home.catalog.write(where, change, write_id=home.log.ids.new())
+    assert any("its driver cannot reach the source since" in each for each in place.check())
+    place.drive("--take-over")
+    assert place.check() == []
+
+
+def test_account_that_does_not_add_up_is_named_by_verify_and_ends_with_the_right_row(
+    place: Place,
+) -> None:
+    """No command ends this one: the check names the command that says what is wrong."""
+    place.send()
+    place.drive()
+    with library.open() as home:
+        where = layout.pipeline_partition(find_archive(home, "daily").pipeline(), "t/0")
+        right = home.catalog.get(where, "head")
+        assert right is not None
+        head = decode_row(right.value, Progress, "head")
+        totals = msgspec.structs.replace(head.totals, absent=head.totals.absent + 3)
+        wrong = encode_row(msgspec.structs.replace(head, totals=totals))
+        home.catalog.write(where, Put("head", wrong), write_id=home.log.ids.new())
+    (said,) = [each for each in place.check() if "does not add up" in each]
+    (command,) = re.findall(r"`tidelog ([^`]+)`", said)
+    verified = place.tidelog(*shlex.split(command), "--deep")
+    assert verified.code == 1
+    with library.open() as home:
+        home.catalog.write(where, Put("head", right.value), write_id=home.log.ids.new())
+    assert place.check() == []
 
 
 def test_removal_that_is_not_complete_is_finished_by_the_command_it_names(place: Place) -> None:
