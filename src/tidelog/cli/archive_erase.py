@@ -17,6 +17,7 @@ from tidelog.home import open_home
 from tidelog.journal.audit import read_audit
 from tidelog.pipeline.archive import find_archive
 from tidelog.pipeline.archived import erase_archived
+from tidelog.pipeline.descent import copies_of
 
 __all__ = ["audit", "erase"]
 
@@ -35,7 +36,9 @@ def erase(home_text: str | None, output: Output, /, name: str, **given: Any) -> 
 
     For an archive whose topic was deleted, or whose source is another system. While the topic is
     there, `tidelog delete` erases from its archives too. A command that dies is finished by the
-    same command or by the scribe. Exit code 1 if an id is not there.
+    same command or by the scribe. Archives that this one was made of are not changed: the command
+    names those that still hold the events, and sources that it did not search. Exit code 1 if an
+    id is not there, or if such an archive still holds one of the events.
 
     \b
     Examples:
@@ -52,6 +55,7 @@ def erase(home_text: str | None, output: Output, /, name: str, **given: Any) -> 
         ask_first(f"events of archive `{name}`", question, given["yes"])
         why = home.reason(given["why"], given["who"])
         done = erase_archived(home, archive, why, ids, None if key is None else key.encode())
+        covered = [copy.archive.name for copy in copies_of(home, archive)]
     missing = [each for each in ids if each not in done.ids]
     output.record(
         {
@@ -59,11 +63,16 @@ def erase(home_text: str | None, output: Output, /, name: str, **given: Any) -> 
             "erased": done.events,
             "files": sum(each.files for each in done.archives),
             "waiting": sum(each.waiting for each in done.archives),
+            "covered": covered if output.as_json else ", ".join(covered),
             "missing": missing if output.as_json else ", ".join(missing) or None,
+            **({"left": done.left, "out_of_reach": done.out_of_reach} if output.as_json else {}),
         }
     )
+    for what, messages in (("left", done.left), ("out of reach", done.out_of_reach)):
+        for each in () if output.as_json else messages:
+            output.say(f"{what}: {each}")
     say_unseen(output, done.unseen)
-    if missing or done.unseen:
+    if missing or done.unseen or done.left:
         sys.exit(FAILED)
 
 

@@ -87,6 +87,7 @@ from tidelog.pipeline.erase import (
     finish_rewrites,
 )
 from tidelog.pipeline.erase_aside import AsideFiles, aside_lines
+from tidelog.pipeline.origins import original_archives, other_sources
 from tidelog.pipeline.places import store_at
 from tidelog.pipeline.sought import Sought, own_column, time_ms_of
 
@@ -121,6 +122,8 @@ class Erased:
     found: int = 0  # also what was deleted already, which another call may just have decided
     unseen: tuple[str, ...] = ()  # files that have no ids or keys to be searched for
     archives: tuple[ArchiveErasure, ...] = ()  # files that were written again already
+    left: tuple[str, ...] = ()  # archives that hold them still, as they were made from these
+    out_of_reach: tuple[str, ...] = ()  # sources that were not searched
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,6 +315,7 @@ def erase_archived(
 ) -> Erased:
     """Erase what an archive holds under ids or a key, from its files and from its copies.
 
+    Archives that it was made of are searched, and keep the events: ``left`` names those that do.
     ``InvalidError`` when such an event comes from a topic that is there: delete it in the topic.
     Safe to repeat, and to kill: the scribe goes on.
     """
@@ -342,7 +346,30 @@ def erase_archived(
             put_record(log, archive, msgspec.structs.replace(record, sources=sources))
         done = finish_archive(home, archive)
     found_ids = frozenset(each.id for each in found.values() if each.id is not None)
-    return Erased(len(found), found_ids, len(found), tuple(unseen), tuple(done))
+    return Erased(
+        len(found),
+        found_ids,
+        len(found),
+        tuple(unseen),
+        tuple(done),
+        tuple(_left(home, archive, sought)),
+        tuple(other_sources(home, archive)),
+    )
+
+
+def _left(home: Home, archive: Archive, sought: Sought) -> Iterator[str]:
+    """Messages about archives that an archive was made of, and that hold what is sought."""
+    for each in original_archives(home, archive):
+        held: set[Place] = set()
+        for generation in each.in_state("live", "building", "kept"):
+            known = dict.fromkeys(read_partitions(home.log, each.pipeline(generation)))
+            held |= _search(home, each, generation, known, (sought, [])).keys()
+        if held:
+            yield (
+                f"archive `{each.name}`: `{archive.name}` was made of it, and it holds {len(held)} "
+                f"of these events: run `tidelog archive erase {each.name}`, which erases from its "
+                "copies too"
+            )
 
 
 def finish_archive(home: Home, archive: Archive) -> list[ArchiveErasure]:

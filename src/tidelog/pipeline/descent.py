@@ -27,7 +27,6 @@ __all__ = [
     "archives_above",
     "archives_of",
     "copies_of",
-    "detached_archives_of",
     "generations_of",
     "held_offsets",
     "is_line_of",
@@ -35,6 +34,7 @@ __all__ = [
     "line_of",
     "partitions_of",
     "reachable_archives_of",
+    "sources_of",
     "with_later_ones",
 ]
 
@@ -113,12 +113,6 @@ def reachable_archives_of(home: Home, topic: Topic) -> list[tuple[Archive, int]]
     """Those of ``archives_of`` from which this home may erase."""
     found = archives_of(home, topic)
     return [each for each in found if not is_detached(home.log, each[0])]
-
-
-def detached_archives_of(home: Home, topic: Topic) -> list[Archive]:
-    """Returns the others: they belong to the home that this one was copied from."""
-    found = {archive.name: archive for archive, _ in archives_of(home, topic)}
-    return [each for each in found.values() if is_detached(home.log, each)]
 
 
 def copies_of(home: Home, archive: Archive) -> list[Copy]:
@@ -261,6 +255,11 @@ def partitions_of(log: Log, pipeline: str, topic: Topic) -> dict[str, int]:
             if own is None or own[0].may_be(Line(partition, topic.incarnation)):
                 found[partition] = int(number)
     return found
+
+
+def sources_of(archive: Archive) -> set[str]:
+    """What the events of all generations of an archive may come from."""
+    return _sources(archive, archive.newest)
 
 
 def _archive_in(url: str) -> str | None:

@@ -41,7 +41,6 @@ from tidelog.pipeline.contents import ArchiveFiles, is_changing
 from tidelog.pipeline.deletions import knows_all, read_deletions
 from tidelog.pipeline.descent import (
     archives_of,
-    detached_archives_of,
     is_line_of,
     partitions_of,
     reachable_archives_of,
@@ -52,6 +51,7 @@ from tidelog.pipeline.erase_aside import AsideFiles, aside_lines
 from tidelog.pipeline.known_iceberg import ICEBERG
 from tidelog.pipeline.known_names import names_of
 from tidelog.pipeline.known_objects import event_values, folder_values
+from tidelog.pipeline.origins import outside_of_proof
 from tidelog.pipeline.places import Folder, folders_of, pipelines_of, store_at
 from tidelog.pipeline.proof_names import ManifestNames, erases, is_named_by_events
 from tidelog.pipeline.proof_rows import quoted_errors
@@ -125,7 +125,7 @@ class Proof:
     objects: int = 0
     bytes: int = 0
     traces: list[Trace] = field(default_factory=list)
-    out_of_reach: list[str] = field(default_factory=list)  # archives of another home, not searched
+    out_of_reach: list[str] = field(default_factory=list)  # may hold them; not searched
 
     @property
     def is_erased(self) -> bool:
@@ -155,11 +155,7 @@ def prove_erased(
     search = _Search(home, topic, Sought(deletions), progress)
     search.proof.known = knows_all(home, topic, deletions)
     of_topic = reachable_archives_of(home, topic)
-    search.proof.out_of_reach = [
-        f"archive `{each.name}` in `{each.store}/{each.root}`: belongs to home `{each.home}`: "
-        "was not searched: delete these events in that home too"
-        for each in detached_archives_of(home, topic)
-    ]
+    search.proof.out_of_reach = list(outside_of_proof(home, topic))
     others = (store_at(home, archive.store) for archive, _ in of_topic)
     for where in {each.url: each for each in (*others, store)}.values():
         search.uploads(where)
