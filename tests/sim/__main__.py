@@ -26,6 +26,7 @@ from tests.sim.playback_world import PlaybackWorld
 from tests.sim.rebalance import RebalanceWorld
 from tests.sim.recreate_world import RecreateWorld
 from tests.sim.rollback_world import RollbackWorld
+from tests.sim.staged_world import StagedWorld
 from tests.sim.world import World
 from tidelog.testing.faults import Fault
 
@@ -47,6 +48,7 @@ WORLDS: dict[str, type[SimWorld]] = {
     "generations": GenerationsWorld,
     "erasures": ErasureWorld,
     "markers": MarkersWorld,
+    "staged": StagedWorld,
 }
 
 

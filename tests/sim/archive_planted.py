@@ -13,22 +13,29 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.sim.archive_home import ArchivesHome
 from tests.sim.archive_world import ArchivesWorld
 from tests.sim.archive_worlds import ErasureWorld, GenerationsWorld, MarkersWorld
+from tests.sim.staged_world import StagedWorld
 from tidelog.catalog.base import Check, Delete, Put
 from tidelog.errors import TidelogError
 from tidelog.journal import policy
+from tidelog.log import sweep as log_sweep
 from tidelog.log.append import Appender
 from tidelog.log.archives import read_partitions, read_progress
 from tidelog.log.replays import Replays
 from tidelog.model.pipeline import Totals
 from tidelog.pipeline import archive as archives
 from tidelog.pipeline import (
+    archived,
     compact,
+    counting,
     cycle,
     erase,
+    erasure,
     finalize,
     generations,
+    proof,
     replay,
     sweep,
 )
@@ -36,9 +43,11 @@ from tidelog.pipeline.coverage import MissingRange
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.driver import Driver
 from tidelog.pipeline.finalize import Finalizer
+from tidelog.pipeline.proof import _Search
 from tidelog.sinks import topic as topic_sink
 from tidelog.sources.base import Bounds, Missing
 from tidelog.sources.topic import TopicSource
+from tidelog.spark import commit
 
 __all__ = ["BUGS", "Bug", "notices", "seeds_until_caught"]
 
@@ -51,7 +60,7 @@ class Bug:
 
     breaks: str
     plant: Callable[[Patch], None]
-    world: type[ArchivesWorld] = ArchivesWorld
+    world: type[ArchivesHome] = ArchivesWorld
 
 
 def seeds_until_caught(bug: Bug, seeds: int) -> int | None:
@@ -74,7 +83,7 @@ def notices(bug: Bug, seed: int) -> bool:
 
 
 @lru_cache
-def _run_without(world: type[ArchivesWorld], seed: int) -> None:
+def _run_without(world: type[ArchivesHome], seed: int) -> None:
     """A seed without a bug; many bugs are found by the same one."""
     world(seed).run()
 
@@ -149,6 +158,11 @@ def _commit_before_publish(patch: Patch) -> None:
     patch.setattr(Cycle, "_finish", late)
 
 
+def _gaps_are_not_recorded(patch: Patch) -> None:
+    """A loss that was accepted leaves no gap in the head."""
+    patch.setattr(cycle, "gaps_after", lambda head, _: head.gaps)
+
+
 def _deleted_offsets_are_not_counted(patch: Patch) -> None:
     """A manifest does not say how many offsets of its range held no event any more."""
     patch.setattr(Cycle, "_missing", lambda *_: Missing())
@@ -221,6 +235,11 @@ def _promote_compares_ends(patch: Patch) -> None:
 
     patch.setattr(generations, "missing_ranges", behind)
     patch.setattr(archives, "fill_source", lambda home, archive, number, given: given)
+
+
+def _promote_does_not_freeze(patch: Patch) -> None:
+    """Drivers of the live generation commit further while another one is promoted."""
+    patch.setattr(generations, "freeze_heads", lambda *_: None)
 
 
 def _fill_leaves_dead_letters_out(patch: Patch) -> None:
@@ -304,6 +323,24 @@ def _erasure_counts_nothing(patch: Patch) -> None:
     patch.setattr(erase, "read_erased_row", lambda _: erase.ErasedEvents(-1, 0))
 
 
+def _erasure_leaves_kept_generations_out(patch: Patch) -> None:
+    """Erasure and proof look at live generations alone."""
+    for module in (archived, erase, erasure, proof):
+        of = module.reachable_archives_of
+
+        def live(home: Any, topic: Any, of: Any = of) -> Any:
+            return [each for each in of(home, topic) if each[1] == each[0].generation]
+
+        patch.setattr(module, "reachable_archives_of", live)
+
+
+def _proof_does_not_look_at_staging(patch: Patch) -> None:
+    """A proof does not search what is staged."""
+    explained = proof._explained
+    patch.setattr(_Search, "staged", lambda *_, **__: None)
+    patch.setattr(proof, "_explained", lambda *of: (*explained(*of), "staging/"))
+
+
 # Markers.
 
 
@@ -324,6 +361,16 @@ def _chain_is_bounded_by_its_source(patch: Patch) -> None:
 
 def _own(home: Any, archive: Any) -> Any:
     return finalize.source_at(home, archive.source)
+
+
+def _folder_is_not_reopened(patch: Patch) -> None:
+    """Files that come after a marker leave it as it is."""
+    merged = counting._with
+
+    def as_before(folder: Any, touches: Any, now_ms: int) -> Any:
+        return merged(folder, touches, now_ms) if folder.state == "open" else folder
+
+    patch.setattr(counting, "_with", as_before)
 
 
 # Copies and trims.
@@ -354,6 +401,38 @@ def _journal_keeps_trimmed_events(patch: Patch) -> None:
     patch.setattr(policy, "_is_cut", lambda *_: False)
 
 
+# Writes of Spark.
+
+
+def _batches_have_no_numbers(patch: Patch) -> None:
+    """A driver appends the segments of a batch that is decided, whatever is in the topic."""
+    append = commit.append_staged
+
+    def anyhow(producer: Any, segments: Any, first: int, pool: Any) -> int:
+        producer = type(producer)(producer._log, producer._topic, f"~{producer._log.ids.new()}")
+        return append(producer, segments, first, pool)
+
+    patch.setattr(commit, "append_staged", anyhow)
+    patch.setattr(Appender, "_claim", lambda *_: [])
+    patch.setattr(Appender, "_recovered_at", lambda *_: None)
+
+
+def _killed_writes_stay(patch: Patch) -> None:
+    """A sweep leaves what killed writes have staged."""
+    patch.setattr(log_sweep, "left_by_sinks", lambda *_: [])
+
+
+def _proof_passes_over_spark(patch: Patch) -> None:
+    """A proof does not search what tasks of Spark have staged."""
+    loose = _Search._loose
+
+    def other(self: Any, key: str, *rest: Any) -> None:
+        if "/sinks/" not in key:
+            loose(self, key, *rest)
+
+    patch.setattr(_Search, "_loose", other)
+
+
 BUGS: Mapping[str, Bug] = {
     "drivers are not fenced": Bug("P4", _no_fence),
     "files are published before they are decided": Bug("P4", _published_before_decided),
@@ -377,6 +456,16 @@ BUGS: Mapping[str, Bug] = {
     "a chain's marker ignores the first source": Bug("P4a", _chain_is_bounded_by_its_source),
     "copies have no numbers": Bug("P4", _copies_have_no_numbers),
     "a trim passes over archives": Bug("P4a", _trim_passes_over_archives),
+    "gaps are not recorded": Bug("P4a", _gaps_are_not_recorded),
     "a removed generation keeps late files": Bug("P5a", _drop_leaves_files, GenerationsWorld),
     "a journal keeps trimmed events": Bug("P5a", _journal_keeps_trimmed_events, ErasureWorld),
+    "promote does not freeze heads": Bug("P4a", _promote_does_not_freeze, GenerationsWorld),
+    "erasure leaves kept generations out": Bug(
+        "P5a", _erasure_leaves_kept_generations_out, GenerationsWorld
+    ),
+    "the proof does not search staging": Bug("P5a", _proof_does_not_look_at_staging, ErasureWorld),
+    "a folder is not reopened": Bug("P4a", _folder_is_not_reopened, MarkersWorld),
+    "batches of Spark have no numbers": Bug("P4", _batches_have_no_numbers, StagedWorld),
+    "segments of killed writes stay": Bug("P5a", _killed_writes_stay, StagedWorld),
+    "the proof passes over Spark's segments": Bug("P5a", _proof_passes_over_spark, StagedWorld),
 }

@@ -401,6 +401,7 @@ class ArchivesWorld(ArchivesHome):
         if gone:
             for _ in range(2):
                 self.scheduler.time.advance(86_400 * 8)  # objects that no row names stay for a week
+                self.pass_notes()
                 carry_out(home, topic, 0)
             proof = prove_erased(home, topic, gone)
             assert proof.is_erased, f"the proof finds {proof.traces[:3]}"

@@ -9,13 +9,18 @@ events come late and dead letters are replayed.
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 from tests.sim import archive_home
 from tests.sim.archive_world import BY_MINUTE, BY_MINUTE_A, ArchivesWorld
 from tests.sim.journal_home import KEYS, PARTITIONS
 from tests.sim.journal_raw import DELETED, TRIMMED
+from tidelog.catalog.base import Change
 from tidelog.errors import ConflictError, InvalidError, NotFoundError
 from tidelog.home import Home
 from tidelog.journal.audit import Why
+from tidelog.log.base import Log
 from tidelog.log.topics import find_topic
 from tidelog.model.event import Event
 from tidelog.model.topic import Topic
@@ -24,7 +29,7 @@ from tidelog.pipeline.archived import delete_events, delete_key
 from tidelog.pipeline.erasure import carry_out
 from tidelog.pipeline.generations import begin_backfill, drop_generation, promote
 from tidelog.pipeline.proof import prove_erased
-from tidelog.testing.faults import Fault
+from tidelog.testing.faults import Fault, FaultyCatalog, FaultyStore
 
 __all__ = ["ErasureWorld", "GenerationsWorld", "MarkersWorld"]
 
@@ -39,6 +44,32 @@ RATES = archive_home.RATES | {
     Fault.CRASH_AFTER: 0.0006,
 }
 """Most calls shall reach their ends here, however many requests they make."""
+
+
+class SlowCatalog(FaultyCatalog):
+    """Answers late, so that other processes do a lot between two calls."""
+
+    def write(self, partition: str, *changes: Change, write_id: str) -> None:
+        scheduler = self.faults.scheduler
+        assert scheduler is not None
+        scheduler.sleep(self.faults.random.uniform(0, 1))
+        super().write(partition, *changes, write_id=write_id)
+
+
+class StagingStore(FaultyStore):
+    """Stalls now and then before something is staged: after the source was read."""
+
+    held: list[str]  # ids of events that wait to be staged
+
+    def put(self, key: str, data: bytes) -> str:
+        scheduler = self.faults.scheduler
+        assert scheduler is not None
+        if key.startswith("staging/") and self.faults.random.random() < 0.1:
+            ids = sorted({found.decode() for found in re.findall(rb"id\d{4}x", data)})
+            self.held += ids
+            scheduler.sleep(self.faults.random.uniform(0, 20))
+            del self.held[: len(ids)]
+        return super().put(key, data)
 
 
 class BusyWorld(ArchivesWorld):
@@ -78,6 +109,13 @@ class GenerationsWorld(BusyWorld):
         super().__init__(seed)
         self.kinds = {"build", self.random.choice(["trim", "erase", "replay", "chain"])}
 
+    def _log(self, faulty: bool = True) -> Log:
+        """Promotes are slow: most of what goes wrong does so between their steps."""
+        log = super()._log(faulty)
+        if faulty and self.process.name == "build":
+            return replace(log, catalog=SlowCatalog(self.rows, self.faults, self.process.clock))
+        return log
+
     def spawn_all(self) -> None:
         super().spawn_all()
         self._spawn("backfill", self.backfill)
@@ -116,6 +154,8 @@ class ErasureWorld(BusyWorld):
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
+        self.held: list[str] = []
+        self._faulty_store = type("Staging", (StagingStore,), {"held": self.held})
         self.kinds = {"erase", self.random.choice(["build", "trim", "replay", "chain", "trim"])}
         self.wanted: set[str] = set()  # ids whose delete has returned
 
@@ -123,6 +163,9 @@ class ErasureWorld(BusyWorld):
         home = self.home()
         for _ in range(3):
             home.log.clock.sleep(self.random.uniform(0, 8))
+            for _ in range(self.random.choice([0, 8])):
+                if not self.held:
+                    home.log.clock.sleep(1)
             ids: list[str] = []
             with self.tolerating(NotFoundError, InvalidError, ConflictError):
                 ids = self.delete(home)
@@ -143,7 +186,7 @@ class ErasureWorld(BusyWorld):
             delete_key(home, "t", key, WHY)
             self.accountant.asked.update(self.ids_of(key))
             return ids
-        newest = sorted(self.truth.by_id)[-3:]
+        newest = sorted(self.truth.by_id.keys() & set(self.held)) or sorted(self.truth.by_id)[-3:]
         ids = [self.random.choice(newest)] if chance < 0.7 else self.some_ids(2)
         self.accountant.asked.update(ids)
         delete_events(home, "t", ids, WHY)

@@ -14,6 +14,7 @@ from typing import Any, cast
 import numpy as np
 
 from tests.sim import base
+from tests.sim.bare import fields
 from tests.sim.base import SimWorld
 from tests.sim.journal_raw import Truth, WatchedCatalog, WatchedStore
 from tidelog.codec import journal as journal_codec
@@ -138,6 +139,18 @@ class HomeWorld(SimWorld):
 
     def check_rest(self) -> None:
         """What must be true when all have ended."""
+
+    def pass_notes(self) -> None:
+        """Let a week pass after every note of a stray, also one by a clock that was ahead."""
+        noted_ms = [
+            fields(row.value)["at_ms"]
+            for rows in self.bare_rows._partitions.values()
+            for name, row in rows.items()
+            if name.startswith("stray/")
+        ]
+        ahead_s = (max(noted_ms, default=0) - self.quiet.clock.now_ms()) / 1_000
+        if ahead_s > 0:
+            self.scheduler.time.advance(ahead_s + 8 * 86_400)
 
     # For actors.
 

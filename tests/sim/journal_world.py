@@ -23,7 +23,6 @@ from typing import Any
 
 import crc32c
 
-from tests.sim.bare import fields
 from tests.sim.base import ACCEPTED
 from tests.sim.journal_home import KEYS, PARTITIONS, Desk, HomeWorld
 from tests.sim.journal_raw import DELETED, Gone, Place, traces
@@ -402,7 +401,7 @@ class JournalWorld(HomeWorld):
         for _ in range(2):
             desk.compile("t")
             self.scheduler.time.advance(8 * 86_400)  # strays are kept for a week
-            self._pass_notes()
+            self.pass_notes()
             sweep_home(self.quiet, 1_000)
         self._check_scribe(desk)
         for partition in range(PARTITIONS):
@@ -410,18 +409,6 @@ class JournalWorld(HomeWorld):
         report = verify_topic(self.quiet, self.quiet_topic())
         assert report.errors == 0, report.findings
         self._check_traces()
-
-    def _pass_notes(self) -> None:
-        """Let a week pass after every note of a stray, also one by a clock that was ahead."""
-        noted_ms = [
-            fields(row.value)["at_ms"]
-            for rows in self.bare_rows._partitions.values()
-            for name, row in rows.items()
-            if name.startswith("stray/")
-        ]
-        ahead_s = (max(noted_ms, default=0) - self.quiet.clock.now_ms()) / 1_000
-        if ahead_s > 0:
-            self.scheduler.time.advance(ahead_s + 8 * 86_400)
 
     def _check_scribe(self, desk: Desk) -> None:
         """A scribe sweeps every hour, whatever date a wrong clock gave to the last sweep."""

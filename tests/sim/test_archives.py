@@ -10,11 +10,13 @@ from tests.sim.__main__ import WORLDS
 from tests.sim.archive_planted import BUGS, notices, seeds_until_caught
 from tests.sim.archive_world import OTHERS, ArchivesWorld, Done
 from tests.sim.archive_worlds import ErasureWorld, GenerationsWorld, MarkersWorld
+from tests.sim.staged_world import StagedDone, StagedWorld
 from tests.test_docs import table_after
 
 SEEDS = 8
 BUG_SEEDS = 200
 FOCUSED = (GenerationsWorld, ErasureWorld, MarkersWorld)
+SHORT = (ArchivesWorld, StagedWorld)  # whose seeds take less than a second
 
 
 @pytest.mark.parametrize("block", range(4))
@@ -27,6 +29,11 @@ def test_every_offset_is_accounted_for(block: int) -> None:
 def test_worlds_where_processes_meet_more_often_find_nothing(world: type[ArchivesWorld]) -> None:
     for seed in range(2):
         world(seed).run()
+
+
+def test_batches_of_spark_are_stored_once() -> None:
+    for seed in range(8):
+        StagedWorld(seed).run()
 
 
 def test_one_seed_runs_the_same_twice() -> None:
@@ -63,6 +70,16 @@ def test_focused_worlds_get_done_what_they_are_for() -> None:
     assert min(done[MarkersWorld][name] for name in ("finalized", "replays"))
 
 
+def test_staged_writes_get_something_done() -> None:
+    done: Counter[str] = Counter()
+    for seed in range(1_000, 1_012):
+        world = StagedWorld(seed)
+        world.run()
+        done.update(vars(world.done))
+    assert done.keys() == vars(StagedDone()).keys()
+    assert all(done.values()), done
+
+
 def documented_bugs() -> list[tuple[str, ...]]:
     return table_after("docs/guarantees.md", "### Bugs planted into archives")
 
@@ -79,7 +96,7 @@ def test_document_lists_the_planted_bugs() -> None:
 @pytest.mark.parametrize(
     "bug",
     [
-        pytest.param(name, marks=() if bug.world is ArchivesWorld else pytest.mark.long)
+        pytest.param(name, marks=() if bug.world in SHORT else pytest.mark.long)
         for name, bug in BUGS.items()
     ],
 )
