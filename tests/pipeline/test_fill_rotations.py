@@ -10,6 +10,7 @@ import pytest
 
 from tests.pipeline.file_logs import HEADER, Logs, lines, log_folder, text
 from tests.pipeline.looking import AT, AT_OR_WHEN, an_archive, fill
+from tidelog import Home
 from tidelog.errors import InvalidError, NotFoundError
 from tidelog.log.archives import read_listed, read_progress
 from tidelog.model.archive import Making
@@ -30,6 +31,16 @@ def copied(logs: Logs) -> Path:
     copy = logs.folder.parent / "backup"
     shutil.copytree(logs.objects / "archives/day/g1", copy, dirs_exist_ok=True)
     return copy
+
+
+def an_archived_topic(logs: Logs, **making: object) -> Home:
+    """The home, with 30 events in a topic and in its archive ``day``."""
+    home = logs.home
+    home.create_topic("t", 1)
+    fill(home, range(1, 31))
+    an_archive(home, "day", **making)  # type: ignore[arg-type]
+    logs.run(name="day")
+    return home
 
 
 @pytest.mark.parametrize("header", [HEADER, ""])
@@ -103,11 +114,7 @@ def test_touched_file_that_ends_without_a_newline_is_not_made_again(logs: Logs) 
 
 
 def test_files_below_a_passed_offset_are_refused_after_a_promote(logs: Logs) -> None:
-    home = logs.home
-    home.create_topic("t", 1)
-    fill(home, range(1, 31))
-    an_archive(home, "day", parser=AT)
-    logs.run(name="day")
+    home = an_archived_topic(logs, parser=AT)
     backup = copied(logs)
     an_archive(home, "copy", source=f"file:{backup}")
     logs.run(name="copy")
@@ -256,11 +263,7 @@ def test_latest_passes_over_a_last_line_without_its_end(logs: Logs) -> None:
 
 
 def test_latest_of_an_archives_folder_refuses_files_below_it(logs: Logs) -> None:
-    home = logs.home
-    home.create_topic("t", 1)
-    fill(home, range(1, 31))
-    an_archive(home, "day", parser=AT)
-    logs.run(name="day")
+    home = an_archived_topic(logs, parser=AT)
     backup = copied(logs)
     an_archive(home, "copy", source=f"file:{backup}")
     logs.run(name="copy", start="latest")
@@ -287,11 +290,7 @@ def test_name_that_a_file_was_found_by_is_kept(logs: Logs) -> None:
 
 def test_file_below_the_beginning_of_a_backup_is_refused(logs: Logs) -> None:
     """It comes before anything was committed, and would never be read."""
-    home = logs.home
-    home.create_topic("t", 1)
-    fill(home, range(1, 31))
-    an_archive(home, "day")
-    logs.run(name="day")
+    home = an_archived_topic(logs)
     fill(home, range(31, 41))
     logs.run(name="day")
     copied(logs)
@@ -307,11 +306,7 @@ def test_file_below_the_beginning_of_a_backup_is_refused(logs: Logs) -> None:
 
 def test_rollback_to_a_generation_from_a_copy_of_files(logs: Logs) -> None:
     """It has read the topic since, and the files of the copy were not noted any more."""
-    home = logs.home
-    home.create_topic("t", 1)
-    fill(home, range(1, 31))
-    an_archive(home, "day")
-    logs.run(name="day")
+    home = an_archived_topic(logs)
     logs.replace("day", source=f"file:{copied(logs)}")
     fill(home, range(31, 41))
     logs.run(name="day")
