@@ -114,3 +114,21 @@ def test_start_is_recorded_at_create_and_refused_once_begun(tidelog: Run) -> Non
     refused = tidelog("archive", "run", "a", "--no-spark", "--start", "earliest")
     assert refused.code != 0
     assert "began at latest, and --start earliest no longer counts" in refused.err
+
+
+def test_backfill_begins_earlier_than_the_archive_on_request(tidelog: Run) -> None:
+    made(tidelog, "--start", "latest")
+    send(range(10, 15))
+    assert tidelog("archive", "run", "a", "--no-spark").code == 0
+    (row,) = tidelog("archive", "backfill", "a", "--no-spark", "--json").rows()[-1:]
+    assert row["events"] == 5
+    refused = tidelog("archive", "backfill", "a", "--no-spark", "--start", "earliest")
+    assert "is being built with other settings" in refused.err
+    assert tidelog("archive", "drop", "a", "2").code == 0
+    (row,) = tidelog(
+        "archive", "backfill", "a", "--no-spark", "--start", "earliest", "--json"
+    ).rows()[-1:]
+    assert row["events"] == 15
+    assert tidelog("archive", "promote", "a").code == 0
+    (row,) = tidelog("archive", "status", "a", "--json").rows()
+    assert row["account"]["archived"] == 15

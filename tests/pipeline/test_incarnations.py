@@ -60,7 +60,7 @@ def test_drop_keeps_what_a_topic_that_was_made_again_does_not_have(
     an_archive(home, "d")
     fill(home, range(60, 100))
     run(home, "d", start="latest")
-    begin_backfill(home, "d", Making())
+    begin_backfill(home, "d", Making(start="earliest"))
     run(home, "d", 2)
     make_again(home, 100)
     with pytest.raises(InvalidError, match="`t/0` from 0 to 60"):
@@ -72,7 +72,7 @@ def test_drop_counts_what_the_same_topic_still_holds(home: Home) -> None:
     fill(home, range(60))
     an_archive(home, "d")
     run(home, "d", start="latest")
-    begin_backfill(home, "d", Making())
+    begin_backfill(home, "d", Making(start="earliest"))
     run(home, "d", 2)
     drop_generation(home, "d", 2)
     assert 2 not in find_archive(home, "d").makings
@@ -128,7 +128,7 @@ def test_gap_of_the_source_before_the_live_files_begin_stays_a_gap(
     fill(home, range(60, 90))
     home.trim("t", ToOffsets({0: 80}), past_readers=True)
     run(home, "raw", accept_loss=True)
-    begin_backfill(home, "d", Making(source="archive:raw"))
+    begin_backfill(home, "d", Making(source="archive:raw", start="earliest"))
     run(home, "d", 2)
     promote(home, "d")
     assert offsets(tmp_path, "d", 2) == [*range(30), *range(50, 60), *range(80, 90)]

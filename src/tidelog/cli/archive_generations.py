@@ -63,6 +63,12 @@ def with_dead_share(archive: Archive, share: float | None) -> Archive:
     default="",
     help="Where to read: archive:BACKUP, or (default) the archive's own source.",
 )
+@click.option(
+    "--start",
+    type=click.Choice(["earliest"]),
+    help="Begin at the first event that the source holds, be it before the archive's beginning. "
+    "[default: where the archive begins]",
+)
 @making_options
 @dead_share_option
 @worker_options
@@ -80,9 +86,11 @@ def backfill(
     Examples:
       tidelog archive backfill daily --parser json:created_at
       tidelog archive backfill daily --from archive:raw --granularity hour --master spark://host:7077
+      tidelog archive backfill daily --from archive:raw --start earliest
     """
     with open_home(home_text) as home:
         making = making_of(given, find_archive(home, name).making(), source)
+        making = msgspec.structs.replace(making, start=given["start"] or "")
         found, generation = begin_backfill(home, name, making)
         found = with_dead_share(found, given["dead_share"])
         pipeline = open_pipeline(home, found, open_workers(name, given), generation, given["rate"])

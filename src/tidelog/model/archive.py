@@ -36,6 +36,7 @@ class Making(Persisted, frozen=True):
     layout: dict[str, str] = msgspec.field(default_factory=dict)
     format_settings: dict[str, Any] = msgspec.field(default_factory=dict)
     source: str = ""  # of a backfill; empty: the archive's own
+    start: Literal["", "earliest"] = ""  # of a backfill; empty: where the live one begins
 
 
 GenerationState = Literal["building", "live", "kept", "removing"]

@@ -176,8 +176,9 @@ def open_pipeline(
         making.transform,
         rate,
         Gate(home.log, archive, number),
-        archive.start if number == 1 else "earliest",  # others begin where the live one does
-        ErasedBefore(home.log, archive, number),
+        archive.start if archive.state_of(number) != "building" else "earliest",
+        lists=archive.state_of(number) != "building",  # that begins where the live one does
+        erased=ErasedBefore(home.log, archive, number),
     )
 
 

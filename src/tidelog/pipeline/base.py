@@ -210,6 +210,7 @@ class Pipeline:
     rate: float | None = None  # events a second over all tasks
     gate: Callable[[], None] = lambda: None  # raises where no head may be created or thawed now
     start: str = "earliest"  # or latest: where partitions begin that its creation saw
+    lists: bool = True  # its first driver lists the ends that it sees; else its source knows begins
     erased: Callable[[str], ErasedRows] = lambda _: NO_ERASED_ROWS  # of a source partition, now
 
 

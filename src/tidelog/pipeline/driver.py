@@ -372,7 +372,7 @@ class Driver:
         """The partitions that the pipeline's creation saw; else, those of this first look."""
         if self._listed is None:
             found = read_listed(self._log, self._pipeline.id)
-            if not found:
+            if not found and self._pipeline.lists:
                 look_at_source(self._log, self._pipeline.id, self._pipeline.source)
                 found = read_listed(self._log, self._pipeline.id)
             self._listed = found

@@ -16,6 +16,9 @@ and from its dead letters. So a new generation begins where the live one began, 
   (``fill_files``).
 - Source partitions of topics that are not the archive's own are left out, even if a backup has
   them.
+- It begins where the live generation begins, or would begin by the archive's start and the ends
+  that its creation listed, though the source or a backup holds earlier events; these are read only
+  if the backfill was told so (``Making.start``).
 """
 
 from __future__ import annotations
@@ -28,8 +31,9 @@ from itertools import pairwise
 
 from tidelog.errors import InvalidError, NotFoundError, TidelogError
 from tidelog.home import Home
-from tidelog.log.archives import read_partitions
+from tidelog.log.archives import read_listed, read_partitions
 from tidelog.model.archive import Archive
+from tidelog.model.pipeline import Listed
 from tidelog.pipeline.base import Carried, CarriedReader
 from tidelog.pipeline.contents import ArchiveFiles
 from tidelog.pipeline.coverage import (
@@ -107,6 +111,7 @@ class FillSource:
         self._old = old
         self._known: dict[SourcePartition, _Held] = {}
         self._filled: dict[SourcePartition, str] = {}  # starts of ranges read from the generation
+        self._is_from_first = archive.making(generation).start == "earliest"
 
     @property
     def url(self) -> str:
@@ -209,6 +214,8 @@ class FillSource:
             raise self._errors[partition]
         if source is not None and old is not None:
             source = self._usable(partition, old, source)
+        if source is not None:
+            source = self._begun(partition, old, source)
         if old is None or (old.by_offset and not self._is_restorable):
             if source is None:
                 raise NotFoundError(
@@ -231,7 +238,7 @@ class FillSource:
             return _Held(old, bounds, note=old.note)
         spans = held_spans(self._source, partition, source, old)
         first, begins = bounds.first, bounds.begins
-        if int(source.first) <= int(first):
+        if int(source.first) < int(first):
             first, begins = source.first, source.begins
         held = _Held(old, source, tuple(spans))
         position = self._position(partition)
@@ -242,8 +249,31 @@ class FillSource:
                 first = str(following)
         end = str(max(int(source.end), int(old.end)))
         incarnation = source.incarnation or old.incarnation
-        joined = Bounds(first, end, incarnation, begins=begins)
+        joined = Bounds(first, end, incarnation, begins=begins, note=source.note)
         return _Held(old, joined, tuple(spans), source.note or old.note)
+
+    def _begun(self, partition: SourcePartition, old: Covered | None, source: Bounds) -> Bounds:
+        """What the source holds from where the live generation begins, or would begin."""
+        if self._is_from_first or (old is not None and not old.by_offset):
+            return source
+        listed = self._listed.get(partition.text)
+        begin, begins, note = "", source.begins, source.note
+        if old is not None:
+            begin, begins = old.begin, old.begins
+        elif self._archive.start == "latest" and listed is not None and are_offsets(listed.end):
+            unknown = not listed.incarnation or not source.incarnation
+            if unknown or listed.incarnation == source.incarnation:
+                begin, begins = listed.end, "latest"
+        if not begin or int(begin) <= int(source.first):
+            return source
+        if listed is not None and listed.end == begin:
+            note = listed.note  # of what is before it
+        return replace(source, first=begin, begins=begins, note=note)
+
+    @cached_property
+    def _listed(self) -> dict[str, Listed]:
+        """What the creation of the archive saw."""
+        return read_listed(self._home.log, self._archive.pipeline())
 
     def _usable(self, partition: SourcePartition, old: Covered, held: Bounds) -> Bounds | None:
         """What may be read from the source beside the live generation; None: nothing."""
