@@ -2,6 +2,10 @@
 
 A source, or a partition of it, that cannot be reached is a problem: nothing is proven then. One
 that the source no longer lists is a note: its retention has deleted it, or a person.
+
+A range may have as many events as offsets outside of its gaps; exactly as many where the source has
+an event at each offset. A range from files of another generation was not read from the source, and
+a partition that has ended, as a person accepted, is another one there: neither is compared.
 """
 
 from __future__ import annotations
@@ -9,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from tidelog.errors import TidelogError, unexpected
-from tidelog.model.pipeline import Manifest, Progress
+from tidelog.model.pipeline import Manifest, Progress, offsets_between
 from tidelog.pipeline.verify_rows import Problem
+from tidelog.sources.archive import ArchiveSource
 from tidelog.sources.base import (
     Bounds,
     LeavingOut,
@@ -56,9 +61,11 @@ class SourceCheck:
                 yield Problem("source", each, f"is not read: {why}", "nothing, if that is right")
 
     def count(self, manifest: Manifest) -> Iterator[Problem]:
-        """As many events were read as there are between the ends of the range."""
-        start = manifest.lost[-1].end if manifest.lost else manifest.start
-        expected = self._source.count(start, manifest.end)
+        """As many events were read as there are between the ends of the range, without its gaps.
+
+        Nothing was read of the source for a range from files of another generation.
+        """
+        expected = None if manifest.filled else self._expected(manifest)
         if expected is None:
             return
         too_few = manifest.read < expected and self._is_dense(manifest.partition)
@@ -68,6 +75,22 @@ class SourceCheck:
             what = f"{manifest.read} events were read, the source has {most}{expected} there"
             do = "keep everything as it is, and report it; then backfill the archive"
             yield Problem("source", where, what, do)
+
+    def _expected(self, manifest: Manifest) -> int | None:
+        """How many events a range may have at most; None where nobody can tell.
+
+        The offsets themselves tell, whatever the source counts now: an archive that is the source
+        counts fewer events once it was built again without those that were erased.
+        """
+        offsets = offsets_between(manifest.start, manifest.end)
+        if offsets is not None:
+            return offsets - sum(gap.offsets for gap in manifest.lost)
+        if manifest.lost:
+            return None
+        if isinstance(self._source, ArchiveSource):
+            partition = SourcePartition.named(manifest.partition)
+            return self._source.count_in(partition, manifest.start, manifest.end)
+        return self._source.count(manifest.start, manifest.end)
 
     def _is_dense(self, partition: str) -> bool:
         """Whether the source had an event at each of its positions until now."""
@@ -81,7 +104,7 @@ class SourceCheck:
     def ends(self, partition: str, head: Progress | None) -> Iterator[Problem]:
         """The source still is what was read, and has all that was committed."""
         held = self._bounds.get(partition)
-        if held is None or head is None:
+        if held is None or head is None or head.ended:  # as a person accepted: it is another one
             return
         anew = bool(head.incarnation and held.incarnation and head.incarnation != held.incarnation)
         if anew or self._source.before(held.end, head.position):

@@ -214,6 +214,13 @@ class ArchiveSource:
         numbers = is_number(start) and is_number(end)
         return max(0, int(end) - int(start)) if numbers else None
 
+    def count_in(self, partition: SourcePartition, start: str, end: str) -> int | None:
+        """How many events commits of one source partition counted between two of their borders."""
+        if partition not in self._known:
+            self.bounds([partition])
+        commits = self._known[partition].between(start, end)
+        return None if commits is None else sum(each.events for each in commits)
+
     def _between(self, start: str, end: str) -> list[Sequence[Committed]]:
         """The commits between two borders, of each source partition that has both in this order."""
         if not self._known:
