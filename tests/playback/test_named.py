@@ -57,6 +57,7 @@ class Listing:
     """An outlet that remembers what it was given."""
 
     lot_events = 4
+    lot_bytes = None
 
     def __init__(self, kept: list[Cursor]) -> None:
         self._kept = kept
@@ -236,7 +237,8 @@ def test_one_that_was_taken_for_dead_is_fenced() -> None:
     assert old.try_take()
     outlet = open_outlet("topic:target", Setting.of(slow, {}, "id", old))
     playback = Playback(slow, topic, pinned.pin)
-    lots = playback.lots(playback.batches(), 0, 5)
+    outlet.lot_events = 5  # type: ignore[misc]
+    lots = playback.lots(playback.batches(), 0, outlet)
     lot = next(lots)
     old.intend(lot.last, lot.end)
     theatre.resume(quick)  # waits until the old one is seen to be silent
@@ -276,7 +278,8 @@ def test_what_was_in_flight_and_is_erased_since_shifts_no_number() -> None:
     named.take()
     outlet = open_outlet("topic:target", Setting.of(log, {}, "id", named))
     playback = Playback(log, topic, pinned.pin)
-    lot = next(playback.lots(playback.batches(), 0, 5))
+    outlet.lot_events = 5  # type: ignore[misc]
+    lot = next(playback.lots(playback.batches(), 0, outlet))
     named.intend(lot.last, lot.end)
     outlet.put(lot)  # and dies
 

@@ -133,6 +133,7 @@ def test_a_playback_at_its_speed_from_end_to_end() -> None:
 
     class Watching:
         lot_events = 1_000
+        lot_bytes = None
 
         def put(self, lot: Lot) -> None:
             out.extend(

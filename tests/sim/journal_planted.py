@@ -40,7 +40,9 @@ from tidelog.model.playback import Cursor
 from tidelog.model.run import Head, HeldRow, decode_row, encode_row
 from tidelog.model.topic import Topic
 from tidelog.playback.named import NamedPlayback
+from tidelog.playback.outlet_kafka import KafkaOutlet
 from tidelog.playback.outlet_topic import TopicOutlet
+from tidelog.playback.outlets import Lot
 from tidelog.playback.standing import Standing
 
 __all__ = ["BUGS", "Bug", "seeds_until_caught"]
@@ -316,6 +318,21 @@ def _playback_passes_over_swaps(patch: Patch) -> None:
     patch.setattr(Standing, "_compared", lambda self, partition, head: head)
 
 
+def _events_counted_inside_a_lot(patch: Patch) -> None:
+    """Transactions end anywhere in a lot, and say how many events came before."""
+
+    def put(self: KafkaOutlet, lot: Lot) -> None:
+        end = lot.number + lot.batch.num_rows
+        if self._reached < end:
+            known = max(0, self._reached - lot.number)
+            for partition, part in self._parts(lot.batch.slice(known)):
+                self._transactions.send(part, partition, lot.number + known)
+            self._transactions.finish(end)
+            self._reached = end
+
+    patch.setattr(KafkaOutlet, "put", put)
+
+
 BUGS: Mapping[str, Bug] = {
     "the seen mark moves for all lots": Bug(LotsWorld, _seen_moves_for_all_lots),
     "the records of one call share heads": Bug(LotsWorld, _records_share_heads),
@@ -338,6 +355,7 @@ BUGS: Mapping[str, Bug] = {
     "a lookup cache by name": Bug(RecreateWorld, _cache_by_name),
     "if absent without an offset": Bug(AbsentWorld, _absent_without_offset),
     "a lot has no numbers": Bug(PlaybackWorld, _lot_without_numbers),
+    "events counted inside of a lot": Bug(PlaybackWorld, _events_counted_inside_a_lot),
     "the cursor moves before the lot": Bug(PlaybackWorld, _cursor_before_lot),
     "a playback passes over swaps": Bug(PlaybackWorld, _playback_passes_over_swaps),
 }

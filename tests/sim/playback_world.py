@@ -3,12 +3,14 @@
 P6, counted from the bare rows and objects of both topics: each event of the range is in the target
 once, in the order of times in each partition, with a value that it had between the begin of the
 playback and the commit; what was deleted before the begin is not there. Drivers die anywhere and
-start again; a plain playback is compared in the same way.
+start again; a plain playback is compared in the same way. In every second world another playback
+goes into a topic of Kafka, by transactions that hold fewer events than a lot.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -17,11 +19,13 @@ from tests.sim.base import ACCEPTED
 from tests.sim.journal_home import PARTITIONS, Desk
 from tests.sim.journal_raw import Gone, Place
 from tests.sim.journal_world import JournalWorld
+from tests.support.fake_transactions import FakeBroker, FakeTransactions
 from tidelog.errors import ConflictError
 from tidelog.log.base import Log
 from tidelog.model.event import Event, to_iso
 from tidelog.playback.asked import Asked, pinned_playback
 from tidelog.playback.named import NamedPlayback
+from tidelog.playback.outlet_kafka import KafkaOutlet
 from tidelog.playback.outlets import Setting, open_outlet
 from tidelog.playback.play import play_events
 from tidelog.playback.run import How, Playback, run_named
@@ -32,6 +36,7 @@ NAME = "drill"
 FIRST_MS = 1_700_000_000_000
 START_MS, END_MS = FIRST_MS + 2_000, FIRST_MS + 17_000
 SINK = "topic:out?partition=same"
+STREAM, STREAM_SINK = "stream", "kafka://sim:9092/out"
 
 
 class PlaybackWorld(JournalWorld):
@@ -46,6 +51,9 @@ class PlaybackWorld(JournalWorld):
         self.truth.targets.add(self.out.incarnation)
         self.began: int | None = None  # the tick when a driver first asked for the playback
         self.played = 0  # events that a plain playback gave
+        self.streams = seed % 2 == 1
+        self.broker = FakeBroker()
+        self.stream_began: int | None = None
 
     def spawn_all(self) -> None:
         self._spawn("driver-1", self.drive)
@@ -56,6 +64,9 @@ class PlaybackWorld(JournalWorld):
         self._spawn("compiler", self.compile)
         self._spawn("scribe", self.scribe)
         self._spawn("sweeper", self.sweep)
+        if self.streams:
+            self._spawn("streamer-1", self.stream)
+            self._spawn("streamer-2", self.stream)
 
     def event(self) -> Event:
         """With a time that others have too."""
@@ -85,6 +96,40 @@ class PlaybackWorld(JournalWorld):
         setting = Setting.of(log, {}, f"{topic.incarnation}-{named.label}", named)
         playback = Playback(log, topic, pinned.pin, None, How())
         run_named(playback, named, lambda: open_outlet(SINK, setting))
+
+    def stream(self) -> None:
+        log = self._log()
+        for _ in range(3):
+            with contextlib.suppress(*ACCEPTED, ConflictError):
+                self._stream(log)
+            log.clock.sleep(self.random.uniform(0, 2))
+
+    def _stream(self, log: Log, patient: bool = False) -> None:
+        """The same into Kafka."""
+        if self.stream_began is None:
+            self.stream_began = self.truth.tick
+        asked = Asked("t", STREAM_SINK, to_iso(START_MS), to_iso(END_MS))
+        topic, pinned = pinned_playback(log, STREAM, asked)
+        named = NamedPlayback(log, STREAM, pinned.generation)
+        until_s = log.clock.monotonic_s() + (1_000 if patient else 5)
+        if not named.take(lambda: log.clock.monotonic_s() > until_s) or named.state.finished_ms:
+            return
+        playback = Playback(log, topic, pinned.pin, None, How())
+        run_named(playback, named, self._open_stream)
+
+    def _open_stream(self) -> KafkaOutlet:
+        steps: Any = FakeTransactions(self.broker, 3, self._around_commit)
+        outlet = KafkaOutlet(steps, keep_partition=False)
+        outlet.lot_events = 7  # type: ignore[misc]
+        return outlet
+
+    def _around_commit(self, when: str) -> None:
+        """Others go on meanwhile; the process may die before its commit, and after it."""
+        if self.scheduler.current is None:
+            return
+        self.scheduler.pause(f"kafka {when}")
+        if self.faults.rates and self.chance(0.1):
+            raise self.scheduler.crash()
 
     def play(self) -> None:
         log = self._log()
@@ -129,9 +174,36 @@ class PlaybackWorld(JournalWorld):
         state = msgspec.msgpack.decode(rows["state"])
         assert state["finished_ms"], "the playback did not finish"
         self._check_out(msgspec.msgpack.decode(rows["pin"])["pin"], self.began)
+        if self.streams:
+            self._stream(self.quiet, patient=True)
+            rows = self.bare_rows.values(f"playback/{STREAM}")
+            assert msgspec.msgpack.decode(rows["state"])["finished_ms"], "it did not finish"
+            self._check_stream(msgspec.msgpack.decode(rows["pin"])["pin"])
         Desk(self.quiet).compile("out")
         for partition in range(PARTITIONS):
             self.read_to_end(self.out, partition)
+
+    def _check_stream(self, pin: dict[str, Any]) -> None:
+        """P6 for Kafka: each event once, in the order of times, none left out."""
+        assert self.stream_began is not None
+        records = self.broker.records
+        times = [record["timestamp"] for record in records]
+        assert times == sorted(times), "times in Kafka go back"
+        there = Counter(record["id"] for record in records)
+        twice = [each for each, count in there.items() if count > 1]
+        assert not twice, f"{twice} are in Kafka twice"
+        values = {record["id"]: record["value"] for record in records}
+        for source in self._in_range():
+            if source[2] >= pin["ends"][source[1]]:
+                continue
+            states = self.truth.states(source, self.stream_began)
+            event_id = self.truth.events[source].id or ""
+            if event_id not in values:
+                gone = any(isinstance(each, Gone) for each in states)
+                assert gone, f"{source} was not played into Kafka"
+            else:
+                value = values[event_id]
+                assert value in states, f"{source} was played as {value!r}: {states}"
 
     def _check_out(self, pin: dict[str, Any], began: int) -> None:
         assert pin["incarnation"] == self.topic.incarnation

@@ -24,7 +24,7 @@ from tidelog.playback.held import Rows, Wanted
 from tidelog.playback.load import Loader
 from tidelog.playback.outlet_file import WholeFile
 from tidelog.playback.outlet_topic import places_in
-from tidelog.playback.outlets import Lot, Outlet, Setting, open_outlet
+from tidelog.playback.outlets import Lot, Outlet, Setting, lots_of, open_outlet
 from tidelog.playback.pace import SlotCount, SlotCounter
 from tidelog.playback.run import opened
 from tidelog.playback.windows import Bounds, Windows
@@ -88,7 +88,7 @@ def run_window(task: WindowTask) -> PlayedWindow:
     outlet: Outlet | None = None
     try:
         with opened(lambda: _open(task, store)) as outlet, ThreadPoolExecutor(_READERS) as pool:
-            for lot in _lots(task, store, outlet.lot_events, pool):
+            for lot in _lots(task, store, outlet, pool):
                 outlet.put(lot)
                 slots += counter.add(lot.batch)
                 last = lot.last
@@ -99,15 +99,15 @@ def run_window(task: WindowTask) -> PlayedWindow:
     return PlayedWindow(task.times, tuple(slots), last, staged)
 
 
-def _lots(task: WindowTask, store: Store, events: int, pool: Executor) -> Iterator[Lot]:
+def _lots(task: WindowTask, store: Store, outlet: Outlet, pool: Executor) -> Iterator[Lot]:
     load = functools.partial(_load, task, Loader(store, task.topic))
     ahead = _Planned(task.runs)
     windows = Windows(task.topic, ahead, load, task.times.end_ms, _BOUNDS, pool)
     number = 0
     try:
         for batch in windows.batches():
-            for first in range(0, batch.num_rows, events):
-                lot = Lot(number, batch.slice(first, events))
+            for part in lots_of(batch, outlet):
+                lot = Lot(number, part)
                 yield lot
                 number = lot.end
     finally:
@@ -153,6 +153,7 @@ class _StagingOutlet:
     """Segments in staging, for a topic."""
 
     lot_events = BATCH_EVENTS_MAX
+    lot_bytes = None
 
     def __init__(self, staging: Staging, url: str, store: Store) -> None:
         place = functools.partial(places_in, staging.topic, staging.keep_partition)

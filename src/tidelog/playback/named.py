@@ -18,7 +18,9 @@
 | 5          | a finished playback                   | nobody needs to; who resumes it is told so |
 | 6          | a name that is free                   | nobody needs to; see ``names``             |
 
-What a lot holds follows from ``pin`` and from the cursors around it, whoever puts it. Into a topic
+What a lot holds follows from ``pin`` and from the cursors around it, whoever puts it, less what was
+deleted since; values may be updated. So how far a sink came is a lot, never a number of events
+inside of one: a transaction, or a request, is a lot of its own. Into a topic
 a lot goes by one commit for each partition, under the producer ``:playback:<name>`` and with
 numbers that follow from ``state``: what its row there shows is stored. Who takes it over opens
 that producer anew, so that an older process can put nothing any more; into other sinks that one may

@@ -50,6 +50,7 @@ class LinesOutlet:
     """JSON lines, on disk when ``put`` returns."""
 
     lot_events = BATCH_EVENTS_MAX
+    lot_bytes = None
 
     def __init__(self, path: Path, setting: Setting) -> None:
         self._path = path
@@ -103,6 +104,7 @@ class WholeFile:
     """
 
     lot_events = BATCH_EVENTS_MAX
+    lot_bytes = None
 
     def __init__(self, path: Path, attempt: str, replaces: bool = False) -> None:
         if path.exists() and not replaces:

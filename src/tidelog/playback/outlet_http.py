@@ -1,15 +1,18 @@
-"""Events by HTTP: each lot in some POSTs of JSON lines, one after another.
+"""Events by HTTP: each lot in a POST of JSON lines, one after another.
 
 Any 2xx means that a piece has arrived. No answer, 408, 425, 429 and 5xx are tried again, after the
 time that the server asks for where it does; anything else ends the playback. A server may answer
 before it has read a body, and then close: its answer is read although the body was not sent. Each
-POST has an ``Idempotency-Key`` made of the playback and the number of its first event, so a server
-that knows such keys stores nothing twice, also when the playback is resumed. A token for the server
-comes from ``TIDELOG_HTTP_TOKEN``. Redirects are not followed, and proxies not used.
+POST has an ``Idempotency-Key`` made of the playback, the number of its lot and a digest of its
+body, so a server that knows such keys stores nothing twice, also when the playback is resumed.
+Only where events of the lot under way were deleted or updated before the resume, its others may
+come twice: the server cannot know that they are the same. A token for the server comes from
+``TIDELOG_HTTP_TOKEN``. Redirects are not followed, and proxies not used.
 """
 
 from __future__ import annotations
 
+import hashlib
 import http.client
 import re
 import ssl
@@ -20,12 +23,20 @@ import pyarrow as pa
 from tidelog.codec.event_json import batch_lines
 from tidelog.errors import InvalidError, UnavailableError
 from tidelog.model.address import Address
-from tidelog.playback.outlets import Lot, Outlet, Setting, lot_pieces
+from tidelog.playback.outlets import (
+    PIECE_BYTES,
+    PIECE_EVENTS,
+    Lot,
+    Outlet,
+    Setting,
+    lot_pieces,
+)
 
 __all__ = ["HttpOutlet", "check_http", "open_http"]
 
 TOKEN = "TIDELOG_HTTP_TOKEN"  # noqa: S105 - the name of a variable
 _TIMEOUT_S = 30.0
+_DIGEST_DIGITS = 16  # of a key, which may have 255 characters
 _TOO_LARGE = 413
 _FIX = "fix the address, the token or the target"
 _PASSING_STATUS = {408, 425, 429}  # beside 5xx
@@ -50,7 +61,8 @@ def open_http(address: Address, setting: Setting) -> HttpOutlet:
 class HttpOutlet:
     """One address. Messages name its host alone, as a path may be a secret."""
 
-    lot_events = 5_000
+    lot_events = PIECE_EVENTS
+    lot_bytes = PIECE_BYTES
 
     def __init__(self, address: Address, setting: Setting, timeout_s: float = _TIMEOUT_S) -> None:
         parts = urlsplit(address.text)
@@ -68,19 +80,23 @@ class HttpOutlet:
             )
 
     def put(self, lot: Lot) -> None:
-        number = lot.number
-        for piece in lot_pieces(lot.batch):
+        for number, piece in enumerate(lot_pieces(lot.batch)):  # several, if values have grown
+            body = batch_lines(piece)
             try:
-                self._post(batch_lines(piece), f"{self._setting.id}-{number}")
+                self._post(body, self._key(lot, number, body))
             except InvalidError as exc:
                 raise _of_piece(exc, piece) from exc
-            number += piece.num_rows
 
     def reached(self) -> int:
         return 0
 
     def close(self, failed: bool = False) -> None:
         self._connection.close()
+
+    def _key(self, lot: Lot, number: int, body: bytes) -> str:
+        """The same for the same events only: others under one key would be refused for ever."""
+        digest = hashlib.sha256(body).hexdigest()[:_DIGEST_DIGITS]
+        return f"{self._setting.id}-{lot.number}-{number}-{digest}"
 
     def _post(self, body: bytes, key: str) -> None:
         """Until it has arrived. ``UnavailableError`` when that takes too many tries."""

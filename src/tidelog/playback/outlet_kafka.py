@@ -1,7 +1,9 @@
 """Events into a topic of Kafka, in order, by transactions that also say how far they came.
 
-A playback with a name is resumed after the last transaction, so what is committed comes once. How
-events look in Kafka is told in ``sinks.kafka``.
+Each lot is one transaction, which says where the lot ends as it was intended. So whoever resumes a
+playback with a name knows whether the lot under way is there, whatever events of it were deleted or
+updated since, and what is committed comes once. How events look in Kafka is told in
+``sinks.kafka``.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ class KafkaOutlet:
     """One topic of Kafka."""
 
     lot_events = BATCH_EVENTS_MAX
+    lot_bytes = 4 << 20  # so that a transaction is over long before its time is
 
     def __init__(self, transactions: Transactions, keep_partition: bool) -> None:
         self._transactions = transactions
@@ -53,13 +56,10 @@ class KafkaOutlet:
     def put(self, lot: Lot) -> None:
         if self._reached >= lot.end:
             return
-        number = lot.number
-        for partition, part in self._parts(lot.batch):
-            known = min(part.num_rows, max(0, self._reached - number))
-            number += known
-            if known < part.num_rows:
-                self._transactions.send(part.slice(known), partition, number)
-                number += part.num_rows - known
+        # A task of Spark may be cut into other lots when it runs again, always of the same events.
+        known = max(0, self._reached - lot.number)
+        for partition, part in self._parts(lot.batch.slice(known)):
+            self._transactions.send(part, partition)
         self._transactions.finish(lot.end)
         self._reached = lot.end
 

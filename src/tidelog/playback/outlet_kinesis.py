@@ -21,6 +21,7 @@ class KinesisOutlet:
     """One stream."""
 
     lot_events = 5_000
+    lot_bytes = None
 
     def __init__(self, writer: KinesisWriter) -> None:
         self._writer = writer

@@ -59,6 +59,7 @@ class TopicOutlet:
     """One topic. Without a name nothing is fenced, and nothing known of earlier lots."""
 
     lot_events = BATCH_EVENTS_MAX
+    lot_bytes = None
 
     def __init__(self, log: Log, topic: Topic, name: str | None, keep_partition: bool) -> None:
         self._log = log

@@ -2,7 +2,9 @@
 
 Events come in lots, by time, and a lot is out of our hands when ``put`` returns. Ids, keys, types,
 times and headers stay as they are. A lot bears the number of its first event, and is put again,
-whole and with the same number, by whoever resumes a playback that died with it.
+with the same number, by whoever resumes a playback that died with it. Events of it may have been
+deleted or updated meanwhile, so nothing counts events inside of a lot: what a sink takes by one
+transaction, or one request, is a lot of its own.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ from tidelog.playback.named import NamedPlayback
 
 __all__ = [
     "OUTLET_SCHEMES",
+    "PIECE_BYTES",
+    "PIECE_EVENTS",
     "Lot",
     "NullOutlet",
     "Outlet",
@@ -35,12 +39,13 @@ __all__ = [
     "StreamOutlet",
     "check_outlet",
     "lot_pieces",
+    "lots_of",
     "open_outlet",
 ]
 
 OUTLET_SCHEMES = ("topic", "file", "stdout", "http", "https", "kafka", "kinesis", "null")
-_PIECE_BYTES = 1 << 20  # of a lot that is turned into text at once
-_PIECE_EVENTS = 1_000
+PIECE_BYTES = 1 << 20  # of a lot that is turned into text at once
+PIECE_EVENTS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +54,12 @@ class Lot:
 
     number: int  # of its first event in this playback
     batch: pa.RecordBatch
+    intended: int | None = None  # the end that was intended for it; events may be gone since
 
     @property
     def end(self) -> int:
         """The number after its last event's."""
-        return self.number + int(self.batch.num_rows)
+        return self.number + int(self.batch.num_rows) if self.intended is None else self.intended
 
     @property
     def last(self) -> Cursor:
@@ -70,6 +76,11 @@ class Outlet(Protocol):
     @property
     def lot_events(self) -> int:
         """How many events a lot may have: what comes again after a crash, at worst."""
+        ...
+
+    @property
+    def lot_bytes(self) -> int | None:
+        """How many bytes a lot may have, unless it is one event; None: any number."""
         ...
 
     def put(self, lot: Lot) -> int | None:
@@ -125,6 +136,7 @@ class NullOutlet:
     """Takes everything and keeps nothing, to measure what comes before."""
 
     lot_events = BATCH_EVENTS_MAX
+    lot_bytes = None
 
     def put(self, lot: Lot) -> None:
         """Forget it."""
@@ -140,6 +152,7 @@ class StreamOutlet:
     """JSON lines into an open stream, flushed with each lot."""
 
     lot_events = BATCH_EVENTS_MAX
+    lot_bytes = None
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -158,13 +171,22 @@ class StreamOutlet:
         """The stream is somebody else's."""
 
 
-def lot_pieces(batch: pa.RecordBatch, events: int = _PIECE_EVENTS) -> Iterator[pa.RecordBatch]:
+def lots_of(batch: pa.RecordBatch, outlet: Outlet) -> Iterator[pa.RecordBatch]:
+    """Returns a batch in parts that an outlet takes as one lot each; without a copy."""
+    if outlet.lot_bytes is not None:
+        yield from slices(batch, outlet.lot_bytes, outlet.lot_events)
+        return
+    for first in range(0, batch.num_rows, outlet.lot_events):
+        yield batch.slice(first, outlet.lot_events)
+
+
+def lot_pieces(batch: pa.RecordBatch, events: int = PIECE_EVENTS) -> Iterator[pa.RecordBatch]:
     """Returns a batch in pieces that are small enough to be text; the same ones for the same batch.
 
     Only a single event is more than a piece. JSON writes a byte with six characters at most, so
     the text of a piece stays below the 8 MiB that a server of Tidelog accepts.
     """
-    return slices(batch, _PIECE_BYTES, events)
+    return slices(batch, PIECE_BYTES, events)
 
 
 def check_outlet(url: str, *, named: bool) -> Address:

@@ -19,7 +19,7 @@ from tidelog.log.base import Log
 from tidelog.model.playback import Cursor, Pin
 from tidelog.model.topic import Topic
 from tidelog.playback.named import NamedPlayback
-from tidelog.playback.outlets import Lot, Outlet
+from tidelog.playback.outlets import Lot, Outlet, lots_of
 from tidelog.playback.pace import SlotCount, SlotCounter, paced, times_of
 from tidelog.playback.play import play
 
@@ -74,17 +74,17 @@ class Playback:
         self,
         batches: Iterator[pa.RecordBatch],
         number: int,
-        events: int,
+        outlet: Outlet,
         is_lost: Callable[[], bool] = lambda: False,
     ) -> Iterator[Lot]:
-        """Lots of some events at most, when they are due, counted from a number on."""
+        """Lots as the outlet takes them, when they are due, counted from a number on."""
 
         def ended() -> bool:
             return self.how.stopped() or is_lost()
 
         for batch in paced(batches, self.how.speed, self.log.clock, ended):
-            for first in range(0, batch.num_rows, events):
-                lot = Lot(number, batch.slice(first, events))
+            for part in lots_of(batch, outlet):
+                lot = Lot(number, part)
                 yield lot
                 number = lot.end
                 if ended():
@@ -95,7 +95,7 @@ def run_playback(playback: Playback, outlet: Outlet) -> Played:
     """Play all, or until it is stopped. What was put is out; who stops it cannot go on exactly."""
     told = _Told(playback, None)
     with playback.span(), contextlib.closing(playback.batches()) as batches:
-        for lot in playback.lots(batches, 0, outlet.lot_events):
+        for lot in playback.lots(batches, 0, outlet):
             told.add(lot, playback.put(lot, outlet))
     return told.done()
 
@@ -161,10 +161,10 @@ def _play_rest(
             first, left = split_at(batches, state.until)
             named.beat()  # the lot is intended already, and it must be ours
             if first is not None:
-                lot = Lot(number, first)
+                lot = Lot(number, first, state.until_number)
                 told.add(lot, playback.put(lot, outlet))
             number = state.until_number
-        for lot in playback.lots(left, number, outlet.lot_events, is_lost):
+        for lot in playback.lots(left, number, outlet, is_lost):
             named.intend(lot.last, lot.end, outlet.reached())
             told.add(lot, playback.put(lot, outlet))
         if is_lost():

@@ -151,10 +151,11 @@ class Transactions:
             raise self._failed(exc) from exc
         return found.offset if found.offset >= 0 else None
 
-    def send(self, batch: pa.RecordBatch, partition: int | None, number: int) -> None:
+    def send(self, batch: pa.RecordBatch, partition: int | None, number: int | None = None) -> None:
         """Send events in stored columns, the first of which has this number.
 
-        Transactions that have become large, or old, are committed on the way.
+        Transactions that have become large, or old, are committed on the way. Without a number all
+        is one transaction, up to :meth:`finish`.
         """
         where = _ANY_PARTITION if partition is None else partition
         try:
@@ -164,9 +165,10 @@ class Transactions:
                 self._produce(part, where)
                 self._open_events += part.num_rows
                 self._open_bytes += batch_bytes(part)
-                number += part.num_rows
-                if self._is_full():
-                    self._commit(number)
+                if number is not None:
+                    number += part.num_rows
+                    if self._is_full():
+                        self._commit(number)
         except KafkaException as exc:
             raise self._failed(exc) from exc
 
