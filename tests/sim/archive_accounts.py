@@ -117,6 +117,8 @@ class Accountant:
 
     def was_deleted(self, place: Place) -> bool:
         """Whether it was deleted, or a delete of it began: a trim may have come before its end."""
+        if place not in self.truth.events:
+            return False  # the source never had it
         if self.truth.events[place].id in self.asked:
             return True
         return any(state is DELETED for _, state in self.truth.history[place])
