@@ -18,6 +18,7 @@ import crc32c
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
+import zstandard
 
 from tests.sim.audit import AuditedCatalog
 from tests.sim.base import CountingStore
@@ -40,6 +41,8 @@ __all__ = [
 
 Place = tuple[str, int, int]  # incarnation, partition, offset
 Row = dict[str, Any]
+
+_FRAME = b"\x28\xb5\x2f\xfd"  # how a frame of Zstandard begins
 
 
 @dataclass(frozen=True)
@@ -368,16 +371,35 @@ def _events(table: pa.Table) -> Iterator[Raw]:
 
 
 def traces(rows: WatchedCatalog, objects: WatchedStore, needles: Iterable[bytes]) -> list[str]:
-    """Where bytes are found: names, rows, objects as they are, and what is compressed in them."""
+    """Where bytes are found: names, rows, and objects with what is compressed in them."""
     wanted = list(needles)
     found = []
     for partition, name, value in rows.everything():
         text = f"{partition} {name}".encode() + value
         found += [f"row {name} of {partition}: {each!r}" for each in wanted if each in text]
     for key, data in objects.bare().items():
-        text = key.encode() + data + _inner(key, data)
+        text = key.encode() + _unpacked(data) + _inner(key, data)
         found += [f"object {key}: {each!r}" for each in wanted if each in text]
     return found
+
+
+@lru_cache(4096)
+def _unpacked(data: bytes) -> bytes:
+    """An object with each frame of Zstandard replaced by what is in it, pages that no row uses too.
+
+    A frame itself is not searched: it joins literals that are apart in its contents.
+    """
+    found, at = bytearray(), 0
+    while (start := data.find(_FRAME, at)) >= 0:
+        frame = zstandard.ZstdDecompressor().decompressobj()
+        try:
+            inner = frame.decompress(data[start:])
+        except zstandard.ZstdError:
+            inner = b""
+        end = len(data) - len(frame.unused_data) if frame.eof else start + len(_FRAME)
+        found += data[at:start] + b"\0" + (inner if frame.eof else data[start:end]) + b"\0"
+        at = end
+    return bytes(found) + data[at:]
 
 
 @lru_cache(4096)
