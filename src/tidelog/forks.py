@@ -7,6 +7,9 @@ In a child every use of the object is refused by one line, and nothing of it is 
 
 Guards are marked when the process forks, so checking one costs no system call, and a
 :class:`RefusingLock` in the place of the object's lock makes a check on hot paths unnecessary.
+
+Locks of native libraries are out of reach: a child may wait for ever for one of Arrow's that
+another thread held. So a process forks while no other of its threads works, or uses ``spawn``.
 """
 
 from __future__ import annotations

@@ -122,8 +122,8 @@ def delete(home_text: str | None, output: Output, /, topic: str, **given: Any) -
 
     On a terminal it asks first. In scripts, pass --yes unless you list the ids as arguments. A line
     of the file is an id as it is, with its blanks; a line that begins with a double quote is a JSON
-    string. Ids that are not there are listed, with exit code 1; all others are deleted. With
-    --prove they may have been deleted before.
+    string. Ids that are not there are listed, with exit code 1; all others are deleted. A key that
+    no event has is exit code 1 too. With --prove they may have been deleted before.
 
     \b
     Examples:
@@ -157,7 +157,8 @@ def delete(home_text: str | None, output: Output, /, topic: str, **given: Any) -
             carry_out_and_tell(home, output, topic)
             keys = [] if key is None else [key.encode()]
             prove_and_tell(home, output, topic, ids if key is None else (), keys)
-    if deleted.unseen or (deleted.missing and not given["prove"]):
+    found = key is None or deleted.events or deleted.archived
+    if deleted.unseen or ((deleted.missing or not found) and not given["prove"]):
         sys.exit(FAILED)
 
 

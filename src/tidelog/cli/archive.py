@@ -149,7 +149,7 @@ def run(home_text: str | None, output: Output, /, name: str, **given: Any) -> No
       tidelog archive run daily --follow --take-over
     """
     shard, shards = shard_of(given["shard"])
-    with open_home(home_text) as home, Watch(output, name) as watch:
+    with open_home(home_text) as home, Watch(output, name, follows=given["follow"]) as watch:
         check_active(find_archive(home, name))  # before Spark is started
         if given["start"] is not None:
             choose_start(home, name, given["start"])

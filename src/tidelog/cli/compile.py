@@ -109,7 +109,7 @@ def compile_(
         raise InvalidError(f"compile: a topic or --all: give {only}")
     policy = policy_of(given, Policy(min_events=1))
     conf = spark_conf(given["confs"])
-    with open_home(home_text) as home, Interruption() as interruption:
+    with open_home(home_text) as home, Interruption(follows=False) as interruption:
         topics = _topics(home, topic)
 
         def total() -> int:
@@ -139,8 +139,6 @@ def compile_(
                 f"{counted(waiting, 'update or delete', 'updates and deletes')} not applied yet: "
                 f"few wait for more, a day at most; `tidelog compile {what} --amended` applies all"
             )
-        if interruption.is_set():
-            sys.exit(interruption.exit_code)
     if report.busy:
         sys.exit(FAILED)
 

@@ -91,13 +91,11 @@ def consume(home_text: str | None, output: Output, /, topic: str, **given: Any) 
     emit: Emit = _print_events if output.as_json else _print_values
     if options.command is not None:
         emit = functools.partial(_run_command, options.command)
-    with open_home(home_text) as home, Interruption() as stop:
+    with open_home(home_text) as home, Interruption(follows=options.follow) as stop:
         reading = _Reading(home, options, emit, stop)
         reading.run()
         if sys.stderr.isatty():
             click.echo(counted(reading.events, "event"), err=True)
-        if stop.is_set() and not options.follow:
-            sys.exit(stop.exit_code)
 
 
 @dataclass(frozen=True, slots=True)

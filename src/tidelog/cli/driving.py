@@ -81,11 +81,11 @@ def shard_of(text: str) -> tuple[int, int]:
 class Watch:
     """Tells a person, or a program, how a driver gets on; a signal stops it after its cycle."""
 
-    def __init__(self, output: Output, what: str) -> None:
+    def __init__(self, output: Output, what: str, *, follows: bool = False) -> None:
         self.stop = threading.Event()
         self._output = output
         self._what = what
-        self._interruption = Interruption(self.stop)
+        self._interruption = Interruption(self.stop, follows=follows)
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -113,6 +113,8 @@ class Watch:
         trace: TracebackType | None,
     ) -> None:
         self._bar.stop()
+        if error is None and self._interruption.is_unfinished:
+            self.tell(f"{self._what}: interrupted: give the command again to go on")
         self._interruption.__exit__(kind, error, trace)
 
     def look(self, waiting: int) -> None:

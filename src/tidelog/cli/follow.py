@@ -63,7 +63,7 @@ def follow(home_text: str | None, output: Output, /, **given: Any) -> None:
             return spark()
 
     sys.setswitchinterval(0.001)
-    with open_home(home_text) as home, Interruption(stop):
+    with open_home(home_text) as home, Interruption(stop, follows=True):
         Follower(home, workers, report, stop).run()
 
 

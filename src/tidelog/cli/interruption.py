@@ -1,8 +1,13 @@
-"""Ctrl-C and SIGTERM for commands that run long: noted at first, so that a command can end well."""
+"""Ctrl-C and SIGTERM for commands that run long: noted at first, so that a command can end well.
+
+This is the one place that decides how such a command exits: with 128 and the signal's number, as
+its work may not be done, unless it was asked to follow, where a signal is the way to end it.
+"""
 
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from types import FrameType, TracebackType
 from typing import Any
@@ -13,10 +18,15 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interruption:
-    """Knows whether the command was told to end. A second signal ends it where it stands."""
+    """Knows whether the command was told to end. A second signal ends it where it stands.
 
-    def __init__(self, stop: threading.Event | None = None) -> None:
+    Where it does not follow, the end of the body exits the process if a signal has come, unless
+    :meth:`finished` was called.
+    """
+
+    def __init__(self, stop: threading.Event | None = None, *, follows: bool) -> None:
         self._stop = stop  # set too when a signal comes
+        self._is_done = follows
         self._noted: int | None = None
         self._before: dict[signal.Signals, Any] = {}
 
@@ -25,9 +35,18 @@ class Interruption:
         return self._noted is not None
 
     @property
+    def is_unfinished(self) -> bool:
+        """Whether a signal has come before the work was done."""
+        return self._noted is not None and not self._is_done
+
+    @property
     def exit_code(self) -> int:
         """What shells give for a process that this signal has ended."""
         return 128 + (self._noted or 0)
+
+    def finished(self) -> None:
+        """Note that all is done, although a signal may have come."""
+        self._is_done = True
 
     def __enter__(self) -> Interruption:
         if threading.current_thread() is threading.main_thread():  # others get no signals
@@ -42,6 +61,8 @@ class Interruption:
     ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        if error is None and self.is_unfinished:
+            sys.exit(self.exit_code)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self._noted is not None:

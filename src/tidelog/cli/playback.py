@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -90,15 +89,16 @@ def playback(home_text: str | None, output: Output, /, **given: Any) -> None:
     options = _Options(**given)
     how = _Told(output, options)
     asked = Asked(topic, options.sink, options.start, options.end, options.as_of)
-    with open_home(home_text, world=traced_world()) as home, Interruption() as stop:
+    with open_home(home_text, world=traced_world()) as home, Interruption(follows=False) as stop:
         running = _Running(home, asked, options, how, stop)
         played = running.parallel() if options.parallel else running.play()
         if played is None:
             return
         how.summary(played, running.seconds())
-        if not played.finished:
+        if played.finished:
+            stop.finished()
+        else:
             how.say(running.how_to_go_on(played))
-            sys.exit(stop.exit_code)
 
 
 def _names(home: Home, output: Output, forgotten: str | None) -> None:

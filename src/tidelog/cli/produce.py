@@ -88,7 +88,7 @@ def produce(home_text: str | None, output: Output, /, topic: str, file: str, **g
         home = stack.enter_context(open_home(home_text))
         source = stack.enter_context(_opened(file))
         into = stack.enter_context(storing(home, topic, name, parse, if_absent))
-        stop = stack.enter_context(Interruption())
+        stop = stack.enter_context(Interruption(follows=False))
         bytes_max = home.log.settings.event_bytes_max * _LINE_FACTOR
         reader = LinesReader(source, home.log.clock, stop.is_set, bytes_max)
         started_s = home.log.clock.monotonic_s()
@@ -107,7 +107,6 @@ def produce(home_text: str | None, output: Output, /, topic: str, file: str, **g
             )
         if stop.is_set():
             click.echo(f"interrupted: {tally.stored()}", err=True)
-            sys.exit(stop.exit_code)
 
 
 def _pump(

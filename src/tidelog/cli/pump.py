@@ -70,7 +70,7 @@ def pump(home_text: str | None, output: Output, /, source: str, topic: str, **gi
     shard, shards = shard_of(given["shard"])
     wanted = Pumping(source, topic, given["name"], paths, given["transform"], given["partition"])
     opened = open_home(home_text, world=traced_world())
-    with opened as home, Watch(output, f"pump {topic}") as watch:
+    with opened as home, Watch(output, f"pump {topic}", follows=given["follow"]) as watch:
         pipeline = with_workers(open_pump(home, wanted, LocalWorkers(), given["rate"]), given)
         how = Driving(
             follow=given["follow"],

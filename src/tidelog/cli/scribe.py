@@ -63,8 +63,8 @@ def scribe(home_text: str | None, output: Output, /, once: bool, **given: Any) -
     One scribe works at a time; others wait as standbys. Every N minutes there is a
     turn; those that waited longer than M are dropped, so at most M/N wait. A turn that runs out of
     time resumes in the next one. Ctrl-C and SIGTERM let the swap under way finish. With --once the
-    exit code is 1 if anything fails in the turn (`errors` is not empty), or if its sweep refuses a
-    topic.
+    exit code is 1 if anything fails in the turn (`errors` is not empty), if its sweep refuses a
+    topic, if it runs out of time, or if another scribe is at work.
 
     \b
     Examples:
@@ -81,7 +81,7 @@ def scribe(home_text: str | None, output: Output, /, once: bool, **given: Any) -
         sweep_every_ms=0 if once else duration_ms(given["sweep_every"]),
     )
     stop = threading.Event()
-    with open_home(home_text) as home, Interruption(stop):
+    with open_home(home_text) as home, Interruption(stop, follows=not once):
         log = _Log(home, output, given["metrics_file"])
         worker = home.scribe(how, stop.is_set)
         if not once:
@@ -97,8 +97,15 @@ def scribe(home_text: str | None, output: Output, /, once: bool, **given: Any) -
             log.tell("busy", "Another scribe of this home is at work.")
         else:
             log.turn(turn)
-            if turn.troubles or (turn.swept is not None and turn.swept.refused):
-                sys.exit(FAILED)
+    if not _is_well(turn):
+        sys.exit(FAILED)
+
+
+def _is_well(turn: Turn | None) -> bool:
+    """Whether one turn has done all that there was to do."""
+    if turn is None or not turn.finished or turn.troubles:
+        return False
+    return turn.swept is None or not turn.swept.refused
 
 
 class _Log:

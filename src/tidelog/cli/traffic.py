@@ -70,7 +70,7 @@ def sample_traffic(home_text: str | None, output: Output, /) -> None:
       tidelog --home ./demo sample-traffic
     """
     stop = threading.Event()
-    with open_home(home_text) as home, Interruption(stop):
+    with open_home(home_text) as home, Interruption(stop, follows=True):
         prepare(home)
         with (
             home.consumer("orders", "billing", "latest") as billing,

@@ -77,7 +77,7 @@ def up(context: click.Context, output: Output, /, **given: Any) -> None:
         if given["port"] is None and _is_taken(given["host"], port):
             port = 0
     stop = threading.Event()
-    with open_home(home_text) as home, Interruption(stop), View(output) as view:
+    with open_home(home_text) as home, Interruption(stop, follows=True), View(output) as view:
         if given["demo"]:
             prepare(home)
         keeping = Keeping(home, view, grace_s)
