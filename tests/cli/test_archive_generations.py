@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 import tidelog as library
 from tests.cli.running import Run
 from tidelog import Event
 from tidelog.log.trim import ToOffsets
+from tidelog.model import limits
+from tidelog.pipeline import generations
+from tidelog.pipeline.coverage import MissingRange
 
 NO_VALUE = ("--schema", "n INT", "--drop-value")
 
@@ -132,3 +137,17 @@ def test_backfill_begins_earlier_than_the_archive_on_request(tidelog: Run) -> No
     assert tidelog("archive", "promote", "a").code == 0
     (row,) = tidelog("archive", "status", "a", "--json").rows()
     assert row["account"]["archived"] == 15
+
+
+def test_status_says_how_many_lost_ranges_it_does_not_show(
+    tidelog: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made(tidelog)
+    assert tidelog("archive", "backfill", "a", "--no-spark").code == 0
+    lost = [MissingRange("t/0", str(n), str(n + 1)) for n in range(14)]
+    with monkeypatch.context() as patch:
+        patch.setattr(generations, "missing_ranges", lambda *_: lost)
+        patch.setattr(limits, "FORCED_RANGES_MAX", 12)
+        assert tidelog("archive", "promote", "a", "--force").code == 0
+    shown = tidelog("archive", "status", "a").out
+    assert b"t/0 9 to 10 and 4 more" in shown

@@ -122,7 +122,8 @@ def test_no_proof_is_given_while_a_range_is_under_way(
     topic = home.topic("t")
     assert [each.waiting for each in carry_out(home, topic, 0, wait_ms=0).archives] == [1]
     proof = prove_erased(home, topic, ["gone"])
-    assert [trace.do for trace in proof.traces] == ["prove again when it is committed"]
+    (trace,) = proof.traces
+    assert trace.do.startswith("prove again when it is committed")
     paused.go.set()
     paused.thread.join()
     assert values(home, archive) == ["a", "gone", "c"]

@@ -29,6 +29,7 @@ from tidelog.model.archive import Archive, Making
 from tidelog.pipeline import generations
 from tidelog.pipeline.archive import find_archive, open_pipeline
 from tidelog.pipeline.base import Outcome, Task
+from tidelog.pipeline.coverage import MissingRange
 from tidelog.pipeline.cycle import CycleReport
 from tidelog.pipeline.driver import Driver, Driving
 from tidelog.pipeline.generations import begin_backfill, drop_generation, promote, rollback
@@ -505,3 +506,16 @@ def test_reports_of_a_backfill_count_what_was_filled(home: Home) -> None:
     head = read_progress(home.log, built.pipeline(2), "t/0")
     assert head is not None
     assert head.totals.filled == 60
+
+
+def test_forced_promote_says_how_many_lost_ranges_it_does_not_list(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(home, 30)
+    drive(home, an_archive(home, "daily", parser="json:at"))
+    backfill(home)
+    lost = [MissingRange("t/0", str(n), str(n + 1)) for n in range(7)]
+    monkeypatch.setattr(limits, "FORCED_RANGES_MAX", 3)
+    monkeypatch.setattr(generations, "missing_ranges", lambda *_: lost)
+    (forced,) = promote(home, "daily", force=True).forced
+    assert (len(forced.ranges), forced.more) == (3, 4)

@@ -336,7 +336,9 @@ def _show_generations(output: Output, found: ArchiveStatus) -> None:
         said = ", ".join(f"{number} {state}" for number, state in others.items())
         output.say(f"Generations: {said}")
     for force in found.archive.forced:
-        ranges = ", ".join(f"{name} {start} to {end}" for name, start, end in force.ranges[:10])
+        shown = [f"{name} {start} to {end}" for name, start, end in force.ranges[:10]]
+        more = len(force.ranges) - len(shown) + force.more
+        ranges = ", ".join(shown) + (f" and {more} more" if more else "")
         output.say(
             f"{found.archive.name}: promoted with --force at {to_iso(force.at_ms)}: generation "
             f"{force.new} lacks of generation {force.old}: {ranges}"

@@ -72,6 +72,7 @@ class Forced(Persisted, frozen=True):
     new: int
     at_ms: int
     ranges: tuple[tuple[str, str, str], ...]  # source partition, start and end
+    more: int = 0  # further ranges, which the row has no room for
 
 
 class Archive(Persisted, frozen=True):

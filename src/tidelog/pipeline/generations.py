@@ -357,7 +357,9 @@ class _Promote:
             if lacking:
                 ranges = tuple((each.partition, each.start, each.end) for each in lacking)
                 now_ms = self._home.log.clock.now_ms()
-                forced = (*forced, Forced(old, new, now_ms, ranges[: limits.FORCED_RANGES_MAX]))
+                listed = ranges[: limits.FORCED_RANGES_MAX]
+                more = len(ranges) - len(listed)
+                forced = (*forced, Forced(old, new, now_ms, listed, more))
             return msgspec.structs.replace(
                 found, generation=new, states=states, promotion=None, forced=forced
             )

@@ -73,6 +73,10 @@ __all__ = ["Proof", "Trace", "prove_erased"]
 
 _COMPILE = "run `tidelog compile {topic} --amended`, then `tidelog sweep`"
 _SWEEP = "run `tidelog sweep`; what is younger than its grace waits for the next one"
+_STAGED = (
+    "run `tidelog sweep`; what a driver that was killed has staged goes after its archive or pump "
+    "has run again; what is younger than the sweep's grace waits for the next one"
+)
 _ORPHAN = (
     "run `tidelog sweep`; if it keeps the object as a possible loss: `tidelog topic recover "
     "{topic}` appends what was not deleted of it, then sweep again; only if you can do without "
@@ -97,7 +101,11 @@ _REBUILD = (
     "make the archive's files again with `tidelog archive backfill` and `tidelog archive promote`, "
     "then `tidelog archive drop` the old ones: the new ones are named without erased events"
 )
-_AGAIN = "prove again when it is committed"
+_AGAIN = (
+    "prove again when it is committed; if it fails, correct what `tidelog archive status "
+    "{archive}` shows and run it, or end it with `tidelog archive delete {archive}` (a generation "
+    "that is being built: `tidelog archive drop`), and prove again"
+)
 _UPLOAD = (
     "prove again when its writer has ended; if that died, run `tidelog sweep`, which removes what "
     "is older than its grace"
@@ -437,7 +445,8 @@ class _Search:
         for each in (pipeline, replay_pipeline(pipeline)):
             if len(wanted) and is_under_way(self._home.log, each, partition, wanted):
                 what = f"a range of archive `{archive.name}` is under way there"
-                self._add(layout.pipeline_partition(each, partition), what, _AGAIN)
+                do = _AGAIN.replace("{archive}", archive.name)
+                self._add(layout.pipeline_partition(each, partition), what, do)
 
     def _archived(
         self, target: str, batch: pa.RecordBatch, partition: int, gone: list[int]
@@ -528,7 +537,9 @@ def _why(key: str) -> str:
 
 def _remedy(key: str) -> str:
     """Returns what removes a loose object; a sweep deletes only what topics and staging hold."""
-    if key.startswith(("staging/", "topics/")):
+    if key.startswith("staging/"):
+        return _STAGED
+    if key.startswith("topics/"):
         return _SWEEP
     if ICEBERG in key:
         return _REBUILD

@@ -6,9 +6,11 @@
    older than the grace; of manifests, below the epoch of the last driver that has looked for
    ranges which a restored catalog has forgotten (``forgotten``)
 
-An attempt of a lower epoch can no longer write its intent, as every write expects the head. So what
-is not named when the rows are read will never be; what is young or of the present epoch stays for
-a later sweep. Dying anywhere leaves less to do for the next one.
+An attempt of a lower epoch can no longer write its intent, as every write expects the head. Nor can
+one of a driver that has released its shard, be its epoch still that of the heads: the sweep reads
+shards before intents, so what such a driver has decided is named. So what is not named when the
+rows are read will never be; what is young, or of a driver that may live, stays for a later sweep.
+Dying anywhere leaves less to do for the next one.
 
 An erasure (``erase``) is the exception: it needs no head. Its commit's row says so before anything
 is staged, and as long as one does, what is staged under the erasure's epoch stays, named or not.
@@ -35,7 +37,7 @@ from tidelog.log.uploads import abort_uploads
 from tidelog.model import layout, limits
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import Intent, read_manifest
-from tidelog.model.run import decode_row
+from tidelog.model.run import HeldRow, decode_row
 from tidelog.pipeline.archive import list_archives
 from tidelog.pipeline.compact import compact_commits, drop_replaced
 from tidelog.pipeline.ending import (
@@ -218,9 +220,11 @@ class _Named:
 def _read_named(home: Home, pipeline: str) -> _Named:
     named = _Named()
     epochs: list[int] = []
+    ended = _ended_epochs(home, pipeline)  # before any intent is read, on purpose
     for partition in read_partitions(home.log, pipeline):
         head = read_progress(home.log, pipeline, partition)
-        epochs.append(0 if head is None else head.epoch + bool(head.frozen))  # no driver has it
+        is_free = head is not None and (bool(head.frozen) or head.epoch in ended)
+        epochs.append(0 if head is None else head.epoch + is_free)  # where no driver has it
         named.looked[layout.manifest_folder(partition)] = head.looked if head else 0
         where = layout.pipeline_partition(pipeline, partition)
         row = home.log.catalog.get(where, "intent")
@@ -238,6 +242,17 @@ def _read_named(home: Home, pipeline: str) -> _Named:
                 named.erasing.add(layout.manifest_epoch(commit.rewrite))
     named.epoch = min(epochs, default=0)
     return named
+
+
+def _ended_epochs(home: Home, pipeline: str) -> set[int]:
+    """The epochs of drivers that have released their shards: none of them writes any more.
+
+    A driver that was killed, or lost its shard, released nothing, and may only be slow.
+    """
+    where = layout.pipeline_shards(pipeline)
+    rows = home.log.catalog.scan(where, "shard/", "shard0")
+    leases = [decode_row(row.value, HeldRow, f"shard `{row.row}`") for row in rows]
+    return {each.epoch for each in leases} - {each.epoch for each in leases if each.owner}
 
 
 def _lots(found: list[ObjectInfo]) -> Iterator[list[ObjectInfo]]:
