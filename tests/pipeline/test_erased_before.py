@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -18,17 +22,19 @@ from tidelog.home import World, create_home
 from tidelog.journal.audit import Why, read_audit
 from tidelog.log.archives import read_partitions
 from tidelog.model.archive import Archive, Making
-from tidelog.pipeline import erased_before
+from tidelog.pipeline import erased_before, transform
 from tidelog.pipeline.account import read_account
-from tidelog.pipeline.archive import find_archive
+from tidelog.pipeline.archive import find_archive, open_pipeline
 from tidelog.pipeline.archived import delete_events, erase_archived
-from tidelog.pipeline.base import NO_ERASED_ROWS
+from tidelog.pipeline.base import NO_ERASED_ROWS, ErasedRows, Task
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.erasure import ArchiveEraser, carry_out
 from tidelog.pipeline.generations import begin_backfill, promote
 from tidelog.pipeline.sweep import sweep_archives
 from tidelog.pipeline.verify import Verifying, verify_archive
+from tidelog.pipeline.workers import LocalWorkers
 from tidelog.settings import Settings
+from tidelog.sources.base import Range, SourcePartition
 
 WHY = Why("asked", "me")
 LEFT = ["e0", "e1", "e2", "e4", "e5"]
@@ -255,3 +261,24 @@ def test_erasure_at_any_step_of_a_backfill_leaves_nothing(
     held = [info.key for info in home.store.list("") if b'"e3"' in home.store.get(info.key)]
     assert held == []
     check_account(home, archive, erased=1)
+
+
+def test_range_with_a_transform_counts_what_it_leaves_out(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both halves of a Spark task, in this process: the transform never sees erased events."""
+    fill(home)
+    archive = an_archive(home, "daily")
+    pipeline = open_pipeline(home, archive, LocalWorkers())
+    reader = pipeline.source.reader(Range(SourcePartition("t", "0"), "0", "6"))
+    erased = ErasedRows(np.array([3, 5], np.int64))
+    task = Task(reader, pipeline.sink, f"staging/{archive.pipeline()}/0/x", "m:f", erased=erased)
+
+    context = SimpleNamespace(taskAttemptId=lambda: 7)
+    monkeypatch.setattr(transform, "_context", lambda: context)
+    numbers = iter([pa.record_batch([pa.array([0])], ["id"])])
+    given = list(transform._read([pickle.dumps(task)], numbers))
+    assert [each for batch in given for each in batch.column("offset").to_pylist()] == [0, 1, 2, 4]
+    produced = transform._written(task, iter([batch.slice(1) for batch in given]))
+    staged = produced.staged
+    assert (produced.read, staged.written, staged.left_out) == (6, 3, 2)
