@@ -10,14 +10,19 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Certificates:
-    """The authority's certificate, for clients, and what a server needs."""
+    """The authority's certificate, for clients, and what a server needs.
+
+    ``certificate`` and ``key`` are the server's, and prove a client as well.
+    """
 
     authority: Path
     context: ssl.SSLContext
+    certificate: Path
+    key: Path
 
 
-def make_certificates(folder: Path) -> Certificates:
-    """Make them with openssl in a folder."""
+def make_certificates(folder: Path, names: str = "IP:127.0.0.1,DNS:localhost") -> Certificates:
+    """Make them with openssl in a folder; ``names`` are those of the server."""
     authority, key = folder / "ca.pem", folder / "ca.key"
     _openssl(
         *("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=test CA"),
@@ -30,18 +35,18 @@ def make_certificates(folder: Path) -> Certificates:
         *("req", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=127.0.0.1"),
         *("-keyout", str(server_key), "-out", str(request)),
     )
-    names = folder / "names.cnf"
-    names.write_text(
-        "subjectAltName=IP:127.0.0.1,DNS:localhost\nbasicConstraints=CA:FALSE\n"
-        "extendedKeyUsage=serverAuth\n"
+    extensions = folder / "names.cnf"
+    extensions.write_text(
+        f"subjectAltName={names}\nbasicConstraints=CA:FALSE\n"
+        "extendedKeyUsage=serverAuth,clientAuth\n"
     )
     _openssl(
         *("x509", "-req", "-in", str(request), "-CA", str(authority), "-CAkey", str(key)),
-        *("-CAcreateserial", "-days", "2", "-out", str(server), "-extfile", str(names)),
+        *("-CAcreateserial", "-days", "2", "-out", str(server), "-extfile", str(extensions)),
     )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(server, server_key)
-    return Certificates(authority, context)
+    return Certificates(authority, context, server, server_key)
 
 
 def _openssl(*arguments: str) -> None:

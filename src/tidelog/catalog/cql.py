@@ -55,8 +55,8 @@ def open_cql(
     """The catalog at ``cql://host1,host2:9042/keyspace?table=tidelog&datacenter=dc1``.
 
     The table must be there, in our shape; with ``create`` it is made when it is missing, and on a
-    lone node its keyspace too. A user's name and password come from ``TIDELOG_CQL_USERNAME`` and
-    ``TIDELOG_CQL_PASSWORD`` of ``environ``.
+    lone node its keyspace too. ``cql_tls`` has the options for TLS. A user's name and password come
+    from ``TIDELOG_CQL_USERNAME`` and ``TIDELOG_CQL_PASSWORD`` of ``environ``.
     """
     place = place_of(address, environ)
     session = read_repeated(lambda: open_session(place, create), repeat)

@@ -20,6 +20,7 @@ from tidelog.catalog.cql_table import (
     statements_of,
     unready_error,
 )
+from tidelog.catalog.cql_tls import handshake_trouble, tls_context
 from tidelog.catalog.settle import LostReplyError
 from tidelog.errors import InvalidError, TidelogError, UnavailableError
 
@@ -52,6 +53,7 @@ __all__ = [
     "causes_of",
     "open_session",
     "reason_of",
+    "tls_error",
 ]
 
 _CONNECT_TIMEOUT_S = 3.0  # for one host; a server in another region accepts well within this
@@ -146,7 +148,9 @@ def open_session(place: CqlPlace, create: bool) -> CqlSession:
     except DRIVER_ERRORS as exc:
         if _says_missing(exc):  # the server lists what somebody is making before it knows it
             raise unready_error(place) from exc
-        raise _datacenter_error(place, cluster) or _read_error(place, exc) from exc
+        what = f"catalog table `{place.label}`"
+        error = _datacenter_error(place, cluster) or tls_error(what, place.hosts, cluster, exc)
+        raise error or _read_error(place, exc) from exc
     finally:
         if not ready:
             cluster.shutdown()
@@ -172,6 +176,7 @@ def _cluster(place: CqlPlace) -> Any:
         place.hosts,
         port=place.port,
         auth_provider=login,
+        ssl_context=tls_context(f"catalog table `{place.label}`", place.tls),
         compression=False,
         connect_timeout=_CONNECT_TIMEOUT_S,
         control_connection_timeout=_CONNECT_TIMEOUT_S,
@@ -196,6 +201,15 @@ def _datacenter_error(place: CqlPlace, cluster: Any) -> InvalidError | None:
         f"give one of {', '.join(sorted(found))}",
         table=place.label,
     )
+
+
+def tls_error(what: str, hosts: Sequence[str], cluster: Any, exc: Exception) -> InvalidError | None:
+    """The error where no server could be connected to, since it and we do not agree about TLS."""
+    causes = causes_of(exc).values()
+    if not isinstance(exc, NoHostAvailable) or any(map(_is_login, causes)):
+        return None
+    trouble = handshake_trouble(hosts, cluster.port, cluster.ssl_context)
+    return InvalidError(f"{what}: {trouble}") if trouble else None
 
 
 def _read_error(place: CqlPlace, exc: Exception) -> TidelogError:
@@ -224,7 +238,7 @@ def _never_began(exc: Exception) -> bool:
 
 def _lasting_error(place: CqlPlace, exc: Exception) -> TidelogError | None:
     """The error that repeating will not mend, or None for one that may pass."""
-    if any(isinstance(cause, cassandra.AuthenticationFailed) for cause in causes_of(exc).values()):
+    if any(map(_is_login, causes_of(exc).values())):
         return InvalidError(
             f"catalog table `{place.label}`: the server refuses the login: {reason_of(exc)}: "
             "set TIDELOG_CQL_USERNAME and TIDELOG_CQL_PASSWORD to one that it knows",
@@ -244,6 +258,10 @@ def _lasting_error(place: CqlPlace, exc: Exception) -> TidelogError | None:
         f"catalog table `{place.label}`: the server refuses the request: {reason_of(exc)}",
         table=place.label,
     )
+
+
+def _is_login(cause: object) -> bool:
+    return isinstance(cause, cassandra.AuthenticationFailed)
 
 
 def _says_missing(exc: Exception) -> bool:

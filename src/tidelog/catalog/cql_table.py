@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tidelog.catalog.cql_tls import TLS_OPTIONS, CqlTls, parse_tls
 from tidelog.errors import InvalidError, NotFoundError, UnavailableError
 from tidelog.model.address import Address
 
@@ -46,6 +47,7 @@ class CqlPlace:
     datacenter: str | None
     username: str | None
     password: str | None = field(repr=False)
+    tls: CqlTls | None = None
 
     @property
     def name(self) -> str:
@@ -60,7 +62,7 @@ class CqlPlace:
 
 def place_of(address: Address, environ: Mapping[str, str]) -> CqlPlace:
     """The place that an address names; ``InvalidError`` where it names none."""
-    options = address.take_options(("datacenter", "table"))
+    options = address.take_options(("datacenter", "table", *TLS_OPTIONS))
     hosts = tuple(address.host.split(","))
     if not all(re.fullmatch(r"\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+", host) for host in hosts):
         raise InvalidError(
@@ -88,6 +90,7 @@ def place_of(address: Address, environ: Mapping[str, str]) -> CqlPlace:
         options.get("datacenter"),
         username,
         password,
+        parse_tls(f"catalog `{address.text}`", options, environ, "TIDELOG_CQL_"),
     )
 
 

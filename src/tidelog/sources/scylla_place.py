@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from tidelog.catalog.cql_tls import TLS_OPTIONS, CqlTls, parse_tls, tls_options
 from tidelog.errors import InvalidError
 from tidelog.model.address import Address, format_address
 from tidelog.model.event import to_iso
@@ -28,6 +29,7 @@ _OPTIONS = (
     "of",
     "start",
     "type_column",
+    *TLS_OPTIONS,
 )
 _LEVELS = ("one", "two", "three", "quorum", "all", "local_quorum", "local_one")
 _LAGS_MS = {"safe": SAFE_LAG_MS, "fast": 1_000, "sweep": 60_000}
@@ -46,6 +48,7 @@ class ScyllaPlace:
     generations: str | None  # keyspace of the tables of generations; None: the cluster's own
     username: str | None
     password: str | None = field(repr=False)
+    tls: CqlTls | None = None
 
     @property
     def label(self) -> str:
@@ -108,6 +111,7 @@ def parse_scylla(
         generations,
         username,
         password,
+        parse_tls(f"source `{address.text}`", options, environ, "TIDELOG_SCYLLA_"),
     )
     return place, _way(address, options, now_ms)
 
@@ -126,6 +130,7 @@ def format_scylla(place: ScyllaPlace, way: ScyllaWay) -> str:
         "type_column": way.type_column,
         "key_column": way.key_column,
         "key_lookup": way.key_lookup,
+        **tls_options(place.tls),
     }
     defaults = {"consistency": "quorum", "groups": "16", "mode": "safe", "start": "oldest"}
     said = {

@@ -14,7 +14,8 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
-from tidelog.catalog.cql_session import DRIVER_ERRORS, causes_of, reason_of
+from tidelog.catalog.cql_session import DRIVER_ERRORS, causes_of, reason_of, tls_error
+from tidelog.catalog.cql_tls import tls_context
 from tidelog.errors import InvalidError, NotFoundError, TidelogError, UnavailableError
 from tidelog.sources.scylla_place import ScyllaPlace
 
@@ -119,7 +120,8 @@ class ScyllaSession:
         try:
             self._session = self._cluster.connect()
         except DRIVER_ERRORS as exc:
-            error = self._datacenter_error() or self.error(exc)
+            refused = tls_error(self._what, place.hosts, self._cluster, exc)
+            error = self._datacenter_error() or refused or self.error(exc)
             self._cluster.shutdown()
             raise error from exc
         self._session.client_protocol_handler = _handler(place)
@@ -247,6 +249,7 @@ def _cluster(place: ScyllaPlace) -> Any:
         place.hosts,
         port=place.port,
         auth_provider=login,
+        ssl_context=tls_context(f"change log of `{place.label}`", place.tls),
         compression=False,
         connect_timeout=_CONNECT_TIMEOUT_S,
         control_connection_timeout=_CONNECT_TIMEOUT_S,
