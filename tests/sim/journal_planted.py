@@ -336,7 +336,7 @@ def _events_counted_inside_a_lot(patch: Patch) -> None:
 BUGS: Mapping[str, Bug] = {
     "the seen mark moves for all lots": Bug(LotsWorld, _seen_moves_for_all_lots),
     "the records of one call share heads": Bug(LotsWorld, _records_share_heads),
-    "lots are written again": Bug(AmendWorld, _lots_are_written_again),
+    "lots are written again": Bug(LotsWorld, _lots_are_written_again),
     "deletes are not looked for": Bug(AmendWorld, _deletes_are_not_looked_for),
     "the amended range is not widened": Bug(AmendWorld, _amended_is_not_widened),
     "audit put without a version": Bug(AmendWorld, _audit_without_version),

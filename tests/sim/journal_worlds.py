@@ -6,6 +6,7 @@ import contextlib
 
 from tests.sim.journal_home import Desk
 from tests.sim.journal_world import JournalWorld
+from tidelog.journal.policy import Policy
 
 __all__ = ["AbsentWorld", "AmendWorld", "CopyWorld", "LotsWorld"]
 
@@ -29,7 +30,10 @@ class AmendWorld(JournalWorld):
 
 
 class LotsWorld(JournalWorld):
-    """Updates of many lots in one call, beside deletes of few events of the same lots."""
+    """Updates of many lots in one call, beside deletes and updates of few events of the same lots.
+
+    Journals are made all the time, so updates of many lots meet a compile between two lots.
+    """
 
     prefill = 15
     copied = 0
@@ -41,7 +45,10 @@ class LotsWorld(JournalWorld):
         for number in range(3):
             self._spawn(f"deleter-{number}", self.delete_one)
         self._spawn("reader", self.read)
-        self._spawn("compiler", self.compile)
+        self._spawn("compiler-1", self.compile)
+        for number in range(2):
+            self._spawn(f"changer-{number}", self.update_few)
+        self._spawn("compiler-2", self.compile_often)
 
     def update_all(self) -> None:
         desk = Desk(self._log())
@@ -56,6 +63,21 @@ class LotsWorld(JournalWorld):
             desk.log.clock.sleep(self.random.uniform(0, self.pause_s))
             with contextlib.suppress(*self.may_fail):
                 self.delete(desk, self.some_ids(1))
+
+    def update_few(self) -> None:
+        desk = Desk(self._log())
+        for _ in range(6):
+            desk.log.clock.sleep(self.random.uniform(0, self.pause_s))
+            with contextlib.suppress(*self.may_fail):
+                self.update(desk, self.some_ids(6))
+
+    def compile_often(self) -> None:
+        desk = Desk(self._log())
+        policy = Policy(min_events=1, min_amendments=1, max_events=1_000)
+        for _ in range(10):
+            desk.log.clock.sleep(self.random.uniform(0, self.pause_s / 2))
+            with contextlib.suppress(*self.may_fail):
+                self.tally.compiled += desk.compile("t", policy).journals
 
 
 class CopyWorld(JournalWorld):
