@@ -369,6 +369,26 @@ def test_dead_letters_that_a_replay_removed_do_not_stop_an_erasure_that_died(
     assert values(home, archive) == [value(6).decode()]
 
 
+def test_dead_letters_that_a_replay_removes_meanwhile_do_not_stop_an_erasure(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = an_archive(home, parser=AT)
+    home.append("t", [Event(value(3), id="three"), Event(value(6), id="six")], partition=0)
+    drive(home, archive)
+    home.delete("t", ["three"])
+    batches = ArchiveFiles.batches
+
+    def replayed(files: ArchiveFiles, manifest: Any, file: Any) -> Any:
+        monkeypatch.setattr(ArchiveFiles, "batches", batches)
+        replay(home, archive, Replaying(parser=AT_OR_WHEN), LocalWorkers(1))
+        return batches(files, manifest, file)
+
+    monkeypatch.setattr(ArchiveFiles, "batches", replayed)
+    carry_out(home, home.topic("t"), grace_ms=0)
+    assert prove_erased(home, home.topic("t"), ["three"]).is_erased
+    assert problems(home, archive) == []
+
+
 @pytest.mark.parametrize("changed_by", ["replay", "erasure"])
 def test_proof_beside_files_that_are_changed_says_to_prove_again(
     home: Home, monkeypatch: pytest.MonkeyPatch, changed_by: str

@@ -244,6 +244,25 @@ def test_what_was_amended_and_compiled_is_read_as_it_is_now(
     assert read(source, 0, 50) == wanted
 
 
+def test_plan_beside_a_compile_reads_every_event_once(
+    home: Home, source: TopicSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for first in range(0, 50, 10):
+        fill(home, 10, first)
+    look, looks = Reader._look, iter(range(9))
+    monkeypatch.setattr("tidelog.log.read._RUNS_AT_ONCE", 1)
+
+    def compiled_after_two(reader: Reader, *given: Any) -> Any:
+        if next(looks) == 2:
+            monkeypatch.setattr(Reader, "_look", look)
+            Bench(home.log, home.topic("orders")).compile(0, 50)
+        return look(reader, *given)
+
+    monkeypatch.setattr(Reader, "_look", compiled_after_two)
+    plan = source.reader(Range(ORDERS, "5", "45"))
+    assert rows_of(list(plan.read()), 45) == expected(5, 45)
+
+
 def test_a_plan_is_of_its_time_and_stale_when_that_was_swept(
     home: Home, source: TopicSource
 ) -> None:

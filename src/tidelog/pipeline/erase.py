@@ -295,7 +295,7 @@ class _Lane:
         for manifest in self._manifest(committed.manifest).parts:
             left = np.setdiff1d(wanted, np.array(manifest.erased, np.int64))
             if any(
-                self._lessener.without(manifest, file, left) is not None
+                self._without(manifest, file, left) is not None
                 for file in self._files_with(manifest, left)
             ):
                 return True
@@ -371,7 +371,7 @@ class _Lane:
         for part in old.parts:
             left = np.setdiff1d(wanted, np.array(part.erased, np.int64))
             for file in self._files_with(part, left):
-                lessened = self._lessener.without(part, file, left)
+                lessened = self._without(part, file, left)
                 if lessened is not None:
                     self._stage(uploads, list(part.files), file, lessened)
         staged = {entry.target: entry for entry in uploads.close()}
@@ -466,6 +466,15 @@ class _Lane:
             < np.searchsorted(offsets, file.last_offset, side="right")
             and self._is_there(file)
         ]
+
+    def _without(self, manifest: Manifest, file: FileEntry, offsets: Offsets) -> Lessened | None:
+        """A file without some offsets; None if it has none, or a replay removes it meanwhile."""
+        try:
+            return self._lessener.without(manifest, file, offsets)
+        except (CorruptError, NotFoundError):
+            if self._is_there(file):
+                raise
+            return None
 
     def _is_there(self, file: FileEntry) -> bool:
         """Files of dead letters go when a replay has replaced them; data files never do.

@@ -145,6 +145,9 @@ class TopicSource:
 class PlannedRange:
     """A range, the runs that hold its events, and what amends them, as it was then.
 
+    A journal may begin before the run ahead of it ends, where a compile came between two reads of
+    the rows; each run counts from where the one before it ends.
+
     Pickles. A trim makes it stale, and so does a sweep after the runs were compiled.
     """
 
@@ -161,8 +164,8 @@ class PlannedRange:
         start, limit = range_offsets(self.range)
         topic, partition = self.range.partition.topic, int(self.range.partition.name)
         with ThreadPoolExecutor(_AHEAD, "tidelog-fetch") as pool:
-            cut = Cut(start, limit, pool=pool)
             for run, data in in_turn(pool, partial(self._fetch, store), self.runs, _AHEAD):
+                cut, start = Cut(start, limit, pool=pool), max(start, run.end)
                 what = describe_run(topic, partition, run)
                 try:
                     for rows in read_run(store, run, what, cut, self.amendments, data):
