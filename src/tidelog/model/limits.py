@@ -35,6 +35,7 @@ __all__ = [
     "MERGES_MAX",
     "NESTING_MAX",
     "OBJECT_BYTES_MAX",
+    "OFFSET_END_MAX",
     "OWN_BYTES_MAX",
     "OWN_HEADERS_MAX",
     "PARTITIONS_MAX",
@@ -90,6 +91,7 @@ OWN_BYTES_MAX = 16 << 10  # that Tidelog may add to an event, on top of event_by
 OWN_HEADERS_MAX = 16  # that Tidelog may add to an event, on top of HEADERS_MAX
 HEADER_OVERHEAD_BYTES = 8  # of a header beside its name and value; counts for the event's size
 NESTING_MAX = 200  # levels of JSON or MessagePack from outside; every interpreter parses these
+OFFSET_END_MAX = (1 << 63) - 1  # an end of offsets is a number of 64 bits too
 TIMESTAMP_MS_END = 253_402_300_800_000  # the year 10000
 SEGMENT_EVENTS_MAX = 250_000  # events of one segment; keeps batches well below 2 GiB
 BATCH_EVENTS_MAX = 50_000  # events of one record batch, so that a reader decodes piece by piece

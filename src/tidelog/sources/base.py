@@ -60,14 +60,24 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, order=True)
 class SourcePartition:
-    """One ordered sequence of a source."""
+    """One ordered sequence of a source.
+
+    Its text has exactly one meaning, since a name has no `/` and so the last one ends the topic.
+    """
 
     topic: str
     name: str  # a number for Kafka and for topics
 
+    def __post_init__(self) -> None:
+        if "/" in self.name:
+            raise InvalidError(
+                f"source partition `{self.topic}/{self.name}`: its name `{self.name}` has a `/`: "
+                "escape it, or rename what it stands for"
+            )
+
     @property
     def text(self) -> str:
-        """How rows and messages name it."""
+        """How rows and messages name it; no other source partition has the same text."""
         return f"{self.topic}/{self.name}"
 
     def number_in(self, topic: str) -> int | None:

@@ -23,16 +23,19 @@ from tidelog.model.limits import (
     FILE_PARTITION_BYTES_MAX,
     KEY_BYTES_MAX,
     KEY_SEGMENT_BYTES_MAX,
+    OFFSET_END_MAX,
 )
 
 __all__ = [
     "LINES",
     "ArchivedName",
     "FilePlace",
+    "archived_error",
     "archived_name",
     "escaped_name",
     "hidden_part",
     "name_error",
+    "partition_problem",
     "place_of",
     "topic_of_folder",
 ]
@@ -166,6 +169,33 @@ def archived_name(path: str, root_name: str) -> ArchivedName | None:
     return ArchivedName(*source, "/".join(names), int(generation), int(first))
 
 
+def archived_error(key: str, named: ArchivedName) -> InvalidError | None:
+    """Why what the name of an archive's file tells cannot be true; None where it can.
+
+    The key itself was checked by ``name_error``; this is about what its escapes stand for.
+    """
+    problem = partition_problem(named.topic, named.partition)
+    if not problem and named.first >= OFFSET_END_MAX:
+        problem = f"offset {named.first} is above the greatest one, {OFFSET_END_MAX - 1}"
+    if not problem and named.generation >= OFFSET_END_MAX:
+        problem = f"generation {named.generation} is no number of 64 bits"
+    return InvalidError(f"{_shown(key)}: its name: {problem}: rename it") if problem else None
+
+
+def partition_problem(topic: str, name: str) -> str:
+    """Why no source partition can have these names; empty where one can."""
+    text = f"{topic}/{name}"
+    shown = f"source partition `{escaped_name(text)}`"
+    if any(map(_is_escaped, text)):
+        return f"{shown} has a control character or is not UTF-8 (here with `%` escapes)"
+    if "/" in name:
+        return f"{shown} has a `/` in `{name}`, which stands for a number or a file"
+    longest = max(map(len, (topic.encode(), name.encode())))
+    if longest > KEY_SEGMENT_BYTES_MAX:
+        return f"{shown} has a part of {longest} bytes (limit {KEY_SEGMENT_BYTES_MAX})"
+    return ""
+
+
 def topic_of_folder(path: str) -> str | None:
     """The topic whose events an archive may have put below a folder; None: that of any."""
     folders = path.split("/")
@@ -196,8 +226,7 @@ def escaped_name(name: str) -> str:
 
 def name_error(key: str) -> InvalidError | None:
     """Why no file can be read under a key; None where it can."""
-    shown = key if len(key) <= _SHOWN_MAX else f"{key[:_SHOWN_MAX]}..."
-    what = f"file `{escaped_name(shown)}`"
+    what = _shown(key)
     if any(0xD800 <= ord(char) <= 0xDFFF for char in key):
         return InvalidError(f"{what}: its name is not UTF-8 (here with `%` escapes): rename it")
     if any(map(_is_escaped, key)):
@@ -216,6 +245,11 @@ def name_error(key: str) -> InvalidError | None:
             "folder that is nearer to it as the source, or rename folders"
         )
     return None
+
+
+def _shown(key: str) -> str:
+    shown = key if len(key) <= _SHOWN_MAX else f"{key[:_SHOWN_MAX]}..."
+    return f"file `{escaped_name(shown)}`"
 
 
 def _is_escaped(char: str) -> bool:

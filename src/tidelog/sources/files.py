@@ -24,20 +24,15 @@ its source never had; who has the home reads ``archive:NAME`` instead, which tel
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from tidelog.clock import Clock, SystemClock
-from tidelog.codec.formats.base import Format
-from tidelog.codec.formats.parquet import ParquetFormat, TableReader, last_value
-from tidelog.codec.formats.sidecar import sidecar_name
-from tidelog.errors import CorruptError, InvalidError, NotFoundError, TidelogError
+from tidelog.errors import InvalidError, NotFoundError, TidelogError
 from tidelog.model.address import Address, parse_address
 from tidelog.model.limits import FILE_FINISHED_MS, FILES_PASSED_MAX
 from tidelog.sources.base import (
@@ -53,18 +48,10 @@ from tidelog.sources.base import (
     offset_at,
     range_offsets,
 )
-from tidelog.sources.file_names import (
-    FilePlace,
-    archived_name,
-    escaped_name,
-    hidden_part,
-    name_error,
-    place_of,
-    topic_of_folder,
-)
+from tidelog.sources.file_listing import Archived, Chain, Found, clashes, listed
+from tidelog.sources.file_names import FilePlace, place_of
 from tidelog.sources.merge import Stream, gathered, merged, noted, within
-from tidelog.sources.objects import naming, opened
-from tidelog.sources.readable import found_files
+from tidelog.sources.objects import opened
 from tidelog.sources.row_marks import Passed, RowMark, inode_of, mark_from, mark_of, matches
 from tidelog.sources.row_reader import PlannedRows, not_held
 from tidelog.sources.row_tracking import Bound, RowTracking
@@ -80,73 +67,16 @@ def open_files(address: Address) -> FilesSource:
     return FilesSource(place_of(address))
 
 
-@dataclass(frozen=True, slots=True)
-class _Archived:
-    """A file of an archive, and its sidecar where its format has one."""
-
-    form: Format
-    first: int  # as its name says
-    data: ObjectInfo
-    sidecar: ObjectInfo | None
-
-    def batches(self, store: Store) -> Iterator[pa.RecordBatch]:
-        """Its events."""
-        self._check_whole()
-        with ExitStack() as stack:
-            infos = [info for info in (self.data, self.sidecar) if info is not None]
-            files = [stack.enter_context(opened(store, each.key, each.size)) for each in infos]
-            stack.enter_context(naming(f"file `{self.data.key}`"))
-            for batch in self.form.read(*files):
-                if batch.num_rows and batch.column("offset")[0].as_py() < self.first:
-                    raise CorruptError(
-                        f"holds offset {batch.column('offset')[0]}, which is before the one in its "
-                        "name: keep it, and restore it from a copy"
-                    )
-                yield batch
-
-    def end(self, store: Store) -> int:
-        """The offset after its last event."""
-        self._check_whole()
-        info, name = self.sidecar, "offset"
-        if isinstance(self.form, ParquetFormat):
-            info, name = self.data, self.form.columns.names["offset"]
-        last = self.first - 1
-        if info is None:
-            for batch in self.batches(store):
-                last = batch.column("offset")[-1].as_py() if batch.num_rows else last
-            return last + 1
-        with opened(store, info.key, info.size) as file:
-            found = last_value(file, f"file `{info.key}`", name)
-        if found is not None:
-            return max(last, found) + 1
-        with opened(store, info.key, info.size) as file:
-            for table in TableReader(file, f"file `{info.key}`").tables([name]):
-                last = table.column(0)[-1].as_py() if table.num_rows else last
-        return last + 1
-
-    def _check_whole(self) -> None:
-        beside = self.form.sidecar_name(self.data.key)
-        if beside is not None and self.sidecar is None:
-            raise CorruptError(
-                f"sidecar `{beside}`: is not there, and without it the events of "
-                f"`{self.data.key}` are not whole: restore it from a copy",
-                file=beside,
-            )
-
-
 _FILES = b"files:"  # before a note of a range of an archive's files
 _NAME_BYTES = 5  # of the digest of a file's name; of 50,000, one in 20 million is alike by chance
-_HIDDEN = "its name begins with `_` or `.`: give its own address, or rename it, to read it"
-_MARKS = ("_SUCCESS", "_owner")  # of archives, and of other tools: they hold no events
 _AT_ONCE = 8  # files that are looked into side by side; each is a round trip or two
-_Chain = tuple[_Archived, ...]  # the files of a source partition, by their first offsets
 
 
 @dataclass(frozen=True, slots=True)
 class _Listing:
     """What is there, by source partitions."""
 
-    chains: dict[SourcePartition, _Chain]
+    chains: dict[SourcePartition, Chain]
     rows: dict[SourcePartition, ObjectInfo]
     errors: dict[SourcePartition, TidelogError] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)  # why files are not read, by key
@@ -274,7 +204,7 @@ class FilesSource:
         return max(0, offset_at(end) - offset_at(start))
 
     def _look(self, store: Store) -> _Listing:
-        found = _listed(store, self._place)
+        found = listed(store, self._place)
         bound = self._bind(store, found)
         below = {
             each: error
@@ -282,12 +212,13 @@ class FilesSource:
             for each in self._tracking.known_below(folder)
             if each not in bound.files  # whether it is there cannot be seen
         }
-        errors = {**bound.errors, **found.errors, **below}
+        double = clashes(found.chains, bound.files)
+        errors = {**double, **bound.errors, **found.errors, **below}
         left_out = {**bound.left_out, **found.left_out}
         self._seen = _Listing(found.chains, bound.files, errors, left_out)
         return self._seen
 
-    def _bind(self, store: Store, found: _Found) -> Bound:
+    def _bind(self, store: Store, found: Found) -> Bound:
         """Bind files of rows; one that the store refuses to read becomes an error of its own."""
         while True:
             try:
@@ -302,7 +233,7 @@ class FilesSource:
                     del found.rows[name]
                     found.errors[SourcePartition(found.root, name)] = exc
 
-    def _files(self, listing: _Listing, partition: SourcePartition) -> _Chain:
+    def _files(self, listing: _Listing, partition: SourcePartition) -> Chain:
         if partition not in listing.chains:
             raise NotFoundError(
                 f"source partition `{partition.text}`: `{self.url}` has no file of it: put it "
@@ -311,7 +242,7 @@ class FilesSource:
             )
         return listing.chains[partition]
 
-    def _check_passed(self, partition: SourcePartition, files: _Chain) -> None:
+    def _check_passed(self, partition: SourcePartition, files: Chain) -> None:
         """Refuse files that came after their offsets were passed: they would never be read."""
         known = self._tracking.known(partition)
         before = _FilesMark.read(known.note) if known is not None else None
@@ -327,16 +258,16 @@ class FilesSource:
                 partition=partition.text,
             )
 
-    def _offsets(self, store: Store, files: _Chain) -> tuple[int, int]:
+    def _offsets(self, store: Store, files: Chain) -> tuple[int, int]:
         """The first offset and the end. Any file may have the last one."""
         return files[0].first, max(self._ends_of(store, files))
 
-    def _wanted(self, store: Store, files: _Chain, start: int, limit: int) -> _Chain:
+    def _wanted(self, store: Store, files: Chain, start: int, limit: int) -> Chain:
         """Those that may have offsets of a range."""
         pairs = zip(files, self._ends_of(store, files), strict=True)
         return tuple(file for file, end in pairs if file.first < limit and end > start)
 
-    def _ends_of(self, store: Store, files: _Chain) -> list[int]:
+    def _ends_of(self, store: Store, files: Chain) -> list[int]:
         """The offset after the last one of each file; new files are looked into side by side."""
         new = [file for file in files if (file.data.key, file.data.etag) not in self._ends]
         with ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -420,7 +351,7 @@ class PlannedFiles:
     """A range of a backup and the files that may hold its events. Pickles."""
 
     range: Range
-    files: _Chain
+    files: Chain
     store: str  # URL
     note: bytes = b""  # which files there were
 
@@ -437,100 +368,13 @@ class PlannedFiles:
                 yield wanted, str(wanted.column("offset")[-1].as_py() + 1)
 
 
-class _Found(NamedTuple):
-    """What a folder holds; what is not read is in ``left_out``, except sidecars and marks."""
-
-    chains: dict[SourcePartition, _Chain]  # of archives
-    rows: dict[str, ObjectInfo]  # other files, by names
-    root: str  # their topic
-    only: str  # the name of the file that was given; the others are what it may be rotated to
-    errors: dict[SourcePartition, TidelogError]  # of files that cannot be read
-    left_out: dict[str, str]  # why files and folders are not read
-    denied: dict[str, TidelogError]  # of folders without rights, by the beginnings of names in them
-
-
-def _listed(store: Store, place: FilePlace) -> _Found:
-    infos, denied, folder, root = found_files(store, place)
-    only = place.name if not folder and place.name in infos else ""
-    has_sidecars = any(key.endswith(".meta.parquet") for key in infos)
-    chains: dict[SourcePartition, list[_Archived]] = defaultdict(list)
-    rows: dict[str, ObjectInfo] = {}
-    generations: set[int] = set()
-    errors: dict[SourcePartition, TidelogError] = {}
-    left_out: dict[str, str] = {}
-    sidecars = {sidecar_name(key) for key in infos}
-    for key, info in infos.items():
-        path = key.removeprefix(folder)
-        if key in sidecars and key != only:
-            continue
-        hidden = "" if only else hidden_part(path)  # what the address names, and its rotations, not
-        if hidden:
-            if key.rpartition("/")[2] not in _MARKS:
-                left_out[escaped_name(f"{folder}{hidden}")] = _HIDDEN
-            continue
-        wrong = name_error(key)
-        if wrong is not None:
-            if only in ("", path):
-                errors[_partition_of(path, root)] = wrong
-            else:
-                left_out[escaped_name(key)] = str(wrong)
-            continue
-        named = archived_name(path, root) if only in ("", path) else None
-        if named is None:
-            rows[_row_name(path)] = info
-        elif place.generation in (None, named.generation):
-            generations.add(named.generation)
-            form = place.archived_format(key, has_sidecars)
-            file = _Archived(form, named.first, info, infos.get(form.sidecar_name(key) or ""))
-            partition = SourcePartition(named.topic, named.partition)
-            chains[partition].append(file)
-        else:
-            root_folder = f"g{named.generation}/"
-            where = f"{folder}{root_folder}" if path.startswith(root_folder) else key
-            left_out[where] = f"is of generation {named.generation}: give generation=N to read it"
-    if len(generations) > 1:
-        raise InvalidError(
-            f"source `{place.url}`: holds generations {min(generations)} and {max(generations)}, "
-            "which have the same events: add generation=N, or give the folder of one"
-        )
-    ordered = {
-        partition: tuple(sorted(files, key=lambda file: (file.first, file.data.key)))
-        for partition, files in chains.items()
-    }
-    below = {
-        path: error
-        for key, error in denied.items()
-        if not hidden_part(path := key.removeprefix(folder))
-    }
-    for path, error in below.items():
-        errors[_partition_of(path, root)] = error
-        topic = topic_of_folder(path)  # offsets that are in the folder must not be passed
-        errors |= {each: error for each in ordered if topic in (None, each.topic)}
-    denied = {_row_name(f"{path}/"): error for path, error in below.items()}
-    return _Found(ordered, rows, root, _row_name(only), errors, left_out, denied)
-
-
-def _row_name(path: str) -> str:
-    """The name of a path: a slash would end the topic's name, and a `~` begin a number."""
-    return path.replace("%", "%25").replace("/", "%2F").replace("~", "%7E")
-
-
-def _partition_of(path: str, root: str) -> SourcePartition:
-    """The source partition that misses a file which cannot be read."""
-    with suppress(UnicodeError):  # the name of the source partition itself is not UTF-8
-        named = archived_name(path, root)
-        if named is not None and name_error(f"{named.topic}/{named.partition}") is None:
-            return SourcePartition(named.topic, named.partition)
-    return SourcePartition(root, escaped_name(_row_name(path)))
-
-
 def _row_file(info: ObjectInfo, place: FilePlace) -> RowFile:
     form, codec = place.format_of(info.key)
     delimiter = "\n" if place.delimiter is None else place.delimiter
     return RowFile(f"file `{info.key}`", form, codec, delimiter.encode(), info.modified_ms)
 
 
-def _stream(store: Store, file: _Archived) -> Stream:
+def _stream(store: Store, file: Archived) -> Stream:
     return Stream(f"file `{file.data.key}`", file.first, lambda: file.batches(store))
 
 
@@ -543,7 +387,7 @@ class _FilesMark(NamedTuple):
     digests: frozenset[bytes]
 
     @classmethod
-    def of(cls, files: _Chain, limit: int) -> _FilesMark:
+    def of(cls, files: Chain, limit: int) -> _FilesMark:
         names = {f.data.key.rpartition("/")[2] for f in files if f.first < limit}
         if len(names) > FILES_PASSED_MAX:
             raise InvalidError(
