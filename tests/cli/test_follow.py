@@ -14,9 +14,11 @@ import pytest
 
 from tests.cli.running import start
 from tests.cli.upping import SECONDS_MAX, archived, eventually, is_gone, tidelog
+from tests.pipeline.test_archive import an_archive
 from tidelog import Event, Home
 from tidelog.log.keepers import Part
 from tidelog.pipeline.archive import find_archive
+from tidelog.pipeline.ending import end_archive
 from tidelog.pipeline.follower import Follower
 from tidelog.pipeline.workers import LocalWorkers
 
@@ -69,6 +71,24 @@ def test_a_deleted_pump_is_left(home: Home, place: Path) -> None:
         time.sleep(2.5)
         assert "pump copier" not in parts
         assert len(list(home.read("copy"))) == 1
+
+
+def test_ended_archive_is_left_and_not_followed_again(home: Home) -> None:
+    home.create_topic("orders")
+    for name in ("new", "old"):
+        an_archive(home, name, "topic:orders", max_age_ms=100)
+    home.append("orders", [Event(b"one"), Event(b"two")])
+    with following(home) as parts:
+        eventually("both follow", lambda: archived(home, "new") == archived(home, "old") == 2)
+        end_archive(home, "old")
+        eventually("it stops", lambda: parts["archive old"].state == "stopped")
+        home.append("orders", [Event(b"three")])
+        eventually("the other goes on", lambda: archived(home, "new") == 3)
+    with following(home) as parts:
+        home.append("orders", [Event(b"four")])
+        eventually("the other is followed", lambda: archived(home, "new") == 4)
+        assert "archive old" not in parts
+    assert archived(home, "old") == 2
 
 
 def test_fields_that_a_pump_was_begun_with_are_kept(home: Home, place: Path) -> None:
