@@ -150,7 +150,9 @@ def test_table_created_again_is_not_read_into_the_same_archive(
         make_table_again(play, dropped, now_ms - 10_000, 20)
 
     if is_late:
-        play.write(now_ms - 20_000, Row("insert", "r1", 2, {"state": "new"}))
+        written_ms = int(time.time() * 1000)  # behind what was read, as that ends two seconds ago
+        play.write(written_ms, Row("insert", "r1", 2, {"state": "new"}))
+        until(lambda: time.time() * 1000 > written_ms + 2_500)
         with pytest.raises((RemadeError, NotFoundError), match="was deleted and made again"):
             drive(home, archive, LateWorkers(again))
     else:

@@ -44,10 +44,15 @@ from tidelog.pipeline.seen import SeenEnds
 from tidelog.pipeline.shard import Shard, share_of
 from tidelog.sources.base import Bounds, SourcePartition, Tracking, VanishedError, bounds_apart
 
-__all__ = ["Driver", "Driving"]
+__all__ = ["Driver", "Driving", "new_stop"]
 
 _FOLLOW_S = 1.0  # between looks at the source while following
 _ATTEMPTS = 5  # of a partition whose errors may pass, in a run that ends by itself
+
+
+def new_stop() -> threading.Event:
+    """An event that stops a driver; a simulation has its own in place of ``threading``."""
+    return threading.Event()
 
 
 @dataclass
@@ -62,7 +67,7 @@ class Driving:
     start: str = ""  # earliest, or latest: the ends that its creation saw; empty: the pipeline's
     take_over: bool = False  # from the driver that has the shard, without waiting for it
     flush_on_stop: bool = False  # lay down what waits before ending
-    stop: threading.Event = field(default_factory=threading.Event)
+    stop: threading.Event = field(default_factory=new_stop)
     on_look: Callable[[int], None] = lambda _: None  # with the events that wait
     on_cycle: Callable[[CycleReport], None] = lambda _: None
     on_outage: Callable[[TidelogError, float], None] = lambda *_: None  # with the wait in seconds

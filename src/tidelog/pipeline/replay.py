@@ -44,7 +44,7 @@ from tidelog.pipeline.archive import files_settings
 from tidelog.pipeline.base import Pipeline, Workers
 from tidelog.pipeline.cycle import CycleReport
 from tidelog.pipeline.dead import read_dead_files, remove_replaced
-from tidelog.pipeline.driver import Driver, Driving
+from tidelog.pipeline.driver import Driver, Driving, new_stop
 from tidelog.pipeline.erased_before import ErasedBefore
 from tidelog.pipeline.gate import Gate
 from tidelog.pipeline.places import files_at
@@ -66,7 +66,7 @@ class Replaying:
     generation: int | None = None
     parser: str = ""  # empty: the archive's
     layout: Mapping[str, str] = field(default_factory=dict)  # over the archive's
-    stop: threading.Event = field(default_factory=threading.Event)
+    stop: threading.Event = field(default_factory=new_stop)
     on_cycle: Callable[[CycleReport], None] = lambda _: None
 
 
