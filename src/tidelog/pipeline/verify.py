@@ -63,9 +63,6 @@ _RESTORE_FIRST = (
     "leave it: a manifest or row that is missing or damaged may name it; restore that from a copy, "
     "then verify again"
 )
-_RESTORE = (
-    "restore it from a copy, or make the archive's files anew with `tidelog archive backfill`"
-)
 
 Offsets = npt.NDArray[np.int64]
 _NONE: Offsets = np.empty(0, np.int64)
@@ -150,6 +147,17 @@ class _Rows:
         return cls(intent, head, commits, Manifests(log, pipeline, partition))
 
 
+def _other_way(archive: Archive, generation: int) -> str:
+    """What ends a damage of a generation's files and manifests where there is no copy of them."""
+    name = archive.name
+    if generation != archive.generation:
+        return f"remove this generation with `tidelog archive drop {name} {generation}`"
+    return (
+        f"make all files again with `tidelog archive backfill {name}`, and go over to them with "
+        f"`tidelog archive promote {name}`"
+    )
+
+
 class _Look:
     """One look at one generation."""
 
@@ -172,6 +180,7 @@ class _Look:
         self._coming: set[str] = set()  # by those of intents
         self._unread = 0  # manifests that are missing or damaged: which files they name is unknown
         is_live = number == archive.generation  # then its source is the archive's own
+        self._restore = f"restore it from a copy, or {_other_way(archive, number)}"
         url = "" if is_live else making.source
         self._source: SourceCheck | None = None
         if how.source:
@@ -221,7 +230,9 @@ class _Look:
         if recount.problems == self.tally.problem_count:
             self.tally.add(*check_head(rows.head, recount))
             if not account.adds_up:
-                self.tally.add(Problem("account", recount.partition, account.problem, _RESTORE))
+                self.tally.add(
+                    Problem("account", recount.partition, account.problem, self._restore)
+                )
         before = read_before(self.log, pipeline, recount.partition)
         for problem in check_before(before, account) if before is not None else ():
             if problem.kind == "account":
@@ -322,9 +333,8 @@ class _Look:
             return None
 
     def _unreadable(self, key: str, where: str, why: TidelogError) -> None:
-        do = "restore it from a copy of the store"
         self._unread += 1
-        self.tally.add(Problem("manifest", where, f"manifest `{key}`: {why}", do))
+        self.tally.add(Problem("manifest", where, f"manifest `{key}`: {why}", self._restore))
 
     def _name(self, manifest: Manifest) -> None:
         for file in manifest.files:
@@ -400,11 +410,11 @@ class _Look:
                     self._recount.found(file.kind, file.events)  # they were there
                 else:
                     what = f"is not there; it held {file.events} events"
-                    self.tally.add(Problem("missing", file.target, what, _RESTORE))
+                    self.tally.add(Problem("missing", file.target, what, self._restore))
                 return False
         if size != file.size:
             what = f"has {size} bytes, its manifest says {file.size}"
-            self.tally.add(Problem("size", file.target, what, _RESTORE))
+            self.tally.add(Problem("size", file.target, what, self._restore))
         return size == file.size
 
     def _count(self, manifest: Manifest, file: FileEntry) -> int | Problem:
@@ -414,10 +424,10 @@ class _Look:
         except (CorruptError, NotFoundError, InvalidError) as exc:
             if self._is_replaced(manifest, file):
                 return file.events  # they were there when its row was read
-            return Problem("contents", file.target, str(exc), _RESTORE)
+            return Problem("contents", file.target, str(exc), self._restore)
         if events != file.events:
             what = f"holds {events} events, its manifest says {file.events}"
-            return Problem("contents", file.target, what, _RESTORE)
+            return Problem("contents", file.target, what, self._restore)
         return events
 
     def _read(self, manifest: Manifest, file: FileEntry) -> Offsets | int | Problem:
@@ -430,7 +440,7 @@ class _Look:
         except (CorruptError, NotFoundError, InvalidError) as exc:
             if self._is_replaced(manifest, file):
                 return file.events  # they were there when its row was read
-            return Problem("contents", file.target, str(exc), _RESTORE)
+            return Problem("contents", file.target, str(exc), self._restore)
         offsets: Offsets = np.concatenate([*parts, _NONE])
         ends = (int(offsets[0]), int(offsets[-1])) if len(offsets) else (-1, -1)
         found, expected = (len(offsets), *ends), (file.events, file.first_offset, file.last_offset)
@@ -438,7 +448,7 @@ class _Look:
             expected = (file.events, *ends)
         if found != expected or bool((np.diff(offsets) <= 0).any()):
             what = f"holds (events, first and last offset) {found}, its manifest says {expected}"
-            return Problem("contents", file.target, what, _RESTORE)
+            return Problem("contents", file.target, what, self._restore)
         return offsets
 
     def _is_replaced(self, manifest: Manifest, file: FileEntry) -> bool:
