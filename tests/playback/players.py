@@ -13,15 +13,14 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
 from tidelog.cli.main import main as tidelog_main
 from tidelog.model.playback import Cursor
+from tidelog.playback import run
 from tidelog.playback.named import NamedPlayback
-from tidelog.playback.outlets import Lot
-from tidelog.playback.run import Playback
+from tidelog.playback.outlets import Outlet
 
 LOT_EVENTS = 25  # at most, on a leash
 
@@ -35,17 +34,19 @@ def let(output: Path, number: int) -> None:
 
 def hold(leash: Path) -> None:
     """Let lots be small, and intend none that ends beyond what the leash says."""
-    lots, intend = Playback.lots, NamedPlayback.intend
+    lots_of, intend = run.lots_of, NamedPlayback.intend
 
-    def small(self: Playback, batches: Any, number: int, events: int, *more: Any) -> Iterator[Lot]:
-        return lots(self, batches, number, min(events, LOT_EVENTS), *more)
+    def small(batch: pa.RecordBatch, outlet: Outlet) -> Iterator[pa.RecordBatch]:
+        for part in lots_of(batch, outlet):
+            for first in range(0, part.num_rows, LOT_EVENTS):
+                yield part.slice(first, LOT_EVENTS)
 
     def held(self: NamedPlayback, until: Cursor, number: int, reached: int = 0) -> None:
         while number > int(leash.read_text()):
             time.sleep(0.005)
         intend(self, until, number, reached)
 
-    Playback.lots = small  # type: ignore[method-assign]
+    run.lots_of = small
     NamedPlayback.intend = held  # type: ignore[method-assign]
 
 
