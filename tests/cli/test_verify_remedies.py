@@ -218,6 +218,50 @@ def test_range_that_a_driver_left_is_finished_by_the_command_of_its_note(archive
     assert (report["notes"], report["problems"], report["written"]) == ([], [], 17)
 
 
+def test_topic_that_was_made_again_is_no_problem_after_the_command_that_verify_names(
+    archived: Place,
+) -> None:
+    archived.run("topic", "delete", "t", "--yes")
+    archived.run("topic", "create", "t")
+    archived.send(2)
+    (found,) = archive_report(archived, "--source")["problems"]
+    assert found["kind"] == "source"
+    archived.follow(commands_in(found["do"]), "archive run daily --accept-loss")
+    report = archive_report(archived, "--source")
+    assert (report["problems"], report["written"]) == ([], 13)
+
+
+def test_source_that_did_not_answer_is_no_problem_once_it_does(place: Place) -> None:
+    lines = place.folder / "lines"
+    lines.mkdir()
+    (lines / "one.jsonl").write_bytes(b'{"at": 1794700800}\n')
+    place.run("archive", "create", "daily", "--source", f"file://{lines}/")
+    place.run("archive", "run", "daily", "--no-spark")
+    shutil.move(lines, place.folder / "away")
+    (found,) = archive_report(place, "--source")["problems"]
+    assert found["do"] == "make the source answer, then verify again"
+    shutil.move(place.folder / "away", lines)
+    assert archive_report(place, "--source")["problems"] == []
+
+
+def test_lost_dead_letters_are_there_again_after_the_backfill_that_verify_names(
+    archived: Place,
+) -> None:
+    with library.open() as home:
+        home.append("t", [Event(b"no json", id="bad")])
+        letters = f"{find_archive(home, 'daily').dead}/**/*"
+    archived.run("archive", "run", "daily", "--no-spark")
+    for each in archived.objects(letters):
+        if each.is_file():
+            each.unlink()
+    found = archive_problems(archived)
+    assert {each["kind"] for each in found} == {"missing"}
+    archived.follow(commands_in(found[0]["do"]), "archive backfill daily")
+    archived.follow(commands_in(found[0]["do"]), "archive promote daily")
+    report = archive_report(archived)
+    assert (report["problems"], report["dead"]) == ([], 1)
+
+
 # Topics.
 
 
@@ -305,3 +349,45 @@ def test_missing_object_is_no_finding_once_it_is_restored_from_a_copy(place: Pla
     shutil.move(place.folder / "copy.arrow", segment)
     assert findings(place) == []
     assert len(values(place)) == 10
+
+
+# Erasures.
+
+
+def traces(place: Place) -> list[str]:
+    done = place.tidelog("verify", "t", "--erased", "e1", "--json")
+    (row,) = done.rows()
+    assert done.code == int(not row["erased"])
+    return [each["do"] for each in row["traces"]]
+
+
+def sweep(place: Place) -> None:
+    """The sweep that is named, after its grace."""
+    place.run("sweep", "--grace", "0s")
+
+
+def test_deleted_event_is_gone_after_the_compile_and_the_sweep_that_verify_names(
+    place: Place,
+) -> None:
+    place.send()
+    place.run("delete", "t", "e1")
+    (remedy,) = set(traces(place))
+    assert commands_in(remedy) == ["compile t --amended", "sweep"]
+    place.follow(commands_in(remedy), "compile t")
+    (remedy,) = set(traces(place))
+    assert "sweep" in commands_in(remedy)
+    sweep(place)
+    assert traces(place) == []
+
+
+def test_deleted_event_is_gone_from_archives_after_the_delete_that_verify_names(
+    archived: Place,
+) -> None:
+    archived.run("delete", "t", "e1")
+    archived.run("compile", "t", "--amended")
+    sweep(archived)
+    (remedy,) = set(traces(archived))
+    (command,) = commands_in(remedy)
+    archived.follow([command.replace("ID", "e1")], "delete t e1 --prove")
+    assert traces(archived) == []
+    assert archive_problems(archived) == []

@@ -95,7 +95,7 @@ def range_of_topic(home: Home) -> Manifest:
 
 def found(home: Home, manifest: Manifest, **changes: object) -> list[str]:
     changed = msgspec.structs.replace(manifest, **changes)
-    check = SourceCheck(source_at(home, "topic:t"))
+    check = SourceCheck(source_at(home, "topic:t"), "daily")
     return [each.what for each in check.count(changed)]
 
 

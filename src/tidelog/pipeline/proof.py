@@ -83,7 +83,7 @@ _ORPHAN = (
     "these events, `tidelog sweep --accept-loss {topic}` deletes them; what is younger "
     "than its grace waits for the next one"
 )
-_ARCHIVE = "run `tidelog delete {topic} ID --prove` again, which writes the file anew"
+_ARCHIVE = "run `tidelog delete {topic} ID --prove` again, which writes the file without it"
 _DELETE = (
     "no sweep removes it: look at it; register tables of the archive again, delete other files"
 )

@@ -186,7 +186,7 @@ class _Look:
         if how.source:
             source = source_at(home, url or archive.source)
             track(home.log, archive.pipeline(number), source)
-            self._source = SourceCheck(source)
+            self._source = SourceCheck(source, archive.name)
 
     def partition(self, pipeline: str, partition: str) -> None:
         """All that belongs to one source partition."""

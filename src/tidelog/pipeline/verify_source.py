@@ -30,8 +30,9 @@ __all__ = ["SourceCheck"]
 class SourceCheck:
     """Asks a source once for its ends, and then for counts between positions."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, archive: str) -> None:
         self._source = source
+        self._archive = archive  # its name, for remedies
         self._errors: dict[SourcePartition, TidelogError] = {}
         self._failure: TidelogError | None = None
         found: dict[SourcePartition, Bounds] = {}
@@ -109,5 +110,8 @@ class SourceCheck:
         anew = bool(head.incarnation and held.incarnation and head.incarnation != held.incarnation)
         if anew or self._source.before(held.end, head.position):
             what = f"the source ends at {held.end}, and {head.position} is committed: it is another"
-            do = "make a new archive of what the source is now; this one keeps what it was"
+            do = (
+                f"`tidelog archive run {self._archive} --accept-loss` records that the old one "
+                "ended and goes on with this one; or make a new archive of what the source is now"
+            )
             yield Problem("source", partition, what, do)
