@@ -46,12 +46,15 @@ __all__ = [
     "problem_of_text",
     "refused_events",
     "stored_batch",
+    "stored_columns",
     "table_of",
+    "whole_ms",
     "with_position",
 ]
 
 _HEADERS = pa.list_(pa.struct([("name", pa.string()), ("value", pa.binary())]))
 _TIME = pa.timestamp("ms", "UTC")
+_DAY_MS = 86_400_000
 
 STORED_SCHEMA = pa.schema(
     [
@@ -249,7 +252,18 @@ def check_times(column: pa.Array | pa.ChunkedArray) -> None:
 def stored_batch(table: pa.Table | pa.RecordBatch, now_ms: int) -> pa.Table:
     """A user's table in stored columns: missing ones are null, times default to now.
 
-    ``InvalidError`` for unknown columns, wrong types, times out of range and events too large.
+    ``InvalidError`` for unknown columns, wrong types and times out of range.
+    """
+    stored = stored_columns(table, now_ms)
+    check_times(stored.column("timestamp"))
+    return stored
+
+
+def stored_columns(table: pa.Table | pa.RecordBatch, now_ms: int) -> pa.Table:
+    """As ``stored_batch``, for sources: no row is judged, so that a bad one stops no other.
+
+    Times may be out of range, and text need not be UTF-8: ``sinks.acceptance`` looks at each row.
+    ``InvalidError`` for unknown columns and wrong types, and for values that no column can hold.
     """
     known = set(STORED_SCHEMA.names) | {"topic", "partition", "offset"}
     for name in table.schema.names:
@@ -263,9 +277,32 @@ def stored_batch(table: pa.Table | pa.RecordBatch, now_ms: int) -> pa.Table:
     if "value" not in table.schema.names:
         raise InvalidError("table: has no column `value`: name the column of the payload so")
     columns = [_column(table, field, now_ms) for field in STORED_SCHEMA]
-    stored = pa.table(columns, schema=STORED_SCHEMA)
-    check_times(stored.column("timestamp"))
-    return stored
+    return pa.table(columns, schema=STORED_SCHEMA)
+
+
+def whole_ms(column: Any) -> Any:
+    """Return numbers, dates or times as an event's times: whole milliseconds UTC.
+
+    Finer digits are cut off, toward the past, so no time moves to the next day. A time that is too
+    far for milliseconds becomes the nearest one, which is outside of the allowed years too.
+    """
+    kind = column.type
+    if pa.types.is_integer(kind):
+        least = pc.min_element_wise(column, limits.OFFSET_END_MAX, skip_nulls=False)
+        return (least if kind == pa.uint64() else column).cast(pa.int64()).cast(_TIME)
+    if pa.types.is_date32(kind):
+        return pc.multiply(column.cast(pa.int32()).cast(pa.int64()), _DAY_MS).cast(_TIME)
+    if not pa.types.is_timestamp(kind) or kind.unit == "ms":
+        return column.cast(_TIME)
+    number = column.cast(pa.int64())
+    if kind.unit == "s":
+        low = pc.max_element_wise(number, -limits.TIMESTAMP_MS_END, skip_nulls=False)
+        near = pc.min_element_wise(low, limits.TIMESTAMP_MS_END, skip_nulls=False)
+        return pc.multiply(near, 1000).cast(_TIME)
+    parts = {"us": 1000, "ns": 1_000_000}[kind.unit]
+    cut = pc.divide(number, parts)  # toward 1970
+    earlier = pc.less(number, pc.multiply(cut, parts)).cast(pa.int64())
+    return pc.subtract(cut, earlier).cast(_TIME)
 
 
 def with_position(
@@ -466,14 +503,18 @@ def _column(table: pa.Table | pa.RecordBatch, field: pa.Field, now_ms: int) -> A
     column = table.column(field.name)
     try:
         if field.name == "timestamp":
-            whole = pa.types.is_integer(column.type)
-            column = column.cast(pa.int64()).cast(_TIME) if whole else _zoned(column).cast(_TIME)
+            column = whole_ms(_zoned(column))
             return pc.fill_null(column, pa.scalar(now_ms, pa.int64()).cast(_TIME))
-        return column if column.type == field.type else column.cast(field.type)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as exc:
+        return column if column.type == field.type else _cast(column, field.type)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as exc:
         raise InvalidError(
             f"table: column `{field.name}` is {column.type}: give {field.type}"
         ) from exc
+
+
+def _cast(column: Any, kind: pa.DataType) -> Any:
+    """A column as another type; bytes that are to be text are checked later, row by row."""
+    return column.cast(options=pc.CastOptions(target_type=kind, allow_invalid_utf8=True))
 
 
 def _zoned(column: Any) -> Any:

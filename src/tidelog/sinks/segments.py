@@ -17,13 +17,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidelog.clock import RandomIds
-from tidelog.codec.events import STORED_SCHEMA, check_events, stored_batch
+from tidelog.codec.events import STORED_SCHEMA, check_events, stored_columns
 from tidelog.codec.segment import encode_staged
 from tidelog.errors import InvalidError
 from tidelog.log.partitioner import split
 from tidelog.log.staged import Collector
 from tidelog.model.address import Address
-from tidelog.model.limits import EVENT_BYTES_CEILING
+from tidelog.model.limits import EVENT_BYTES_CEILING, TIMESTAMP_MS_END
 from tidelog.model.pipeline import FileEntry
 from tidelog.sinks.base import RangeWriter, RefusedError, Written
 from tidelog.store.base import Store
@@ -82,7 +82,7 @@ class SegmentWriter:
         self._files: list[FileEntry] = []
 
     def write(self, batch: pa.RecordBatch) -> None:
-        table = stored_batch(batch.select(STORED_SCHEMA.names), 0)
+        table = stored_columns(batch.select(STORED_SCHEMA.names), 0)
         check_records(batch, table, self._target.limit)
         numbered = table.append_column("offset", batch.column("offset"))
         for joined, places in self._collector.add(numbered, self._place(batch)):
@@ -153,11 +153,16 @@ def check_records(batch: pa.RecordBatch, events: pa.Table | pa.RecordBatch, limi
 
     ``batch`` is what a source gave, and ``events`` the same rows in stored columns.
     """
-    row = _first_error(batch)
+    late = _first_wrong_time(events.slice(0, _first_error(batch)))
+    row = _first_error(batch) if late is None else late
     try:
         check_events(events.slice(0, row), limit.event_bytes_max, own=limit.own)
     except InvalidError as exc:
         raise _refused(batch, exc) from exc
+    if late is not None:
+        time_ms = events.column("timestamp")[late].value
+        said = f"event: its time {time_ms} ms is outside of the years 1970 to 9999: fix it"
+        raise _refused(batch, InvalidError(said, row=late))
     check_rows(batch)
 
 
@@ -172,6 +177,13 @@ def _first_error(batch: pa.RecordBatch) -> int | None:
     if "error" not in batch.schema.names:
         return None
     found = pc.index(pc.is_valid(batch.column("error")), True).as_py()
+    return None if found < 0 else int(found)
+
+
+def _first_wrong_time(events: pa.Table | pa.RecordBatch) -> int | None:
+    times = events.column("timestamp").cast(pa.int64())
+    wrong = pc.or_(pc.less(times, 0), pc.greater_equal(times, TIMESTAMP_MS_END))
+    found = pc.index(wrong, True).as_py()
     return None if found < 0 else int(found)
 
 

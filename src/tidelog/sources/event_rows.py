@@ -19,7 +19,7 @@ from tidelog.codec.formats.streams import READ_BYTES, decoding, open_text
 from tidelog.errors import InvalidError
 from tidelog.model.limits import EVENT_BYTES_CEILING
 
-__all__ = ["CHECKED_SCHEMA", "read_event_rows", "without_errors"]
+__all__ = ["CHECKED_SCHEMA", "read_event_rows", "with_errors", "without_errors"]
 
 CHECKED_SCHEMA = STORED_SCHEMA.append(pa.field("error", pa.string()))  # null: the row is an event
 
@@ -64,6 +64,12 @@ def without_errors(batch: pa.RecordBatch) -> pa.RecordBatch:
     if "error" not in batch.schema.names or batch.column("error").null_count < batch.num_rows:
         return batch
     return batch.drop_columns(["error"])
+
+
+def with_errors(stored: pa.RecordBatch, reason: str | None) -> pa.RecordBatch:
+    """Return a batch in stored columns with a column ``error``, which is the same in each row."""
+    reasons = [None if reason is None else reason[:_SHOWN_MAX]] * stored.num_rows
+    return pa.record_batch([*stored.columns, pa.array(reasons, pa.string())], CHECKED_SCHEMA)
 
 
 def _rows(lines: list[bytes], time_ms: int) -> pa.RecordBatch:

@@ -3,7 +3,11 @@
 A line of text is an event's value, as it is. It counts when its newline is there: the rest of a
 line may still be written. A last line without an end counts in a file that is finished. A Parquet
 file has some of the event columns, ``value`` at least; files of other formats have them all. What
-has no time of its own has that of the file.
+has no time of its own has that of the file. Times finer than milliseconds are cut off, toward the
+past.
+
+No row is judged here: one that no topic accepts is a dead letter (``sinks.acceptance``), and so is
+one with a field that no event can hold, which gets an ``error``. Only columns are refused.
 """
 
 from __future__ import annotations
@@ -16,12 +20,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tidelog.codec.events import STORED_SCHEMA, batch_of, one_batch, stored_batch
+from tidelog.codec.events import STORED_SCHEMA, batch_of, one_batch, stored_columns
 from tidelog.codec.formats import open_format
 from tidelog.codec.formats.streams import decoding, open_data, open_text
 from tidelog.errors import InvalidError
 from tidelog.model.limits import EVENT_BYTES_CEILING, TIMESTAMP_MS_END
-from tidelog.sources.event_rows import read_event_rows
+from tidelog.sources.event_rows import CHECKED_SCHEMA, read_event_rows, with_errors
 from tidelog.sources.file_names import LINES
 from tidelog.sources.objects import naming
 
@@ -158,8 +162,35 @@ class RowFile:
             row += batch.num_rows
 
     def _stored(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Rows with a column ``error``; those whose fields no event can hold have one."""
         try:
-            table = stored_batch(pa.Table.from_batches([batch]), self.time_ms)
-        except InvalidError as exc:
+            stored_columns(batch.slice(0, 0), self._time_ms)
+        except InvalidError as exc:  # of the file's columns, whatever its rows are
             raise InvalidError(f"{self.what}: {exc}") from exc
-        return one_batch(table)
+        return one_batch(list(self._checked(batch)), CHECKED_SCHEMA)
+
+    def _checked(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """The same in parts: where rows are wrong, halves are tried."""
+        try:
+            stored = one_batch(stored_columns(batch, self._time_ms))
+            yield with_errors(stored, None)
+        except InvalidError as exc:
+            if batch.num_rows > 1:
+                middle = batch.num_rows // 2
+                yield from self._checked(batch.slice(0, middle))
+                yield from self._checked(batch.slice(middle))
+            else:
+                reason = f"row is not an event: {exc.__cause__ or exc}"
+                yield with_errors(self._kept(batch), reason)
+
+    def _kept(self, row: pa.RecordBatch) -> pa.RecordBatch:
+        """A row without the fields that cannot be stored; its time may be the file's."""
+        for field in row.schema:
+            beside = {"value", field.name}
+            names = [name for name in row.schema.names if name in beside]
+            try:
+                stored_columns(row.select(names), self._time_ms)
+            except InvalidError:
+                if field.name != "value":
+                    row = row.drop_columns([field.name])
+        return one_batch(stored_columns(row, self._time_ms))

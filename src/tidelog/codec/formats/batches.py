@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidelog.codec.events import EVENT_SCHEMA
+from tidelog.codec.events import EVENT_SCHEMA, whole_ms
 from tidelog.codec.formats.base import check_batch
 from tidelog.codec.sizes import slices
 from tidelog.errors import CorruptError, InvalidError
@@ -174,6 +174,10 @@ def events_of_table(
             "open it with the format and settings that wrote it"
         )
     columns = [table.column(names[name]) for name in EVENT_SCHEMA.names]
+    columns = [
+        whole_ms(column) if name == "timestamp" else column
+        for name, column in zip(EVENT_SCHEMA.names, columns, strict=True)
+    ]
     events = pa.table(columns, names=EVENT_SCHEMA.names).cast(EVENT_SCHEMA)
     for batch in events.to_batches(max_chunksize=BATCH_EVENTS_MAX):
         yield from slices(batch, PIECE_BYTES)
