@@ -265,6 +265,11 @@ def test_lost_dead_letters_are_there_again_after_the_backfill_that_verify_names(
 # Topics.
 
 
+def sweep(place: Place) -> None:
+    """The sweep that is named, after its grace."""
+    place.run("sweep", "--grace", "0s")
+
+
 def findings(place: Place) -> list[str]:
     """Errors and warnings of topics, and errors of the home."""
     done = place.tidelog("verify", "--json")
@@ -340,13 +345,38 @@ def test_topic_without_a_registry_row_is_no_finding_after_either_command_that_ve
         assert values(place, "u") == ["one", "two"]
 
 
-def test_missing_object_is_no_finding_once_it_is_restored_from_a_copy(place: Place) -> None:
+def lose(path: Path) -> None:
+    path.unlink()
+
+
+def shorten(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:100])
+
+
+def damage(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 3] ^= 0xFF
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("is_journal", [False, True], ids=["segment", "journal"])
+@pytest.mark.parametrize("harm", [lose, shorten, damage])
+def test_object_of_a_topic_is_no_finding_once_it_is_restored_from_a_copy(
+    place: Place, harm: Callable[[Path], None], is_journal: bool
+) -> None:
     place.send()
-    (segment,) = [each for each in place.objects("topics/*/**/*") if each.name.endswith(".arrow")]
-    shutil.move(segment, place.folder / "copy.arrow")
-    (found,) = findings(place)
-    assert "is missing: restore it from a copy" in found
-    shutil.move(place.folder / "copy.arrow", segment)
+    if is_journal:
+        place.run("compile", "t", "--min-events", "1")
+        sweep(place)
+    (path,) = [each for each in place.objects("topics/*/**/*") if each.is_file()]
+    copy = place.folder / "copy"
+    shutil.copy(path, copy)
+    path.chmod(0o644)
+    harm(path)
+    found = findings(place)
+    assert found
+    assert all("restore it from a copy" in each for each in found), found
+    shutil.copy(copy, path)
     assert findings(place) == []
     assert len(values(place)) == 10
 
@@ -359,11 +389,6 @@ def traces(place: Place) -> list[str]:
     (row,) = done.rows()
     assert done.code == int(not row["erased"])
     return [each["do"] for each in row["traces"]]
-
-
-def sweep(place: Place) -> None:
-    """The sweep that is named, after its grace."""
-    place.run("sweep", "--grace", "0s")
 
 
 def test_deleted_event_is_gone_after_the_compile_and_the_sweep_that_verify_names(

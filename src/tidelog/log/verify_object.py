@@ -20,6 +20,8 @@ from tidelog.model.run import Run
 
 __all__ = ["problem_of_object"]
 
+_RESTORE = "keep the object, and restore it from a copy"
+
 
 def problem_of_object(tally: Tally, run: Run) -> str | None:
     """The first thing that is wrong with what a run names."""
@@ -29,7 +31,7 @@ def problem_of_object(tally: Tally, run: Run) -> str | None:
     try:
         size = tally.size_of(run.object)
         if not 0 <= run.byte_start < run.byte_end <= size:
-            return f"{what}: has {size} bytes, the row says {run.byte_start} to {run.byte_end}"
+            return _wrong_size(what, size, run)
         look = _problem_of_piece if run.journal is None else _problem_of_journal
         return look(tally, run, what, size)
     except NotFoundError:
@@ -37,7 +39,12 @@ def problem_of_object(tally: Tally, run: Run) -> str | None:
     except CorruptError as exc:
         return str(exc)
     except pa.ArrowException as exc:
-        return f"{what}: does not decode ({exc}): keep the object"
+        return f"{what}: does not decode ({exc}): {_RESTORE}"
+
+
+def _wrong_size(what: str, size: int, run: Run) -> str:
+    said = f"{run.byte_start} to {run.byte_end}"
+    return f"{what}: has {size} bytes, the row says {said}: {_RESTORE}"
 
 
 def _problem_of_piece(tally: Tally, run: Run, what: str, size: int) -> str | None:
@@ -59,14 +66,11 @@ def _problem_of_piece(tally: Tally, run: Run, what: str, size: int) -> str | Non
 
 def _problem_of_journal(tally: Tally, run: Run, what: str, size: int) -> str | None:
     if (run.byte_start, run.byte_end) != (0, size):
-        return f"{what}: has {size} bytes, the row says {run.byte_start} to {run.byte_end}"
+        return _wrong_size(what, size, run)
     data = tally.log.store.get(run.object)
     found = crc32c.crc32c(data)
     if found != run.crc:
-        return (
-            f"{what}: expected crc32c {run.crc:08x}, found {found:08x}: keep the object, and "
-            "restore it from a copy"
-        )
+        return f"{what}: expected crc32c {run.crc:08x}, found {found:08x}: {_RESTORE}"
     file = JournalFile(lambda start, end: data[start:end], run, what)
     batches = [file.read(group) for group in file.groups]
     at = run.base
