@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ssl
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlencode
@@ -22,6 +23,7 @@ from tests.support.faults import FaultPlan
 from tests.support.proxy import StreamProxy
 from tidelog.catalog.base import Catalog
 from tidelog.catalog.cql import CqlCatalog
+from tidelog.catalog.cql_tls import parse_tls, tls_context
 from tidelog.errors import InvalidError
 from tidelog.model.address import parse_address
 from tidelog.sources.scylla_place import format_scylla, parse_scylla
@@ -188,6 +190,26 @@ def test_plain_and_tls_ports_that_are_mixed_up_are_named(
 )
 def test_options_that_are_refused(query: str, complaint: str) -> None:
     assert complaint in refusal(f"cql://{HOST}/keyspace?{query}")
+
+
+def test_key_is_read_with_the_password_of_the_environment(
+    certificates: Certificates, tmp_path: Path
+) -> None:
+    key = tmp_path / "locked.key"
+    lock = ["openssl", "pkey", "-in", str(certificates.key), "-aes256", "-passout", "pass:hush"]
+    subprocess.run([*lock, "-out", str(key)], check=True, capture_output=True, timeout=60)
+    options = {
+        "security.protocol": "ssl",
+        "ssl.certificate.location": str(certificates.certificate),
+        "ssl.key.location": str(key),
+    }
+    for environ in ({}, {"TIDELOG_CQL_SSL_KEY_PASSWORD": "wrong"}):
+        tls = parse_tls("catalog", options, environ, "TIDELOG_CQL_")
+        with pytest.raises(InvalidError, match=r"locked.key` cannot be used: .*password"):
+            tls_context("catalog", tls)
+    environ = {"TIDELOG_CQL_SSL_KEY_PASSWORD": "hush"}
+    tls = parse_tls("catalog", options, environ, "TIDELOG_CQL_")
+    assert isinstance(tls_context("catalog", tls), ssl.SSLContext)
 
 
 def test_source_keeps_its_tls_options_in_its_address_and_no_password() -> None:
