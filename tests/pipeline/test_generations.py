@@ -21,6 +21,7 @@ from tidelog.pipeline.archive import committed_files, find_archive, open_pipelin
 from tidelog.pipeline.driver import Driver, Driving
 from tidelog.pipeline.generations import begin_backfill, drop_generation, promote
 from tidelog.pipeline.policy import Policy
+from tidelog.pipeline.shard import Shard
 from tidelog.pipeline.sweep import sweep_archives
 from tidelog.pipeline.verify import Verifying, verify_archive
 from tidelog.pipeline.workers import LocalWorkers
@@ -208,7 +209,8 @@ def test_a_sweep_removes_what_nobody_will_finish_and_nothing_else(home: Home) ->
     pipeline = archive.pipeline()
     old = f"staging/{pipeline}/0000000000/attempt/0"
     orphan = f"pipelines/{pipeline}/manifests/0000000000/t%2F0/orphan.json"
-    present = f"staging/{pipeline}/0000000001/attempt/0"
+    assert Shard(home.log, pipeline, 0).try_take()
+    present = f"staging/{pipeline}/0000000002/attempt/0"
     for key in (old, orphan, present):
         home.store.put(key, b"x")
     assert sweep_archives(home, grace_ms=3_600_000).objects_young == 2

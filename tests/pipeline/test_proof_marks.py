@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.pipeline.test_names import Shell
 from tidelog import Event
 from tidelog.model import layout
-from tidelog.pipeline.proof import _DELETE, _SWEEP, _remedy, prove_erased
+from tidelog.pipeline.proof import _DELETE, _STAGED, _SWEEP, _remedy, prove_erased
 
 
 def test_empty_key_is_proved_erased_beside_an_archive(tmp_path: Path) -> None:
@@ -29,6 +29,6 @@ def test_empty_key_is_proved_erased_beside_an_archive(tmp_path: Path) -> None:
 
 
 def test_sweep_is_the_advice_only_for_what_a_sweep_removes() -> None:
-    assert _remedy(f"{layout.staging_of('p')}x") == _SWEEP
+    assert _remedy(f"{layout.staging_of('p')}x") == _STAGED
     assert _remedy("topics/i/segments/x") == _SWEEP
     assert _remedy("archives/a/_delta_log/0.json") == _DELETE

@@ -344,17 +344,11 @@ def erase_archived(
         for events, until_ms in _lots(found, numbers):
             record = _record(home, why, events, until_ms, mark)
             put_record(log, archive, msgspec.structs.replace(record, sources=sources))
-        done = finish_archive(home, archive)
+        done = tuple(finish_archive(home, archive))
+        left = tuple(_left(home, archive, sought))
+        sources_left = tuple(other_sources(home, archive))
     found_ids = frozenset(each.id for each in found.values() if each.id is not None)
-    return Erased(
-        len(found),
-        found_ids,
-        len(found),
-        tuple(unseen),
-        tuple(done),
-        tuple(_left(home, archive, sought)),
-        tuple(other_sources(home, archive)),
-    )
+    return Erased(len(found), found_ids, len(found), tuple(unseen), done, left, sources_left)
 
 
 def _left(home: Home, archive: Archive, sought: Sought) -> Iterator[str]:
