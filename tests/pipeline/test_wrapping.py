@@ -18,16 +18,17 @@ from tidelog.sources.base import (
     Explaining,
     LeavingOut,
     Telling,
+    Timed,
     Tracking,
 )
 
 # What each wrapper passes on, and what it answers itself: `FillSource` takes all events of sources
 # that it numbers itself from the live generation, and refuses what is not named here.
 WRAPPERS: dict[type, tuple[set[type], set[type]]] = {
-    fill.FillSource: ({Explaining}, {Branching, Telling, Completing}),
+    fill.FillSource: ({Explaining}, {Branching, Telling, Completing, Timed}),
     fill_files.FillFilesSource: (
         {Explaining, Tracking, LeavingOut},
-        {Branching, Telling, Completing},
+        {Branching, Telling, Completing, Timed},
     ),
     restore._Held: ({Explaining}, set()),
 }

@@ -58,6 +58,7 @@ from tidelog.sources.base import (
     Source,
     SourcePartition,
     Telling,
+    Timed,
     bounds_apart,
     check_wrapping,
     missing_in,
@@ -97,7 +98,7 @@ class FillSource:
         follows: bool = False,
     ) -> None:
         # What numbers events itself is never read: the live generation has all that is.
-        check_wrapping(self, source, (Branching, Telling, Completing))
+        check_wrapping(self, source, (Branching, Telling, Completing, Timed))
         self._home = home
         self._archive = archive
         self._pipeline = archive.pipeline(generation)

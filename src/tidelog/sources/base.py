@@ -395,7 +395,7 @@ class LeavingOut(Protocol):
         ...
 
 
-OPTIONAL = (Branching, Telling, Completing, Explaining, Tracking, LeavingOut)
+OPTIONAL = (Branching, Telling, Completing, Explaining, Tracking, LeavingOut, Timed)
 """What a source may also be."""
 
 
