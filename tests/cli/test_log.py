@@ -488,7 +488,7 @@ def test_words_that_are_no_utf8_are_refused(tidelog: Run) -> None:
         (["update", "t", "\udcff", "/dev/null"], 2, "is not UTF-8"),
         (["verify", "t", "--erased", "\udcff"], 2, "'--erased': is not UTF-8"),
         (["verify", "t", "--erased-key", "\udcff"], 2, "'--erased-key': is not UTF-8"),
-        (["topic", "show", "\udcff"], 2, "topic name"),
+        (["topic", "show", "\udcff"], 2, "is not UTF-8"),
     ):
         done = tidelog(*args)
         assert (done.code, done.out, message in done.err) == (code, b"", True)

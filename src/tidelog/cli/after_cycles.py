@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from tidelog.cli.driving import Watch
+from tidelog.cli.metrics_file import check_metrics_file, write_metrics_file
 from tidelog.errors import TidelogError, unexpected
 from tidelog.home import Home
 from tidelog.pipeline.archive import find_archive
@@ -27,6 +27,7 @@ class AfterCycles:
     def __init__(self, home: Home, name: str, metrics: Path | None) -> None:
         self._home = home
         self._name = name
+        check_metrics_file(metrics)
         self._metrics = metrics
         self._waiting = Waiting()
         self._written_s: float | None = None
@@ -62,7 +63,5 @@ class AfterCycles:
         if self._metrics is None or now_s - (self._written_s or -every_s) < every_s:
             return
         text = metrics_text(self._home, [find_archive(self._home, self._name)], self._waiting)
-        fresh = self._metrics.with_name(f".{self._metrics.name}.{os.getpid()}")
-        fresh.write_text(text)
-        fresh.replace(self._metrics)  # whole or not at all
+        write_metrics_file(self._metrics, text)
         self._written_s = now_s

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
+import functools
 import os
 import shlex
 import sys
@@ -17,6 +18,7 @@ import click
 from tidelog import __version__
 from tidelog.cli.exit_codes import FAILED, INTERRUPTED, FailedError, exit_code
 from tidelog.cli.output import print_error
+from tidelog.cli.text import check_texts, utf8
 from tidelog.errors import InvalidError, NotFoundError, TidelogError
 
 __all__ = ["cli", "main", "run"]
@@ -87,9 +89,11 @@ class _Commands(click.Group):
             raise NotFoundError(exc.message.replace(_INIT, there), **exc.context) from exc
 
 
+@functools.cache
 def _load(name: str) -> click.Command:
     module, _, attribute = _COMMANDS[name].partition(":")
     found: click.Command = getattr(import_module(f"tidelog.cli.{module}"), attribute or name)
+    check_texts(found)
     return found
 
 
@@ -101,6 +105,7 @@ def _load(name: str) -> click.Command:
     "--home",
     "home_text",
     metavar="HOME",
+    type=utf8,
     help="The home to work on: a folder, a tidelog.toml, or a config string "
     "(tidelog:?store=…&catalog=…). Default: TIDELOG_HOME, else what tidelog.toml or "
     "TIDELOG_STORE and TIDELOG_CATALOG say, else ./tidelog-data, made on first use.",
@@ -142,10 +147,13 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(FAILED)
     except OSError as exc:
-        if exc.errno not in _FULL:
+        if exc.errno in _FULL:
+            said = f"output: {exc.strerror}: make room, and give the command again"
+        elif isinstance(exc.filename, str):  # a file that the command writes
+            said = f"file `{exc.filename}`: {exc.strerror}: fix its path or its rights"
+        else:
             raise
-        full = FailedError(f"output: {exc.strerror}: make room, and give the command again")
-        print_error(full, as_json)
+        print_error(FailedError(said), as_json)
         sys.exit(FAILED)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from dataclasses import asdict
@@ -14,6 +13,7 @@ import click
 from tidelog.cli.compile import policy_of, policy_options
 from tidelog.cli.exit_codes import FAILED
 from tidelog.cli.interruption import Interruption
+from tidelog.cli.metrics_file import check_metrics_file, write_metrics_file
 from tidelog.cli.output import Output, counted, json_option
 from tidelog.errors import TidelogError
 from tidelog.home import Home, open_home
@@ -114,6 +114,7 @@ class _Log:
     def __init__(self, home: Home, output: Output, file: Path | None) -> None:
         self._home = home
         self._output = output
+        check_metrics_file(file)
         self._file = file
         self._metrics = ScribeMetrics()
 
@@ -181,6 +182,4 @@ class _Log:
 
     def _write_metrics(self) -> None:
         if self._file is not None:
-            fresh = self._file.with_name(f".{self._file.name}.{os.getpid()}")
-            fresh.write_text(self._metrics.text())
-            fresh.replace(self._file)  # whole or not at all
+            write_metrics_file(self._file, self._metrics.text())
