@@ -19,6 +19,8 @@ from tidelog import Home
 from tidelog.codec.events import EVENT_SCHEMA, batch_of, whole_ms, with_position
 from tidelog.codec.formats import FormatSettings, open_format
 from tidelog.codec.formats.sidecar import sidecar_name
+from tidelog.errors import InvalidError
+from tidelog.model.event import from_iso
 from tidelog.model.limits import HEADERS_MAX, ID_BYTES_MAX, OWN_HEADERS_MAX, TIMESTAMP_MS_END
 from tidelog.pipeline.driver import Driver, Driving
 from tidelog.pipeline.pump import Pumping, open_pump
@@ -179,3 +181,11 @@ def test_pump_copies_everything_before_a_time_out_of_range(home: Home, tmp_path:
     with pytest.raises(RefusedError, match=f"offset {BAD}: event: its time -1 ms is outside"):
         Driver(home.log, pump, Driving()).run()
     assert [event.value for event in home.read("to", 0)] == OTHERS[:BAD]
+
+
+@pytest.mark.parametrize("text", ["2026-11-15T10:00:00Z", "2026-11-15T10:00:00", "2026-11-15"])
+def test_time_with_a_nul_after_it_is_refused(text: str) -> None:
+    assert from_iso(text) > 0
+    for wrong in (f"{text}\0", f"{text}\0 1"):
+        with pytest.raises(InvalidError, match="is not ISO 8601"):
+            from_iso(wrong)

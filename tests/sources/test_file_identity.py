@@ -155,3 +155,22 @@ def test_an_offset_after_which_there_is_none_is_an_error(tmp_path: Path, form: s
     ends, errors = looked_at(tmp_path / "in")
     assert not ends
     assert f"holds offset {(1 << 63) - 1}" in str(errors["t/0"])
+
+
+@pytest.mark.parametrize("form", ["parquet", "avro"])
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_gap_of_any_size_is_passed_in_a_few_steps(
+    tmp_path: Path, tidelog: Run, form: str, apart: bool
+) -> None:
+    (tmp_path / "in").mkdir()
+    codec = {"avro": "deflate"}.get(form, "zstd")
+    for numbers in [[0, 1], [1 << 62]] if apart else [[0, 1, 1 << 62]]:
+        lay(tmp_path / "made", [events(numbers)], format=form, codec=codec)
+    for file in (tmp_path / "made").rglob(f"1_0_*.{form}"):
+        (tmp_path / "in/t").mkdir(exist_ok=True)
+        shutil.copy(file, tmp_path / "in/t" / file.name)
+    assert tidelog("init").code == 0
+    assert tidelog("archive", "create", "a", "--source", f"file:{tmp_path}/in").code == 0
+    assert tidelog("archive", "run", "a", "--no-spark").code == 0
+    found = [row["offset"] for row in tidelog("archive", "cat", "a").rows()]
+    assert found == [0, 1, 1 << 62]

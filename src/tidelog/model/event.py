@@ -112,6 +112,8 @@ def to_iso(timestamp_ms: int) -> str:
 def from_iso(text: str) -> int:
     """Milliseconds, from ISO 8601; a time without a zone is UTC."""
     try:
+        if "\0" in text:  # Python takes one for the end
+            raise ValueError
         moment = datetime.fromisoformat(text)
     except ValueError as exc:
         raise InvalidError(f"time `{text}`: is not ISO 8601: give 2026-11-15T10:00:00Z") from exc

@@ -19,6 +19,7 @@ __all__ = [
     "FAILURES_MAX",
     "FILES_PASSED_MAX",
     "FILE_FINISHED_MS",
+    "FILE_GAP_OFFSETS",
     "FILE_PARTITION_BYTES_MAX",
     "FOLDER_NAME_BYTES_MAX",
     "FOLDER_PATH_BYTES_MAX",
@@ -91,6 +92,7 @@ OWN_BYTES_MAX = 16 << 10  # that Tidelog may add to an event, on top of event_by
 OWN_HEADERS_MAX = 16  # that Tidelog may add to an event, on top of HEADERS_MAX
 HEADER_OVERHEAD_BYTES = 8  # of a header beside its name and value; counts for the event's size
 NESTING_MAX = 200  # levels of JSON or MessagePack from outside; every interpreter parses these
+FILE_GAP_OFFSETS = 1_000_000  # of a backup's file; more are passed in one step
 OFFSET_END_MAX = (1 << 63) - 1  # an end of offsets is a number of 64 bits too
 TIMESTAMP_MS_END = 253_402_300_800_000  # the year 10000
 SEGMENT_EVENTS_MAX = 250_000  # events of one segment; keeps batches well below 2 GiB

@@ -42,7 +42,15 @@ from tidelog.pipeline.listing import look_at_source, track
 from tidelog.pipeline.policy import Due, Policy
 from tidelog.pipeline.seen import SeenEnds
 from tidelog.pipeline.shard import Shard, share_of
-from tidelog.sources.base import Bounds, SourcePartition, Tracking, VanishedError, bounds_apart
+from tidelog.sources.base import (
+    Bounds,
+    Range,
+    SourcePartition,
+    Sparse,
+    Tracking,
+    VanishedError,
+    bounds_apart,
+)
 
 __all__ = ["Driver", "Driving", "new_stop"]
 
@@ -409,7 +417,10 @@ class Driver:
             start = bounds.first
         if not source.before(start, bounds.end):
             return bounds.end
-        return source.cut(start, bounds.end, self._due.events_max())
+        limit = source.cut(start, bounds.end, self._due.events_max())
+        if isinstance(source, Sparse) and source.before(limit, bounds.end):
+            return source.reach(Range(partition, start, limit), bounds.end)
+        return limit
 
     def _is_done(self, report: CycleReport) -> bool:
         """Whether to end; waits before the next cycle where nothing was done."""

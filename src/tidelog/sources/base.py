@@ -42,6 +42,7 @@ __all__ = [
     "RangeReader",
     "Source",
     "SourcePartition",
+    "Sparse",
     "Telling",
     "Timed",
     "Tracking",
@@ -384,6 +385,18 @@ class VanishedError(NotFoundError):
     """A source partition vanished before its end was read; ``end`` is what was seen of it."""
 
     kind = "vanished"
+
+
+@runtime_checkable
+class Sparse(Protocol):
+    """A source whose offsets may have large gaps, and that knows where its next event is."""
+
+    def reach(self, range: Range, end: str) -> str:
+        """Return the limit of a range, or a later one, up to ``end``, if no event is before it.
+
+        So a gap is passed in one step, however many offsets it has.
+        """
+        ...
 
 
 @runtime_checkable

@@ -29,12 +29,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from tidelog.clock import Clock, SystemClock
 from tidelog.errors import InvalidError, NotFoundError, TidelogError
 from tidelog.model.address import Address, parse_address
-from tidelog.model.limits import FILE_FINISHED_MS, FILES_PASSED_MAX
+from tidelog.model.limits import FILE_FINISHED_MS, FILE_GAP_OFFSETS, FILES_PASSED_MAX
 from tidelog.sources.base import (
     Bounds,
     Chunk,
@@ -44,6 +45,7 @@ from tidelog.sources.base import (
     RangeReader,
     Source,
     SourcePartition,
+    Sparse,
     Tracking,
     offset_at,
     range_offsets,
@@ -115,6 +117,7 @@ class FilesSource:
         self._tracking = RowTracking(lambda info: _row_file(info, place), self._clock)
         self._lines: dict[str, _Counted] = {}  # of files of lines, by key
         self._ends: dict[tuple[str, str], int] = {}  # of files, by key and etag
+        self._wide: dict[tuple[str, str], list[tuple[int, int]]] = {}  # parts of files with gaps
         self._seen = _Listing({}, {})
 
     @property
@@ -195,6 +198,35 @@ class FilesSource:
 
     def cut(self, start: str, end: str, events: int) -> str:
         return str(min(offset_at(end), offset_at(start) + events))
+
+    def reach(self, range: Range, end: str) -> str:
+        """Pass a gap of a backup's offsets in one step; small gaps inside of files are walked."""
+        files = self._seen.chains.get(range.partition)
+        if files is None or range.partition in self._seen.rows:
+            return range.limit
+        (start, limit), store = range_offsets(range), open_store_here(self._place.store)
+        try:
+            held = [part for file in files for part in self._parts(store, file)]
+        except TidelogError:
+            return range.limit  # the range's own reading reports it
+        if any(first < limit and last >= start for first, last in held):
+            return range.limit
+        return str(min((first for first, _ in held if first >= limit), default=offset_at(end)))
+
+    def _parts(self, store: Store, file: Archived) -> list[tuple[int, int]]:
+        """First and last offsets of the parts of a file that have large gaps between them."""
+        (end,) = self._ends_of(store, (file,))
+        if end - file.first <= FILE_GAP_OFFSETS:
+            return [(file.first, end - 1)]
+        known = (file.data.key, file.data.etag)
+        if known not in self._wide:
+            parts: list[tuple[int, int]] = []
+            for offsets in file.offsets(store):
+                found = offsets.to_numpy()
+                cuts = np.flatnonzero(np.diff(found) > FILE_GAP_OFFSETS) + 1
+                parts += [(int(p[0]), int(p[-1])) for p in np.split(found, cuts) if len(p)]
+            self._wide[known] = parts
+        return self._wide[known]
 
     def before(self, one: str, other: str) -> bool:
         return offset_at(one) < offset_at(other)
@@ -426,3 +458,4 @@ _: type[Source] = FilesSource
 _reader: type[RangeReader] = PlannedFiles
 _tracking: type[Tracking] = FilesSource
 _leaving: type[LeavingOut] = FilesSource
+_sparse: type[Sparse] = FilesSource
