@@ -17,6 +17,7 @@ from tidelog.sources.base import (
     Completing,
     Explaining,
     LeavingOut,
+    Sparse,
     Telling,
     Timed,
     Tracking,
@@ -25,10 +26,10 @@ from tidelog.sources.base import (
 # What each wrapper passes on, and what it answers itself: `FillSource` takes all events of sources
 # that it numbers itself from the live generation, and refuses what is not named here.
 WRAPPERS: dict[type, tuple[set[type], set[type]]] = {
-    fill.FillSource: ({Explaining}, {Branching, Telling, Completing, Timed}),
+    fill.FillSource: ({Explaining}, {Branching, Telling, Completing, Timed, Sparse}),
     fill_files.FillFilesSource: (
         {Explaining, Tracking, LeavingOut},
-        {Branching, Telling, Completing, Timed},
+        {Branching, Telling, Completing, Timed, Sparse},
     ),
     restore._Held: ({Explaining}, set()),
 }

@@ -57,6 +57,7 @@ from tidelog.sources.base import (
     RangeReader,
     Source,
     SourcePartition,
+    Sparse,
     Telling,
     Timed,
     bounds_apart,
@@ -98,7 +99,7 @@ class FillSource:
         follows: bool = False,
     ) -> None:
         # What numbers events itself is never read: the live generation has all that is.
-        check_wrapping(self, source, (Branching, Telling, Completing, Timed))
+        check_wrapping(self, source, (Branching, Telling, Completing, Timed, Sparse))
         self._home = home
         self._archive = archive
         self._pipeline = archive.pipeline(generation)

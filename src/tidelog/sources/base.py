@@ -408,7 +408,7 @@ class LeavingOut(Protocol):
         ...
 
 
-OPTIONAL = (Branching, Telling, Completing, Explaining, Tracking, LeavingOut, Timed)
+OPTIONAL = (Branching, Telling, Completing, Explaining, Tracking, LeavingOut, Timed, Sparse)
 """What a source may also be."""
 
 
