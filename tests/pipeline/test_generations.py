@@ -194,7 +194,7 @@ def test_a_late_copy_into_a_dropped_generation_is_removed_by_a_sweep(home: Home)
     built, generation = begin_backfill(home, "daily", BY_HOUR)
     drive(home, built, generation)
     drop_generation(home, "daily", generation)
-    late = ["archives/daily/g2/t/dt=2026-11-15/2_0_0.parquet", "dead/daily/t/2_0_0.parquet"]
+    late = ["archives/daily/g2/t/dt=2026-11-15/2_0_0.parquet", f"{live.dead}/t/2_0_0.parquet"]
     for key in late:
         home.store.put(key, b"late")
     sweep_archives(home, grace_ms=-1)

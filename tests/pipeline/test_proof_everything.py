@@ -81,7 +81,7 @@ def test_copy_of_a_driver_into_a_dropped_generation_is_found_and_swept(
     late = f"staging/{archive.incarnation}.2/1/x/y/0"
     file = next(key for key in left if key.startswith("archives/"))
     home.store.put(late, left[file])
-    dead = "dead/daily/t/2_0_00000000000000000000.parquet"
+    dead = f"{archive.dead}/t/2_0_00000000000000000000.parquet"
     home.store.put(dead, left[file])
     ids = [f"id-{n}-ann" for n in range(0, 12, 3)]
     home.delete("t", ids)

@@ -169,8 +169,8 @@ class Archive(Persisted, frozen=True):
 
     @property
     def dead(self) -> str:
-        """The folder of its dead letters."""
-        return f"dead/{numbered(self.name, self.number)}"
+        """The folder of its dead letters: beside those of other archives, so by incarnation too."""
+        return f"dead/{self.name}/{self.incarnation}"
 
     @property
     def owner(self) -> str:

@@ -98,12 +98,12 @@ OBJECTS = (
         "the files as an Iceberg table; the pyiceberg library writes it",
     ),
     Kind(
-        "dead/<archive>/<topic>/<generation>_<partition>_<offset>.parquet",
+        "dead/<archive>/<incarnation>/<topic>/<generation>_<partition>_<offset>.parquet",
         "dead letters: events that no parser took, or that no topic accepts, with all fields and "
         "the error",
     ),
     Kind(
-        "dead/<archive>/_replayed/<attempt>/<topic>/<generation>_<partition>_<offset>.parquet",
+        "dead/<archive>/<incarnation>/_replayed/<attempt>/<topic>/<generation>_<partition>_<offset>.parquet",
         "those that a replay could not place either; replaces files of dead letters",
     ),
 )

@@ -9,7 +9,8 @@ Making one, in three steps; the next create with the same settings finishes what
 
 A source partition that is not in this list appeared later, and begins at its own first event.
 
-A folder that another archive has marked, or that holds anything, is refused, and never taken again.
+A folder that another archive has marked, or that holds anything, is refused, and never taken again;
+so is one that contains the folder of another archive, or is in one (``roots``).
 Where it turns out so in step 2, or may not be written to, the row of step 1 is taken back.
 """
 
@@ -56,6 +57,7 @@ from tidelog.pipeline.gate import Gate
 from tidelog.pipeline.listing import list_seen
 from tidelog.pipeline.places import files_at, source_at, store_at
 from tidelog.pipeline.policy import Policy
+from tidelog.pipeline.roots import refuse_nested, removed_archives, with_place
 from tidelog.sinks.files import FilesSettings, FilesSink
 from tidelog.sources.base import Source, bounds_apart
 from tidelog.sources.file_names import place_of
@@ -79,7 +81,7 @@ def create_archive(home: Home, wanted: Archive) -> Archive:
     Policy(wanted.max_bytes, wanted.max_age_ms)
     source = source_at(home, wanted.source)
     wanted = msgspec.structs.replace(wanted, source=source.url)  # where `newest` is a time
-    wanted = _placed(home, _numbered(home, wanted))
+    wanted = with_place(home, _numbered(home, wanted))
     _refuse_own_files(home, wanted)
     refuse_archive_folder(home, wanted.source, f"archive `{wanted.name}`")
     # Is it there, and how far does it go. One that cannot be reached is seen when it is driven.
@@ -87,11 +89,12 @@ def create_archive(home: Home, wanted: Archive) -> Archive:
     log, name = home.log, layout.archive_row(wanted.name)
     row = log.catalog.get(layout.REGISTRY, name)
     if row is None:
+        refuse_nested(home, wanted)
         _refuse_taken(home, wanted)
         add_name(
             log,
             Put(name, encode_archive(log, wanted), ABSENT),
-            check=partial(_check_number, home, wanted),
+            check=partial(_check_folder, home, wanted),
         )
         row = log.catalog.get(layout.REGISTRY, name)
     archive = decode_archive(log, row) if row else wanted
@@ -239,25 +242,15 @@ def _numbered(home: Home, archive: Archive) -> Archive:
     return msgspec.structs.replace(archive, root=root, number=number)
 
 
-def _check_number(home: Home, archive: Archive) -> None:
-    """Refuse a number that a delete since has used."""
+def _check_folder(home: Home, archive: Archive) -> None:
+    """Refuse a number that a delete since has used, and a folder that another archive has."""
+    refuse_nested(home, archive)
     if archive.number != 1 + _deleted_before(home, archive.name):
         raise UnavailableError(f"archive `{archive.name}`: was deleted just now: create it again")
 
 
 def _deleted_before(home: Home, name: str) -> int:
-    rows = home.log.catalog.scan(layout.REGISTRY, layout.removed_row(""), "removed0")
-    return sum(decode_archive(home.log, row).name == name for row in rows)
-
-
-def _placed(home: Home, archive: Archive) -> Archive:
-    """The archive with whose folder it is: one below the home's store is the home's own."""
-    own = home.store.url
-    if f"{archive.store}/".startswith(f"{own}/"):
-        parts = [archive.store[len(own) :].strip("/"), archive.root]
-        return msgspec.structs.replace(archive, store=own, root="/".join(filter(None, parts)))
-    home.log.standing.check(f"archive `{archive.name}` in `{archive.store}/{archive.root}`")
-    return msgspec.structs.replace(archive, home=home.id)
+    return sum(each.name == name for each in removed_archives(home))
 
 
 def _refuse_own_files(home: Home, archive: Archive) -> None:

@@ -26,14 +26,16 @@ Deleting the files as well:
    is put, which says which folders were the archive's         → the name is free
 
 A driver that slept may copy files of a decided range after step 7. So ``_owner`` and the row of
-step 8 stay for good: every sweep deletes what is in these folders, proofs search them, and another
-archive of the same name gets folders of its own.
+step 8 stay for good: every sweep deletes such copies, proofs search these folders, and no other
+archive gets one of them, or one below or above (``roots``). A sweep deletes only names that the
+archive could have written, and only where ``_owner`` is its own: a folder that is gone is done.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from functools import partial
 
 import msgspec
 
@@ -58,11 +60,13 @@ from tidelog.model.archive import Archive, Ended
 from tidelog.pipeline.archive import list_archives, open_sink
 from tidelog.pipeline.base import Pipeline
 from tidelog.pipeline.freezing import freeze_heads
-from tidelog.pipeline.places import files_at, no_source, pipelines_of
+from tidelog.pipeline.places import files_at, no_source, pipelines_of, store_at
 from tidelog.pipeline.registry import list_pipelines
 from tidelog.pipeline.removal import close_heads, delete_below, remove_work
+from tidelog.pipeline.roots import has_our_mark, is_own_name, own_folders
 from tidelog.pipeline.shard import Shard
 from tidelog.pipeline.workers import LocalWorkers
+from tidelog.store.base import Store
 
 __all__ = [
     "delete_archive",
@@ -70,7 +74,6 @@ __all__ = [
     "finish_ending",
     "finish_removal",
     "remove_late_copies",
-    "removed_archives",
 ]
 
 _SHARD = "shard/"
@@ -154,23 +157,36 @@ def finish_removal(home: Home, archive: Archive) -> None:
         return
     for each in pipelines_of(archive):
         close_heads(home.log, each)
-    remove_late_copies(home, archive)  # step 7
+    _remove_files(home, archive)  # step 7
     log, incarnation = home.log, archive.incarnation
     gone = Put(layout.removed_row(incarnation), encode_archive(log, archive))
     name = layout.archive_row(archive.name)
     remove_name(log, name, lambda row: decode_archive(log, row).incarnation == incarnation, gone)
 
 
-def removed_archives(home: Home) -> Iterator[Archive]:
-    """The archives that were deleted with their files: no name is theirs any more."""
-    for row in home.log.catalog.scan(layout.REGISTRY, layout.removed_row(""), "removed0"):
-        yield decode_archive(home.log, row)
-
-
 def remove_late_copies(home: Home, archive: Archive) -> None:
-    """Delete all objects and rows of a removed archive; its mark and closed heads stay."""
+    """Delete what drivers that slept have left of a removed archive since.
+
+    Only names that it could have written, in a folder that still has its mark: other files, and a
+    folder that is gone or another's, are left alone.
+    """
+    files = store_at(home, archive.store)
+    if has_our_mark(files, archive):
+        for folder in own_folders(archive):
+            delete_below(files, folder, partial(is_own_name, archive))
+    _remove_other_work(home, archive, files)
+
+
+def _remove_files(home: Home, archive: Archive) -> None:
+    """Step 7: all objects and rows of an archive; its mark and closed heads stay."""
     files = files_at(home, archive)
-    delete_below(files, f"{archive.root}/", lambda key: key != archive.owner)
+    for folder in own_folders(archive):
+        delete_below(files, folder)
+    _remove_other_work(home, archive, files)
+
+
+def _remove_other_work(home: Home, archive: Archive, files: Store) -> None:
+    """What is not below its root; the names of these folders have its incarnation."""
     delete_below(files, f"{archive.dead}/")
     for each in pipelines_of(archive):
         remove_work(home.log, each, files)

@@ -45,7 +45,6 @@ from tidelog.pipeline.descent import (
     partitions_of,
     reachable_archives_of,
 )
-from tidelog.pipeline.ending import removed_archives
 from tidelog.pipeline.erase import is_under_way
 from tidelog.pipeline.erase_aside import AsideFiles, aside_lines
 from tidelog.pipeline.known_iceberg import ICEBERG
@@ -57,6 +56,7 @@ from tidelog.pipeline.proof_names import ManifestNames, erases, is_named_by_even
 from tidelog.pipeline.proof_rows import quoted_errors
 from tidelog.pipeline.proof_uploads import lasting_uploads
 from tidelog.pipeline.registry import list_pipelines
+from tidelog.pipeline.roots import removed_archives
 from tidelog.pipeline.sought import (
     Sought,
     has_columns,
@@ -177,7 +177,7 @@ def prove_erased(
         search.whole_archive(archive)
     for archive in removed_archives(home):
         if not is_detached(home.log, archive):
-            search.whole_archive(archive)
+            search.removed_archive(archive)
     search.everything(store)
     search.rows()
     return search.proof
@@ -399,6 +399,14 @@ class _Search:
         for folder in folders["files"]:
             for info in store.list(folder.prefix):
                 self._unexplained(store, info, "of no generation that the archive has", _SWEEP)
+
+    def removed_archive(self, archive: Archive) -> None:
+        """Search the folders of a deleted archive, unless another one has marked its root since."""
+        store = store_at(self._home, archive.store)
+        with contextlib.suppress(NotFoundError):
+            if store.get(archive.owner) != archive.mark:
+                return
+        self.whole_archive(archive)
 
     def everything(self, store: Store) -> None:
         """Search all objects of the home that nothing explains, and all manifests for names."""

@@ -44,13 +44,13 @@ from tidelog.pipeline.ending import (
     finish_ending,
     finish_removal,
     remove_late_copies,
-    removed_archives,
 )
 from tidelog.pipeline.erase import finish_rewrites
 from tidelog.pipeline.generations import finish_removals, remove_strays
 from tidelog.pipeline.history import forget_history
 from tidelog.pipeline.places import files_at, pipelines_of
 from tidelog.pipeline.registry import list_pipelines
+from tidelog.pipeline.roots import removed_archives
 from tidelog.pipeline.tables import settle_tables
 from tidelog.store.base import ObjectInfo, Store
 
