@@ -260,6 +260,7 @@ def test_without_the_sdk_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch
     for name in [name for name in sys.modules if name.startswith(("boto", "tidelog.sources.kin"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.delitem(sys.modules, "tidelog.clients.kinesis")
+    monkeypatch.delitem(sys.modules, "tidelog.aws")
     monkeypatch.setitem(sys.modules, "boto3", None)
     with pytest.raises(InvalidError, match=r"pip install 'tidelog\[aws\]'"):
         open_source("kinesis://a?region=x", environ=KEYS)
@@ -371,7 +372,14 @@ def test_reading_keeps_to_the_limits_of_a_shard(fake: FakeKinesis) -> None:
     assert 8 <= clock.monotonic_s() - began_s < 20  # 18 MB, at 2 MB/s, but for the last answer
 
 
-def test_a_range_ends_after_about_so_many_events(fake: FakeKinesis) -> None:
+@pytest.mark.parametrize(
+    ("most", "expected"),
+    [(7, [5, 5, 5, 7, 7, 1]), (3, [5, 5, 5, 5, 3, 3, 3, 1])],
+    ids=["several records", "less than an aggregated record"],
+)
+def test_a_range_ends_after_so_many_events_or_one_aggregated_record(
+    fake: FakeKinesis, most: int, expected: list[int]
+) -> None:
     stream = Stream(fake.endpoint)
     stream.put([("k", aggregated([("a", b"x")] * 5)) for _ in range(4)])
     stream.put([("k", b"%d" % n) for n in range(10)])
@@ -380,12 +388,12 @@ def test_a_range_ends_after_about_so_many_events(fake: FakeKinesis) -> None:
     held = source.bounds([shard])[shard]
     at, sizes = held.first, []
     while True:
-        found, after = rows(source, shard, at, source.cut(at, held.end, 7))
+        found, after = rows(source, shard, at, source.cut(at, held.end, most))
         if after == at:
             break
         at = after
         sizes.append(len(found))
-    assert sizes == [10, 10, 7, 3]
+    assert sizes == expected
 
 
 def test_a_range_ends_where_its_time_does(fake: FakeKinesis) -> None:
