@@ -219,7 +219,7 @@ def test_journal_that_a_copy_of_the_catalog_planned_is_kept_and_recovered(
     for dry in (["--dry-run"], []):
         refused = CliRunner().invoke(cli, [*asked, *dry])
         assert refused.exit_code == 1
-        assert "2 events of journals were trimmed" in refused.output
+        assert "2 events of lost objects were trimmed" in refused.output
         assert "add --include-trimmed" in refused.output
     with embedded.open() as home:
         assert home.verify("orders").possible_losses == 1

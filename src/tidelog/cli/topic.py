@@ -208,7 +208,8 @@ def recover(
     the topic has with an updated value stay in their objects, and are counted as doubted. Events
     that were trimmed stay away, as far as the restored catalog knows of the trim: trim again after
     a restore that has forgotten one. Some may be left in a journal of a compiler that died: these
-    are counted as trimmed, and appended only with --include-trimmed.
+    are counted as trimmed, and appended only with --include-trimmed. So are events of pumps,
+    restores and Spark sinks that the topic had, by a row that outlived them, and has no more.
 
     Events of producers with a name, pumps, restores, named playbacks and Spark sinks wait in their
     objects: the restored catalog makes these writers send them again. Start the writers, then run
@@ -217,8 +218,11 @@ def recover(
     With --incarnation it brings a topic back that the registry does not know any more, under a name
     that no topic has. What rows the catalog has of it count as before.
 
-    Ends with exit code 1 when an object does not decode, when events wait for their writers, or
-    when trimmed events were left in journals.
+    Each event of these objects is counted as appended, present, erased, doubted, waiting, trimmed
+    or earlier (appended by an earlier call). An object with others is kept.
+
+    Ends with exit code 1 when an object does not decode, when events wait for their writers, when
+    trimmed events were left in their objects, or when an event is not accounted for.
 
     \b
     Examples:
@@ -243,12 +247,18 @@ def recover(
         )
     if report.trimmed:
         click.echo(
-            f"topic `{name}`: {counted(report.trimmed, 'event')} of journals were trimmed, and "
-            "stay in their objects, which sweeps delete: if you trimmed them only because their "
-            "own objects were lost, add --include-trimmed",
+            f"topic `{name}`: {counted(report.trimmed, 'event')} of lost objects were trimmed, "
+            "and stay in these, which sweeps delete: if you trimmed them only because their own "
+            "objects were lost, add --include-trimmed",
             err=True,
         )
-    if report.unreadable or report.waiting or report.trimmed:
+    if report.unaccounted:
+        click.echo(
+            f"topic `{name}`: {counted(report.unaccounted, 'event')} of lost objects could not be "
+            "accounted for: their objects are kept: back up the home, and report this",
+            err=True,
+        )
+    if report.unreadable or report.waiting or report.trimmed or report.unaccounted:
         sys.exit(FAILED)
 
 

@@ -80,7 +80,7 @@ class Forgotten:
         """Segments from generation ``below`` on may be under way, and are passed over."""
         self._include_trimmed = include_trimmed
         self._log = log
-        self._topic = topic
+        self.topic = topic
         self.units: list[Unit] = []
         self.unneeded: list[ObjectInfo] = []  # journals that only hold what the topic has
         self.unreadable: list[str] = []
@@ -97,6 +97,8 @@ class Forgotten:
         ]
         self._keys = {info.key for info in objects}
         references = [self._references(each) for each in range(topic.partitions)]
+        self._rows = references  # of each partition, as they were read last
+        self._holding: dict[int, dict[str, bool] | None] = {}  # what they hold: see `_held`
         after = self._compilers()
         uses = Uses(self._keys)
         for partition, rows in enumerate(references):
@@ -114,7 +116,7 @@ class Forgotten:
                 self._add_segment(found, info, uses)
             elif _is_over(info.key, before, after):
                 journals.append(info)
-        self._add_journals(found, journals, references)
+        self._add_journals(found, journals)
         ours = {recovery_id(origin, partition) for origin, partition in found}
         self.units = sorted(
             (unit for unit in found.values() if unit.origin not in ours),
@@ -152,19 +154,19 @@ class Forgotten:
 
     def _compilers(self) -> list[HeldRow]:
         found = []
-        for partition in range(self._topic.partitions):
-            where = layout.topic_partition(self._topic.incarnation, partition)
+        for partition in range(self.topic.partitions):
+            where = layout.topic_partition(self.topic.incarnation, partition)
             row = self._log.catalog.get(where, layout.COMPILE_ROW)
-            what = f"compile row of `{self._topic.name}/{partition}`"
+            what = f"compile row of `{self.topic.name}/{partition}`"
             found.append(HeldRow("", 0) if row is None else decode_row(row.value, HeldRow, what))
         return found
 
     def _references(self, partition: int) -> References:
         """The rows of a partition, all of one time as far as compiles and trims go."""
-        head, _ = read_head(self._log, self._topic, partition)
+        head, _ = read_head(self._log, self.topic, partition)
         for _ in range(_READS):
-            found = read_references(self._log, self._topic, partition, head)
-            now, _ = read_head(self._log, self._topic, partition)
+            found = read_references(self._log, self.topic, partition, head)
+            now, _ = read_head(self._log, self.topic, partition)
             if (now.start, now.compiled) == (head.start, head.compiled):
                 return found
             head = now
@@ -183,7 +185,7 @@ class Forgotten:
             return
         origin, _ = origin_of(info.key)
         for each in known:
-            is_here = 0 <= each.partition < self._topic.partitions
+            is_here = 0 <= each.partition < self.topic.partitions
             if is_here and not uses.is_known(info.key, each.partition):
                 unit = found.setdefault(
                     (origin, each.partition), Unit(origin, each.partition, each.next)
@@ -194,10 +196,7 @@ class Forgotten:
         self,
         found: dict[tuple[str, int], Unit],
         journals: Sequence[ObjectInfo],
-        references: Sequence[References],
     ) -> None:
-        # By partition: origins, and whether they are there; None where that cannot be read.
-        held: dict[int, dict[str, bool] | None] = {}
         for info in journals:
             data = self._data(info)
             if data is None:
@@ -208,12 +207,10 @@ class Forgotten:
             except CorruptError:
                 self.unreadable.append(info.key)
                 continue
-            if partition not in held:
-                held[partition] = self._held(partition, references[partition])
-            here = held[partition]
+            here = self._held(partition)
             if here is None:
                 continue  # it may be the only copy, or not: left
-            sources = self._not_trimmed(info.key, sources, here, references[partition])
+            sources = self._not_trimmed(info.key, sources, here, self._rows[partition])
             forgotten = [each for each in sources if each.origin not in here]
             for source in forgotten:
                 key = (source.origin, partition)
@@ -252,7 +249,27 @@ class Forgotten:
                 )
         return kept
 
-    def _held(self, partition: int, rows: References) -> dict[str, bool] | None:
+    def holds(self, partition: int, origin: str, row: tuple[str, str | None]) -> bool | None:
+        """Whether a partition holds the events of an origin, as its rows say.
+
+        These are read again unless they had this producer's row, in this version: what was
+        committed with it is among them then. None where it holds them in an object that is missing,
+        or may do so.
+        """
+        if all((each.row, each.version) != row for each in self._rows[partition].producers):
+            self._rows[partition] = self._references(partition)
+            self._holding.pop(partition, None)
+        here = self._held(partition)
+        if here is None:
+            return None
+        return (here[origin] or None) if origin in here else False
+
+    def _held(self, partition: int) -> dict[str, bool] | None:
+        if partition not in self._holding:
+            self._holding[partition] = self._read_held(partition, self._rows[partition])
+        return self._holding[partition]
+
+    def _read_held(self, partition: int, rows: References) -> dict[str, bool] | None:
         """The origins of all events that a partition holds, and whether their objects are there.
 
         None where a row names a journal that is missing, so that its sources are not known.
@@ -262,7 +279,7 @@ class Forgotten:
         found = {origin: True for key in listed if (origin := origin_of(key)[0]) in there}
         for key in rows.objects:
             if not key.endswith(".parquet"):
-                found[origin_of(key)[0]] = key in self._keys
+                found[origin_of(key)[0]] = self._is_there(key)
                 continue
             try:
                 size = self._log.store.head(key).size
@@ -280,8 +297,17 @@ class Forgotten:
                 self.unreadable.append(key)
                 return None
             for source in sources:
-                found[source.origin] = key in self._keys
+                found[source.origin] = True
         return found
+
+    def _is_there(self, key: str) -> bool:
+        """Whether an object is there; one that was stored after the listing is asked for."""
+        if key not in self._keys:
+            try:
+                self._log.store.head(key)
+            except NotFoundError:
+                return False
+        return True
 
     def _sources(self, key: str, data: bytes) -> list[Source]:
         return read_sources(lambda start, end: data[start:end], len(data), f"journal `{key}`")
@@ -313,7 +339,7 @@ class Forgotten:
 
     def _changing(self) -> UnavailableError:
         return UnavailableError(
-            f"topic `{self._topic.name}`: is compiled or trimmed while it is read: recover it again"
+            f"topic `{self.topic.name}`: is compiled or trimmed while it is read: recover it again"
         )
 
 

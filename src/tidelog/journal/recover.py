@@ -23,7 +23,13 @@ event, so it is counted and left.
    unit of which only journals are left waits if any named writer has a row in the partition
    Events that a compile had read before it died, and that were **trimmed** since, stay in their
    journal too (``forgotten``), unless the caller includes them
-4. list the segment as unused in that commit, and each journal in the last commit of its units: from
+   The row of the unit's producer may be there already: an earlier call has appended the unit, or
+   a copy of its segment was committed. That row outlives the events, so it proves nothing alone.
+   They count as appended **earlier** where the partition holds what was committed with the row,
+   else as trimmed
+4. each event found is one of appended, present, erased, doubted, waiting, trimmed or earlier; the
+   objects of a unit where these do not add up stay. A dry run decides in the same way
+   list the segment as unused in that commit, and each journal in the last commit of its units: from
    then on they are not strays, and sweeps delete them. Objects of a unit with doubted events, or
    with events that wait, stay
 
@@ -63,7 +69,7 @@ from tidelog.journal.forgotten import Forgotten, Unit, UnitEvents
 from tidelog.journal.lookup import Lookup
 from tidelog.journal.present import Present
 from tidelog.journal.writers import any_writer, in_words
-from tidelog.log.append_plan import Stored
+from tidelog.log.append_plan import ALL_SEQUENCES, Stored
 from tidelog.log.base import Log
 from tidelog.log.copying import Copier, LedgerMovedError
 from tidelog.log.heads import RACE, raise_head
@@ -73,10 +79,12 @@ from tidelog.log.topics import read_head
 from tidelog.log.unused import list_now
 from tidelog.model import layout, limits
 from tidelog.model.producers import recovery_id, recovery_producer
-from tidelog.model.run import Head, decode_row, encode_row
+from tidelog.model.run import Head, ProducerState, decode_row, encode_row
 from tidelog.model.topic import Topic
 
 __all__ = ["RecoverReport", "recover_topic"]
+
+_LEFT_OUT = ("present", "trimmed", "erased", "doubted", "earlier")  # counts of a report
 
 
 @dataclass(slots=True)
@@ -92,6 +100,8 @@ class RecoverReport:
     trimmed: int = 0  # events that the topic was trimmed of: left in their objects
     erased: int = 0  # events that were deleted, by the ledger
     doubted: int = 0  # events whose id the topic has with an updated value: left in their objects
+    earlier: int = 0  # events that an earlier call has appended
+    unaccounted: int = 0  # events that are none of these: left in their objects
     waiting: int = 0  # events of named writers, which send them again: left in their objects
     writers: list[str] = field(default_factory=list)  # these, in words
     values: int = 0  # of updates, which do not name their event: left
@@ -118,9 +128,10 @@ def recover_topic(
     below = None if dry_run else topic.generation
     found = Forgotten(log, topic, below, include_trimmed=include_trimmed)
     report = RecoverReport(topic.name, dry_run, found.objects(), values=len(found.values))
-    report.trimmed = found.trimmed
-    recovery = _Recovery(log, topic, lookup, report)
+    report.events = report.trimmed = found.trimmed
+    recovery = _Recovery(log, lookup, found, report)
     recovery.writers_resumed = writers_resumed
+    recovery.include_trimmed = include_trimmed
     recovery.keep(found.with_trimmed)
     left = Counter(info.key for unit in found.units for info, _ in unit.journals)
     for unit in found.units:
@@ -183,6 +194,16 @@ class _Recovering(Copier):
 
     finished: Sequence[str] = ()  # strays, which the next commit lists as unused
 
+    def said(self, partition: int) -> tuple[ProducerState, tuple[str, str | None]]:
+        """What the producer's row says, and its name and version."""
+        state, version = self._state(partition)
+        return state, (layout.producer_row(self._producer), version)
+
+    def disown(self, partition: int) -> None:
+        """Let the next commit replace the row as it is: what it says is not true any more."""
+        _, version = self._state(partition)
+        self._states[partition] = (ProducerState(self._epoch), version)
+
     def upload_as(self, segment_id: str, table: pa.Table, partition: int) -> tuple[Stored, Piece]:
         segment = encode_segment([(partition, table)], self.known([partition]))
         return self._upload(segment, segment_id, self._log.ids.new()), segment.pieces[0]
@@ -195,13 +216,15 @@ class _Recovery:
     """Steps 3 and 4."""
 
     writers_resumed = False
+    include_trimmed = False
 
-    def __init__(self, log: Log, topic: Topic, lookup: Lookup, report: RecoverReport) -> None:
+    def __init__(self, log: Log, lookup: Lookup, found: Forgotten, report: RecoverReport) -> None:
         self._log = log
-        self._topic = topic
+        self._topic = found.topic
         self._lookup = lookup
+        self._found = found
         self._report = report
-        self._erased = read_ledger(log, topic) if report.dry_run else NOTHING_ERASED
+        self._erased = read_ledger(log, self._topic) if report.dry_run else NOTHING_ERASED
         self._present = Present(log, lookup)
         self._doubted: set[str] = set()  # objects with events that the topic may have, or will
         self._any: dict[int, str] = {}  # of each partition, a named writer that has a row in it
@@ -217,7 +240,8 @@ class _Recovery:
         if self._waits(unit, events):
             return
         if self._report.dry_run:
-            self._report.appended += len(self._absent(unit, events))
+            appended = len(self._to_append(unit, events, self._appender(unit)))
+            self._report.appended += appended
             return
         for delay_s in RACE.delays_s(self._log.random):
             before = self._counted()
@@ -239,7 +263,7 @@ class _Recovery:
             return False
         before = self._counted()
         self._erased = read_ledger(self._log, self._topic)
-        absent = len(self._absent(unit, events))
+        absent = len(self._to_append(unit, events, self._appender(unit)))
         if not absent:
             self._count(before)
             return False  # it has sent them
@@ -253,14 +277,33 @@ class _Recovery:
             self._any[partition] = any_writer(self._log, self._topic, partition)
         return self._any[partition]
 
-    def _counted(self) -> tuple[int, int, int]:
-        return self._report.present, self._report.erased, self._report.doubted
+    def _counted(self) -> dict[str, int]:
+        """What was counted so far of events that are not appended."""
+        return {name: getattr(self._report, name) for name in _LEFT_OUT}
 
-    def _count(self, counted: tuple[int, int, int]) -> None:
-        self._report.present, self._report.erased, self._report.doubted = counted
+    def _count(self, counted: dict[str, int]) -> None:
+        for name, count in counted.items():
+            setattr(self._report, name, count)
+
+    def _to_append(
+        self, unit: Unit, events: UnitEvents, appender: _Recovering
+    ) -> npt.NDArray[np.int64]:
+        """The rows of events that are to be appended; all others are counted.
+
+        The objects of a unit with events that are none of those that the report knows are left.
+        """
+        before = sum(self._counted().values())
+        rows = self._absent(unit, events)
+        rows = rows[~self._had(unit, events.places[rows], appender)]
+        counted = sum(self._counted().values()) - before
+        rest = events.table.num_rows - counted - len(rows)
+        if rest:
+            self._report.unaccounted += rest
+            self._doubted.update(_objects(unit))
+        return rows
 
     def _absent(self, unit: Unit, events: UnitEvents) -> npt.NDArray[np.int64]:
-        """The rows of events that are to be appended."""
+        """The rows of events that the topic does not have, as far as their contents tell."""
         has, doubted = self._present.look(events.table)
         kept = self._kept(events.table)
         self._report.present += int(has.sum())
@@ -276,18 +319,64 @@ class _Recovery:
         kept = self._erased.kept(events)
         return np.ones(events.num_rows, np.bool_) if kept is None else kept
 
+    def _had(
+        self, unit: Unit, places: npt.NDArray[np.int64], appender: _Recovering
+    ) -> npt.NDArray[np.bool_]:
+        """Which of a unit's events the partition had once, by the row of the unit's producer.
+
+        That row alone proves nothing: it outlives the events. They count as appended where the
+        partition holds what was committed with the row, else as trimmed. Trimmed ones are appended
+        on request, and the row is replaced then. Where an object is missing they are doubted, and
+        so are those that an earlier call left out, since a later commit has numbered others.
+        """
+        state, row = appender.said(unit.partition)
+        said = places <= state.last
+        if not said.any():
+            return said
+        is_claim = state.last == ALL_SEQUENCES
+        listed = np.array([each for one in state.recent for each in one.sequences()], np.int64)
+        known = said if is_claim else said & np.isin(places, listed)
+        held = self._found.holds(
+            unit.partition,
+            unit.origin if is_claim else recovery_id(unit.origin, unit.partition),
+            row,
+        )
+        if held and not is_claim:
+            start = read_head(self._log, self._topic, unit.partition)[0].start
+            held = all(one.base + one.count > start for one in state.recent)
+        if held is False and self.include_trimmed:
+            appender.disown(unit.partition)
+            return np.zeros(len(places), np.bool_)
+        if held:
+            self._report.earlier += int(known.sum())
+            self._doubt(unit, int((said & ~known).sum()))
+            return said
+        if held is None:
+            self._doubt(unit, len(places))
+        else:
+            self._report.trimmed += len(places)
+            self._doubted.update(_objects(unit))
+        return np.ones(len(places), np.bool_)
+
+    def _doubt(self, unit: Unit, events: int) -> None:
+        if events:
+            self._report.doubted += events
+            self._doubted.update(_objects(unit))
+
+    def _appender(self, unit: Unit) -> _Recovering:
+        producer = recovery_producer(unit.origin, unit.partition)
+        return _Recovering(self._log, self._topic, producer)
+
     def _append(self, unit: Unit, events: UnitEvents, journals: Sequence[str]) -> int:
         """Append those that no earlier call has appended, and list the strays; how many."""
-        producer = recovery_producer(unit.origin, unit.partition)
-        appender = _Recovering(self._log, self._topic, producer)
+        appender = self._appender(unit)
         appender.erased = self._erased
         before = self._counted()
 
         def attempt(erased: ErasedIds) -> int:
             self._erased = erased
             self._count(before)
-            rows = self._absent(unit, events)
-            left = rows[events.places[rows] > appender.last_sequence(unit.partition)]
+            left = self._to_append(unit, events, appender)
             finished = [*([] if unit.segment is None else [unit.segment.key]), *journals]
             finished = [key for key in finished if key not in self._doubted]
             self._commit(appender, unit, events, left, finished)
