@@ -158,7 +158,7 @@ class Home(JournalCalls):
         self._check_open()
         return list(list_topics(self.log))
 
-    def delete_topic(self, name: str, *, past_readers: Past = False) -> None:
+    def delete_topic(self, name: str, *, past_readers: Past = False, incarnation: str = "") -> None:
         """Remove a topic with all its events and consumers. ``NotFoundError``.
 
         ``InvalidError`` where a consumer, an archive, a pump or a playback has not read all of its
@@ -166,6 +166,7 @@ class Home(JournalCalls):
         such as ``billing`` or ``consumer:billing``. What was deleted from the
         topic is erased from its archives first; ``UnavailableError`` while a range is under way
         there that may hold such an event: run the archive, then delete the topic again.
+        With an ``incarnation`` it deletes no other topic that has the name now.
         """
         self._check_open()
 
@@ -179,7 +180,8 @@ class Home(JournalCalls):
         with self._lock:
             producer = self._producers.get(name)
         with freeing(self.catalog):
-            delete_topic(self.log, name, check, closed)  # may refuse: then appends go on
+            # May refuse: then appends go on.
+            delete_topic(self.log, name, check, closed, incarnation)
         if producer is not None:
             with self._lock:
                 if self._producers.get(name) is producer:

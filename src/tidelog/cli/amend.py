@@ -19,6 +19,7 @@ from tidelog.codec.id_lines import ids_of_lines
 from tidelog.errors import InvalidError
 from tidelog.home import Home, open_home
 from tidelog.journal.audit import AuditRecord, Why
+from tidelog.log.registry import check_shown
 from tidelog.model.event import to_iso
 from tidelog.pipeline.archived import Deleted, delete_events, delete_key
 
@@ -142,9 +143,10 @@ def delete(home_text: str | None, output: Output, /, topic: str, **given: Any) -
     is_clear = bool(given["ids"]) and not sys.stdin.isatty()
     with open_home(home_text) as home:
         why = home.reason(given["why"], given["who"])
-        home.topic(topic)
+        shown = home.topic(topic).incarnation
         question = f"Delete {what} from `{topic}`, for good?"
         ask_first(f"events of `{topic}`", question, given["yes"] or is_clear)
+        check_shown(f"topic `{topic}`", shown, home.topic(topic).incarnation)
         deleted = (
             _delete_key(home, topic, key, why)
             if key is not None

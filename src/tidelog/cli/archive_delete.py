@@ -45,10 +45,10 @@ def delete(
             question = f"Delete archive `{name}` and all its files in `{folder}`, for good?"
         ask_first(f"archive `{name}`", question, yes)
         if delete_files:
-            delete_archive(home, name)
+            delete_archive(home, name, found[name].incarnation)
             output.say(f"Deleted archive `{name}` and its files.")
         else:
-            end_archive(home, name)
+            end_archive(home, name, found[name].incarnation)
             output.say(
                 f"Ended archive `{name}`. Its files stay in `{folder}`, and erasures still reach "
                 f"them. Delete them with `tidelog archive delete {name} --delete-files`."

@@ -9,6 +9,7 @@ from tidelog.cli.output import Output, json_option
 from tidelog.cli.text import utf8
 from tidelog.errors import NotFoundError
 from tidelog.home import Home, open_home
+from tidelog.log.consumers import consumer_version, delete_consumer
 from tidelog.model.address import nearest
 
 __all__ = ["consumer"]
@@ -53,12 +54,13 @@ def delete(
       tidelog consumer delete orders billing --yes --force
     """
     with open_home(home_text) as home:
-        lag = _lag(home, topic, name)
+        lag, found = _lag(home, topic, name), home.topic(topic)
+        shown = consumer_version(home.log, found, name)
         told = f"{lag} events of `{topic}`" if lag else f"all events of `{topic}`"
         has = "has not read" if lag else "has read"
         question = f"Delete consumer `{name}`, which {has} {told}?"
         ask_first(f"consumer `{name}` of `{topic}`", question, yes)
-        home.delete_consumer(topic, name, force=force)
+        delete_consumer(home.log, found, name, force=force, shown=shown)
         output.say(f"Deleted consumer `{name}` of `{topic}`.")
         if output.as_json:
             output.record({"topic": topic, "name": name, "deleted": True})

@@ -92,12 +92,12 @@ def delete(home_text: str | None, output: Output, /, name: str, yes: bool) -> No
       tidelog pipeline delete pump.orders.0a1b2c3d4e5f6071 --yes
     """
     with open_home(home_text) as home:
-        names = [each.name for each in list_pipelines(home)]
-        if name not in names:
-            like = nearest(name, names)
+        found = {each.name: each for each in list_pipelines(home)}
+        if name not in found:
+            like = nearest(name, found)
             raise NotFoundError(f"pipeline `{name}`: not found{like}: nothing to delete")
         ask_first(f"pipeline `{name}`", f"Delete `{name}`? What it has written stays.", yes)
-        delete_pipeline(home, name)
+        delete_pipeline(home, name, found[name].incarnation)
         output.record({"deleted": name})
 
 

@@ -155,7 +155,8 @@ def delete(home_text: str | None, output: Output, /, name: str, yes: bool, **pas
             like = nearest(name, found)
             raise NotFoundError(f"topic `{name}`: not found{like}: nothing to delete", topic=name)
         ask_first(f"topic `{name}`", _question(home, found[name]), yes)
-        home.delete_topic(name, past_readers=past_of(**past))
+        shown = found[name].incarnation
+        home.delete_topic(name, past_readers=past_of(**past), incarnation=shown)
         output.say(f"Deleted topic `{name}`.")
         if output.as_json:
             output.record({"name": name, "deleted": True})

@@ -53,25 +53,34 @@ from tidelog.log.heads import RACE
 from tidelog.log.hold import put_held
 from tidelog.log.lag import consumer_names
 from tidelog.log.lease import Fence, Lease, Member, Registered, decode_registered, read_lease_row
+from tidelog.log.registry import check_shown
 from tidelog.model import layout, limits
 from tidelog.model.address import nearest
 from tidelog.model.run import decode_row, encode_row
 from tidelog.model.topic import Topic
 
-__all__ = ["delete_consumer"]
+__all__ = ["consumer_version", "delete_consumer"]
 
 _State = Literal["ready", "deleting", "ending", "deleted"]
 _LOOK_S = 0.2  # between two looks for a heartbeat
 _PATIENCE = 1.5  # times to live without a sign, as for a takeover from a one-shot reader
 
 
-def delete_consumer(log: Log, topic: Topic, name: str, *, force: bool = False) -> None:
+def consumer_version(log: Log, topic: Topic, name: str) -> str:
+    """Returns what tells a consumer from a later one of its name. ``NotFoundError``."""
+    return _Deletion(log, topic, name).version()
+
+
+def delete_consumer(
+    log: Log, topic: Topic, name: str, *, force: bool = False, shown: str = ""
+) -> None:
     """Delete a consumer with its cursors. ``NotFoundError``, also for one that was deleted.
 
     ``InvalidError`` while a member is alive, unless ``force``. That is known at once of members
     that were closed and of processes of this machine; else it takes 1.5 times ``lease_ttl_ms``.
+    ``shown`` is the ``consumer_version`` that a person was asked about (``check_shown``).
     """
-    _Deletion(log, topic, name).run(force)
+    _Deletion(log, topic, name).run(force, shown)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +106,14 @@ class _Deletion:
         self._row = layout.consumer_row(topic.incarnation, name)
         self._members = layout.consumer_members(topic.incarnation, name)
 
-    def run(self, force: bool) -> None:
+    def version(self) -> str:
+        """The row is changed by each delete and each consumer that begins again, never removed."""
+        return f"{self._topic.incarnation}/{self._found()[1].version}"
+
+    def run(self, force: bool, shown: str) -> None:
         """Steps 1 to 8."""
         found, row = self._found()
+        check_shown(self._what, shown, f"{self._topic.incarnation}/{row.version}")
         silent: Mapping[str, _Sign] = {}
         if not force and found.state != "ending":
             with self._ready_if_alive(row.version, found.state == "deleting"):

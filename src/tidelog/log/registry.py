@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tidelog.catalog.base import ABSENT, Change, Delete, Put, Row
-from tidelog.errors import ConflictError, UnavailableError, UnknownOutcomeError
+from tidelog.errors import ConflictError, NotFoundError, UnavailableError, UnknownOutcomeError
 from tidelog.log.base import Log
 from tidelog.model import layout
 
-__all__ = ["add_name", "remove_name"]
+__all__ = ["add_name", "check_shown", "remove_name"]
 
 
 def add_name(log: Log, wanted: Put, check: Callable[[], None] = lambda: None) -> None:
@@ -46,6 +46,19 @@ def remove_name(log: Log, name: str, is_same: Callable[[Row], bool], *also: Put)
         return [Delete(name, found.version), *also]
 
     _change(log, name, decide)
+
+
+def check_shown(what: str, shown: str, found: str) -> None:
+    """Raise ``NotFoundError`` if what has a name now is not what a person was asked about.
+
+    A name may be free and taken again while a question waits for its answer. ``shown`` is the
+    incarnation that the question was about; empty: whatever has the name.
+    """
+    if shown not in ("", found):
+        raise NotFoundError(
+            f"{what}: was deleted and made again since you were asked: nothing was deleted: look "
+            "at it, then delete again"
+        )
 
 
 def _change(log: Log, name: str, decide: Callable[[Row | None], list[Change]]) -> None:

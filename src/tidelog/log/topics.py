@@ -54,7 +54,7 @@ from tidelog.errors import (
     NotFoundError,
 )
 from tidelog.log.base import Log
-from tidelog.log.registry import add_name, remove_name
+from tidelog.log.registry import add_name, check_shown, remove_name
 from tidelog.model import layout, limits
 from tidelog.model.address import nearest
 from tidelog.model.run import Head, decode_row, encode_row
@@ -148,13 +148,14 @@ def delete_topic(
     name: str,
     check: Callable[[Topic], None] | None = None,
     closed: Callable[[Topic], None] | None = None,
+    shown: str = "",
 ) -> None:
     """Remove a topic with all its events, consumers and audit records. ``NotFoundError``.
 
     ``check`` gets the topic before anything is written, and refuses the delete by an error, such
     as ``readers.check_all_read``. A delete that has begun is finished without it. ``closed`` is
     step 3: it gets the topic once nothing more can be committed to it; its error leaves the topic
-    half deleted, and a repeated delete calls it again.
+    half deleted, and a repeated delete calls it again. ``shown``: as in ``check_shown``.
     """
     check_topic_name(name)
     while True:
@@ -162,6 +163,7 @@ def delete_topic(
         if row is None:
             raise NotFoundError(f"topic `{name}`: not found: nothing to delete", topic=name)
         topic = _decode(row)
+        check_shown(f"topic `{name}`", shown, topic.incarnation)
         if topic.state == "deleting":
             break
         if check is not None and topic.state == "ready":

@@ -52,7 +52,7 @@ from tidelog.log.archives import (
 )
 from tidelog.log.base import Log
 from tidelog.log.heads import RACE
-from tidelog.log.registry import remove_name
+from tidelog.log.registry import check_shown, remove_name
 from tidelog.log.replays import replay_pipeline
 from tidelog.model import layout
 from tidelog.model.address import parse_address
@@ -79,23 +79,24 @@ __all__ = [
 _SHARD = "shard/"
 
 
-def end_archive(home: Home, name: str) -> Archive:
+def end_archive(home: Home, name: str, shown: str = "") -> Archive:
     """End an archive; its files stay. ``NotFoundError``. Safe to repeat, and to run twice at once.
 
-    Drivers that run stop with ``FencedError``.
+    Drivers that run stop with ``FencedError``. ``shown``: as in ``check_shown``.
     """
     with freeing(home.catalog):
-        return _end(home, name)
+        return _end(home, name, shown)
 
 
-def _end(home: Home, name: str) -> Archive:
-    log, archive = home.log, _present(home, name)
+def _end(home: Home, name: str, shown: str) -> Archive:
+    log, archive = home.log, _present(home, name, shown)
     if is_outside(log, archive):
         log.standing.check(f"archive `{name}` in `{archive.store}/{archive.root}`")
     wanted = Ended(log.ids.new(), log.clock.now_ms())
 
     def edit(found: Archive) -> Archive:
-        if found.incarnation != archive.incarnation or found.ended is not None:
+        check_shown(f"archive `{name}`", archive.incarnation, found.incarnation)
+        if found.ended is not None:
             return found
         return msgspec.structs.replace(found, ended=wanted, promotion=None, kept=())
 
@@ -123,25 +124,27 @@ def finish_ending(home: Home, archive: Archive) -> Archive:
     return change_archive(home.log, archive.name, edit)
 
 
-def delete_archive(home: Home, name: str) -> None:
+def delete_archive(home: Home, name: str, shown: str = "") -> None:
     """End an archive, and delete its files, dead letters and tables of kind delta; for good.
 
     ``NotFoundError``. ``InvalidError`` while an Iceberg table lists its files, while another
-    archive or a pipeline is made from it, and where the files belong to another home.
+    archive or a pipeline is made from it, and where the files belong to another home. ``shown``: as
+    in ``check_shown``.
     """
     with freeing(home.catalog):
-        _delete(home, name)
+        _delete(home, name, shown)
 
 
-def _delete(home: Home, name: str) -> None:
-    present = _present(home, name)
+def _delete(home: Home, name: str, shown: str) -> None:
+    present = _present(home, name, shown)
     if present.ended is None or not present.ended.removing:
         files_at(home, present)  # is the folder ours, before anything changes
         _check_unused(home, present)
-    archive = _end(home, name)
+    archive = _end(home, name, present.incarnation)
 
     def edit(found: Archive) -> Archive:
-        if found.incarnation != archive.incarnation or found.ended is None:
+        check_shown(f"archive `{name}`", archive.incarnation, found.incarnation)
+        if found.ended is None:
             return found
         _check_unused(home, found)
         removing = msgspec.structs.replace(found.ended, removing=True)
@@ -192,11 +195,12 @@ def _remove_other_work(home: Home, archive: Archive, files: Store) -> None:
         remove_work(home.log, each, files)
 
 
-def _present(home: Home, name: str) -> Archive:
+def _present(home: Home, name: str, shown: str) -> Archive:
     """The archive of a name, also one whose files are being deleted. ``NotFoundError``."""
     found = next((each for each in list_archives(home) if each.name == name), None)
     if found is None:
         raise NotFoundError(f"archive `{name}`: not found: nothing to delete")
+    check_shown(f"archive `{name}`", shown, found.incarnation)
     if found.state != "ready":
         raise InvalidError(
             f"archive `{name}`: its creation did not finish: create it again with the same "

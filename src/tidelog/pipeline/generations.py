@@ -57,6 +57,7 @@ from tidelog.errors import InvalidError, NotFoundError, TidelogError
 from tidelog.home import Home
 from tidelog.log.ages import store_now_ms
 from tidelog.log.archives import change_archive
+from tidelog.log.registry import check_shown
 from tidelog.log.replays import replay_pipeline
 from tidelog.model import limits
 from tidelog.model.archive import Archive, Forced, GenerationState, Making, Promotion
@@ -211,6 +212,7 @@ def drop_generation(home: Home, name: str, generation: int, *, force: bool = Fal
             )
 
     def edit(found: Archive) -> Archive:
+        check_shown(f"archive `{name}`", archive.incarnation, found.incarnation)
         if generation == found.generation or _targets(home, found, generation):
             raise InvalidError(
                 f"archive `{name}`: generation {generation} is being promoted: drop it afterwards"
@@ -465,6 +467,7 @@ def _remove(home: Home, archive: Archive, generation: int) -> Archive:
     forget_files(home, archive, generation)
 
     def edit(found: Archive) -> Archive:
+        check_shown(f"archive `{archive.name}`", archive.incarnation, found.incarnation)
         makings = {number: each for number, each in found.makings.items() if number != generation}
         states = {number: each for number, each in found.states.items() if number != generation}
         given = found.makings[generation].source if generation in found.makings else ""

@@ -33,7 +33,7 @@ from tidelog.home import Home
 from tidelog.log.archives import read_archive
 from tidelog.log.base import Log
 from tidelog.log.heads import RACE
-from tidelog.log.registry import add_name, remove_name
+from tidelog.log.registry import add_name, check_shown, remove_name
 from tidelog.model import layout
 from tidelog.model.address import parse_address
 from tidelog.model.pipeline import NamedPipeline, check_pipeline_name
@@ -191,10 +191,10 @@ def open_named(home: Home, named: NamedPipeline, workers: Workers) -> Pipeline:
     return Pipeline(named.name, named.incarnation, source, sink, workers)
 
 
-def delete_pipeline(home: Home, name: str) -> None:
+def delete_pipeline(home: Home, name: str, shown: str = "") -> None:
     """Remove a pipeline, not what it has written. ``NotFoundError``.
 
-    ``InvalidError`` while a driver runs it.
+    ``InvalidError`` while a driver runs it. ``shown``: as in ``check_shown``.
     """
     check_pipeline_name(name)
     log, key = home.log, layout.pipeline_row(name)
@@ -203,6 +203,7 @@ def delete_pipeline(home: Home, name: str) -> None:
         if row is None:
             raise NotFoundError(f"pipeline `{name}`: not found: nothing to delete")
         found = _decode(row)
+        check_shown(f"pipeline `{name}`", shown, found.incarnation)
         if found.state == "deleting":
             close_heads(log, found.incarnation)
             remove_work(log, found.incarnation, home.store)

@@ -1,0 +1,94 @@
+"""A question binds to what it showed: a later thing of the same name is not deleted."""
+
+from __future__ import annotations
+
+import shlex
+
+import click
+import pytest
+
+from tests.cli.running import Run
+
+NEW = b'{"k": "k", "is": "new"}\n'
+
+
+def texts(run: Run, command: str) -> list[str]:
+    done = run(*shlex.split(command))
+    assert done.code == 0, done.err
+    return done.out.decode().split()
+
+
+@pytest.mark.parametrize(
+    ("make", "delete", "left"),
+    [
+        ("topic create orders", "topic delete orders", "topic list"),
+        (
+            "archive create daily --source topic:t",
+            "archive delete daily --delete-files",
+            "archive list",
+        ),
+        (
+            "pump topic:t --topic u --name mine --no-spark",
+            "pipeline delete mine",
+            "pipeline list",
+        ),
+        ("consume t --name late", "consumer delete t late", "lag t"),
+    ],
+)
+def test_yes_to_an_old_question_does_not_delete_what_was_made_since(
+    tidelog: Run, monkeypatch: pytest.MonkeyPatch, make: str, delete: str, left: str
+) -> None:
+    texts(tidelog, "init")
+    for topic in ("t", "u"):
+        texts(tidelog, f"topic create {topic}")
+    texts(tidelog, make)
+
+    def made_again(*_: object, **__: object) -> bool:
+        texts(tidelog, f"{delete} --yes")
+        texts(tidelog, make)
+        return True
+
+    with monkeypatch.context() as patch:
+        patch.setattr(click, "confirm", made_again)
+        refused = tidelog(*delete.split(), terminal=True)
+    assert refused.code == 1, refused
+    assert "was deleted and made again since you were asked: nothing was deleted" in refused.err
+    assert {"orders", "daily", "mine", "late"} & {*texts(tidelog, left)}, "it is there"
+    texts(tidelog, f"{delete} --yes")
+
+
+def test_archive_that_ended_and_was_made_again_is_not_ended_by_an_old_answer(
+    tidelog: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts(tidelog, "init")
+    texts(tidelog, "topic create t")
+    texts(tidelog, "archive create daily --source topic:t")
+
+    def made_again(*_: object, **__: object) -> bool:
+        texts(tidelog, "archive delete daily --delete-files --yes")
+        texts(tidelog, "archive create daily --source topic:t")
+        return True
+
+    with monkeypatch.context() as patch:
+        patch.setattr(click, "confirm", made_again)
+        assert tidelog("archive", "delete", "daily", terminal=True).code == 1
+    assert "ready" in texts(tidelog, "archive list")
+
+
+def test_events_of_a_topic_that_was_made_again_are_not_deleted_by_an_old_answer(
+    tidelog: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts(tidelog, "init")
+    texts(tidelog, "topic create t")
+
+    def made_again(*_: object, **__: object) -> bool:
+        texts(tidelog, "topic delete t --yes")
+        texts(tidelog, "topic create t")
+        assert tidelog("produce", "t", "--format", "json", "--key-field", "k", stdin=NEW).code == 0
+        return True
+
+    with monkeypatch.context() as patch:
+        patch.setattr(click, "confirm", made_again)
+        refused = tidelog("delete", "t", "--key", "k", terminal=True)
+    assert "since you were asked" in refused.err
+    assert b"new" in tidelog("replay", "t").out
