@@ -49,6 +49,7 @@ __all__ = [
     "CommitRow",
     "Manifests",
     "change_archive",
+    "check_ours",
     "check_outside",
     "decode_archive",
     "encode_archive",
@@ -133,8 +134,13 @@ def check_outside(log: Log, archive: Archive, store: Store) -> None:
 
     One that is not in the home belongs to the home that made it, and says so in ``_owner``.
     """
-    if not is_outside(log, archive):
-        return
+    if is_outside(log, archive):
+        what = check_ours(log, archive)
+        check_mark(store, archive.owner, archive.mark, what, archive.name)
+
+
+def check_ours(log: Log, archive: Archive) -> str:
+    """Raise ``InvalidError`` unless an archive outside is this home's; returns what it is."""
     what = f"archive `{archive.name}` in `{archive.store}/{archive.root}`"
     log.standing.check_own(
         what,
@@ -142,7 +148,7 @@ def check_outside(log: Log, archive: Archive, store: Store) -> None:
         f"its files are changed and deleted there; here, end it with `tidelog archive delete "
         f"{archive.name}`, and create another archive, in a folder of its own, to go on",
     )
-    check_mark(store, archive.owner, archive.mark, what)
+    return what
 
 
 def read_partitions(log: Log, pipeline: str) -> list[str]:

@@ -63,6 +63,7 @@ class Ended(Persisted, frozen=True):
     at_ms: int
     settled: bool = False  # no range is under way, and no driver has a head
     removing: bool = False  # its files are being deleted
+    lost: bool = False  # its files were gone before: only what says that it is there is removed
 
 
 class Forced(Persisted, frozen=True):

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from tidelog.errors import InvalidError
 from tidelog.home import Home
 from tidelog.log.archives import is_detached, read_partitions, read_progress, scan_archives
 from tidelog.log.base import Log
@@ -34,6 +35,7 @@ __all__ = [
     "line_of",
     "partitions_of",
     "reachable_archives_of",
+    "refuse_circle",
     "sources_of",
     "with_later_ones",
 ]
@@ -113,6 +115,29 @@ def reachable_archives_of(home: Home, topic: Topic) -> list[tuple[Archive, int]]
     """Those of ``archives_of`` from which this home may erase."""
     found = archives_of(home, topic)
     return [each for each in found if not is_detached(home.log, each[0])]
+
+
+def refuse_circle(home: Home, name: str, source: str) -> None:
+    """Refuse a source for an archive that was itself made from the archive, also by way of others.
+
+    Neither of two such archives could be deleted before the other.
+    """
+    named = {each.name: each for each in scan_archives(home.log)}
+    first = _archive_in(source) if source else None
+    left, known = {first} - {None, name}, {name}
+    while left:
+        above = named.get(left.pop() or "")
+        if above is None or above.name in known:
+            continue
+        known.add(above.name)
+        sources = {_archive_in(url) for url in _sources(above, above.newest)} - {None}
+        if name in sources:
+            raise InvalidError(
+                f"archive `{name}`: source `{source}` was itself made from it, by archive "
+                f"`{above.name}`: give the source of that one, or create another archive from "
+                f"`{source}`"
+            )
+        left |= sources
 
 
 def copies_of(home: Home, archive: Archive) -> list[Copy]:

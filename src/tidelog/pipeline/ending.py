@@ -14,6 +14,9 @@ readable. Erasures and proofs reach them as before, since the registry's row sta
 A home that was copied does steps 1 and 4 alone for an archive outside: its files, and what drivers
 do there, belong to the original.
 
+An archive outside whose folder is gone is deleted as lost, on request (``delete_lost``): one write
+of its row is steps 1 to 5, and then come 6, 3 and 8.
+
 Deleting the files as well:
 
 5. refuse while a table, another archive or a pipeline needs
@@ -45,6 +48,7 @@ from tidelog.errors import InvalidError, NotFoundError, UnavailableError
 from tidelog.home import Home
 from tidelog.log.archives import (
     change_archive,
+    check_ours,
     decode_archive,
     encode_archive,
     is_detached,
@@ -70,6 +74,7 @@ from tidelog.store.base import Store
 
 __all__ = [
     "delete_archive",
+    "delete_lost",
     "end_archive",
     "finish_ending",
     "finish_removal",
@@ -92,6 +97,8 @@ def _end(home: Home, name: str, shown: str) -> Archive:
     log, archive = home.log, _present(home, name, shown)
     if is_outside(log, archive):
         log.standing.check(f"archive `{name}` in `{archive.store}/{archive.root}`")
+        if not is_detached(log, archive):
+            files_at(home, archive)  # is the folder there and ours, before anything changes
     wanted = Ended(log.ids.new(), log.clock.now_ms())
 
     def edit(found: Archive) -> Archive:
@@ -154,13 +161,50 @@ def _delete(home: Home, name: str, shown: str) -> None:
         finish_removal(home, change_archive(home.log, name, edit))  # step 5
 
 
+def delete_lost(home: Home, name: str, shown: str = "") -> None:
+    """End an archive whose folder outside is gone, and free its name. ``NotFoundError``.
+
+    ``InvalidError`` unless the folder is empty, and while another archive or a pipeline is made
+    from it. Steps 2 to 4 are left out: ranges under way are lost with the folder.
+    """
+    log, archive = home.log, _present(home, name, shown)
+    _check_lost(home, archive)
+    wanted = Ended(log.ids.new(), log.clock.now_ms(), settled=True, removing=True, lost=True)
+
+    def edit(found: Archive) -> Archive:
+        check_shown(f"archive `{name}`", archive.incarnation, found.incarnation)
+        _check_readers(home, found)
+        return msgspec.structs.replace(found, ended=wanted, promotion=None, kept=())
+
+    with freeing(home.catalog), contextlib.suppress(NotFoundError):  # another process finished it
+        finish_removal(home, change_archive(log, name, edit))
+
+
+def _check_lost(home: Home, archive: Archive) -> None:
+    """Refuse to give up files that are there."""
+    what = f"archive `{archive.name}`"
+    if not is_outside(home.log, archive):
+        raise InvalidError(f"{what}: its folder is in the home: delete it with --delete-files")
+    check_ours(home.log, archive)
+    for info in store_at(home, archive.store).list(f"{archive.root}/"):
+        raise InvalidError(
+            f"{what}: its folder `{archive.store}/{archive.root}` still holds `{info.key}`: delete "
+            "the archive without --lost-files, or move that folder away first"
+        )
+
+
 def finish_removal(home: Home, archive: Archive) -> None:
     """Do steps 6 to 8 of an archive whose files are being deleted; nothing for another one."""
     if archive.ended is None or not archive.ended.removing:
         return
     for each in pipelines_of(archive):
         close_heads(home.log, each)
-    _remove_files(home, archive)  # step 7
+    if archive.ended.lost:
+        for each in pipelines_of(archive):
+            _take_shards(home.log, each)  # as step 3, which was left out
+        remove_late_copies(home, archive)
+    else:
+        _remove_files(home, archive)  # step 7
     log, incarnation = home.log, archive.incarnation
     gone = Put(layout.removed_row(incarnation), encode_archive(log, archive))
     name = layout.archive_row(archive.name)
@@ -244,6 +288,11 @@ def _check_unused(home: Home, archive: Archive) -> None:
                 f"then run `tidelog archive register {name} --as iceberg --catalog {catalog} "
                 f"--table {of} --forget`, and delete again"
             )
+    _check_readers(home, archive)
+
+
+def _check_readers(home: Home, archive: Archive) -> None:
+    name = archive.name
     for other in list_archives(home):
         sources = [other.source, *other.former.values()]
         sources += [making.source for making in other.makings.values()]

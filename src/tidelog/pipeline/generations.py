@@ -74,6 +74,7 @@ from tidelog.pipeline.coverage import (
     without,
 )
 from tidelog.pipeline.cycle import CycleReport
+from tidelog.pipeline.descent import refuse_circle
 from tidelog.pipeline.driver import Driver, Driving
 from tidelog.pipeline.ending import finish_removal
 from tidelog.pipeline.freezing import carry_known, freeze_heads, release_heads
@@ -113,6 +114,7 @@ def begin_backfill(home: Home, name: str, making: Making) -> tuple[Archive, int]
 
     def edit(archive: Archive) -> Archive:
         check_active(archive)
+        refuse_circle(home, name, making.source)
         building = archive.building
         if building is None:
             number = archive.newest + 1

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tidelog.model.archive import Archive
 from tidelog.pipeline.status import ArchiveStatus, PartitionStatus
+from tidelog.store.mark import lost_remedy
 
 __all__ = ["Limits", "lag_limit_ms", "troubles"]
 
@@ -32,6 +33,10 @@ def lag_limit_ms(archive: Archive) -> int:
 
 def troubles(status: ArchiveStatus, limits: Limits) -> list[str]:
     """What is wrong; nothing for an archive that is well."""
+    if status.lost:
+        archive = status.archive
+        what = f"archive `{archive.name}` in `{archive.store}/{archive.root}`"
+        return [f"{what}: {lost_remedy(archive.owner, archive.name)}"]
     if status.archive.ended is not None:
         return list(_of_ended(status.archive))
     if status.detached or status.copy_of:

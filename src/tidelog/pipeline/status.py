@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from tidelog.errors import TidelogError, unexpected
+from tidelog.errors import NotFoundError, TidelogError, unexpected
 from tidelog.home import Home
 from tidelog.log.archives import is_detached, is_outside, read_partitions, read_progress
 from tidelog.log.readers import DeletedTopic
@@ -31,7 +31,7 @@ from tidelog.pipeline.failures import read_failures
 from tidelog.pipeline.forgotten import read_aside
 from tidelog.pipeline.listing import track
 from tidelog.pipeline.losses import RemadeError, remade_bounds
-from tidelog.pipeline.places import no_source, source_at
+from tidelog.pipeline.places import no_source, source_at, store_at
 from tidelog.sources.base import (
     Bounds,
     LeavingOut,
@@ -106,6 +106,7 @@ class ArchiveStatus:
     deleted: str = ""  # the topic that it reads, if that was deleted and is not there
     detached: bool = False  # its folder belongs to the home that this one was copied from
     copy_of: str = ""  # where the home was made, if it is a copy that may not write to the folder
+    lost: bool = False  # its folder outside has no mark: it is gone, or not mounted
 
     @property
     def lag(self) -> int | None:
@@ -180,7 +181,21 @@ def read_status(
         next(iter(deleted), "") if not bounds else "",
         is_detached(home.log, archive),
         home.log.standing.copy_of if is_outside(home.log, archive) else "",
+        _is_lost(home, archive),
     )
+
+
+def _is_lost(home: Home, archive: Archive) -> bool:
+    """Whether the folder of an archive outside is gone; False where its store does not answer."""
+    if not is_outside(home.log, archive) or not home.log.standing.owns(archive.home):
+        return False
+    try:
+        store_at(home, archive.store).head(archive.owner)
+    except NotFoundError:
+        return True
+    except TidelogError:
+        pass
+    return False
 
 
 def _read_ended(home: Home, archive: Archive, generation: int) -> ArchiveStatus:
@@ -191,7 +206,8 @@ def _read_ended(home: Home, archive: Archive, generation: int) -> ArchiveStatus:
     drivers, _ = _drivers(home, pipeline, now_ms)
     partitions = tuple(look.at(each, {}) for each in names)
     aside = tuple(read_aside(home.log, pipeline))
-    return ArchiveStatus(archive, generation, now_ms, drivers, 0, "", partitions, aside)
+    lost = _is_lost(home, archive)
+    return ArchiveStatus(archive, generation, now_ms, drivers, 0, "", partitions, aside, lost=lost)
 
 
 @dataclass(frozen=True, slots=True)

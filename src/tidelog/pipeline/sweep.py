@@ -147,10 +147,10 @@ def _is_looked_at(key: str, named: _Named) -> bool:
 
 
 def _sweep_archive(home: Home, archive: Archive, grace_ms: int, tally: PipelineSweep) -> None:
-    store = files_at(home, archive)
     if archive.ended is not None and archive.ended.removing:
         finish_removal(home, archive)
         return
+    store = files_at(home, archive)
     archive = finish_ending(home, archive)
     for generation in archive.in_state("building", "live", "kept"):
         rewrites = False
@@ -193,7 +193,8 @@ def _sweep_playbacks(home: Home, grace_ms: int, tally: PipelineSweep) -> None:
 def _abort_uploads(home: Home, grace_ms: int, tally: PipelineSweep) -> None:
     """In the stores of archives; the home's own is swept with its topics."""
     ours = [each for each in list_archives(home) if _is_ours(home, each)]
-    stores = [files_at(home, each) for each in ours if each.state == "ready"]
+    ours = [each for each in ours if each.state_name in ("ready", "ended")]
+    stores = [files_at(home, each) for each in ours]
     for url, store in {store.url: store for store in stores}.items():
         if url != home.store.url:
             before_ms = trusted_now_ms(home.log) - grace_ms
