@@ -42,7 +42,7 @@ NAMES = {
 STAGED = ["pump", "restore", "Spark sink"]
 LOSSES = ["rows", "journal", "both", "swept", "swept and forgotten"]
 FLAGS = list(product([False, True], repeat=2))
-COUNTS = ["appended", "present", "erased", "doubted", "waiting", "trimmed", "earlier"]
+COUNTS = ["appended", "present", "erased", "doubted", "waiting", "trimmed", "missing", "earlier"]
 
 
 class Lossy(Staging):
@@ -184,6 +184,24 @@ def test_recovered_events_that_were_lost_again_are_recovered_again() -> None:
     house.trim_all()
     report = house.recovers(True, True)
     check_accounts(report)
+    house.sweeps()
+    assert house.in_topic() == ONCE
+
+
+def test_journal_stays_while_a_row_names_a_missing_object_of_its_events() -> None:
+    house = Lossy()
+    house.append(house.orders, ["with an id"])
+    house.keep_copy()
+    house.append(house.orders, ["without"])
+    house.compile(house.now())
+    house.sweeps()
+    house.go_back()
+    report = house.recovers(False, False)
+    check_accounts(report)
+    assert (report.appended, report.missing) == (1, 1)
+    house.sweeps()
+    trim_topic(house.log, house.now(), ToOffsets({0: 1}))
+    house.recovers(False, False)
     house.sweeps()
     assert house.in_topic() == ONCE
 

@@ -462,6 +462,17 @@ def no_claim(self: Appender, stored: Stored, partition: int, now_ms: int) -> lis
     return []
 
 
+def had_by_its_row(self: Any, unit: Unit, places: Any, appender: Any) -> Any:
+    """Takes the row of a unit's producer for a proof, though the events may be gone."""
+    said = places <= appender.last_sequence(unit.partition)
+    self._report.earlier += int(said.sum())
+    return said
+
+
+def keep_nothing(self: Any, objects: Any) -> None:
+    """Lets a journal go when what it holds of lost units is recovered, whatever else it holds."""
+
+
 def no_witness(self: Copier, *given: object) -> None:
     """Acknowledges staged events before the store says that they were committed."""
 
@@ -576,6 +587,10 @@ BUGS: dict[str, Bug] = {
     ),
     "copy committed beside a recovery": _rollback(
         "P1", (Appender, "_claim", no_claim), (Appender, "_recovered_at", never_recovered)
+    ),
+    "claim outlives its events": _rollback("P1", (recover._Recovery, "_had", had_by_its_row)),
+    "journal goes with a part of its events": _rollback(
+        "P1", (recover._Recovery, "keep", keep_nothing)
     ),
     "journal recovered beside its segments": _rollback("P1", (Forgotten, "_sources", no_sources)),
     "deletes recovered by dates": _rollback("P1", (recover._Recovery, "_absent", absent_by_dates)),

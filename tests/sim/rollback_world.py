@@ -9,9 +9,11 @@ sweep refuses the topic wherever a lost commit was seen by another lost one, or 
 segment, and ``verify`` names an
 object of every lost event. In some worlds recoveries run beside the others after the loss. Then
 each event is in the topic once in the end, unless a row names an object that is missing. In some of
-these worlds events share ids, others have keys, and all events of a key are deleted after the loss:
-then no recovery brings back what the catalog had forgotten of it. Rows and objects are read here as
-plain MessagePack, Arrow and Parquet.
+these worlds, with drivers of staged segments, all is compiled and swept before the catalog goes
+back, and a person trims the topic past what is lost before the last recovery. In some, events
+share ids, others have keys, and all events of a key are deleted after the loss: then no recovery
+brings back what the catalog had forgotten of it. Rows and objects are read here as plain
+MessagePack, Arrow and Parquet.
 """
 
 from __future__ import annotations
@@ -102,7 +104,10 @@ class RollbackWorld(SimWorld):
         self.only_stages = seed % 8 == 1  # before the loss: nothing else proves it then
         if self.only_stages:
             self.copy_at = self.random.randrange(2, 16)
+        # The newest journals are the only copies, and a person trims the topic past what is lost.
+        self.trims_past_lost = self.stages and self.recovers
         self.erased: dict[bytes, int] = {}  # keys of deletes that have returned, until when
+        self.is_trimmed_past_lost = False
         self._deletes = 0
         self._values: dict[str, frozenset[bytes]] = {}
 
@@ -113,6 +118,8 @@ class RollbackWorld(SimWorld):
                 self.spawn_all()
                 self.scheduler.run(self.steps_max, self._after_step)
                 if phase == 0:
+                    if self.trims_past_lost:
+                        self.compile_and_sweep()
                     self.go_back()
             self.faults.heal()
             self.check_end()
@@ -257,7 +264,13 @@ class RollbackWorld(SimWorld):
                 self._recover(log)
 
     def _recover(self, log: Log) -> RecoverReport:
-        return recover_topic(log, Lookup(log, find_topic(log, "t")))
+        include = self.trims_past_lost and self.is_trimmed_past_lost
+        lookup = Lookup(log, find_topic(log, "t"))
+        report = recover_topic(log, lookup, writers_resumed=include, include_trimmed=include)
+        counts = (report.appended, report.present, report.erased, report.doubted, report.waiting)
+        others = report.trimmed + report.missing + report.earlier
+        assert report.events == sum(counts) + others, report
+        return report
 
     def _recover_if_whole(self, log: Log) -> None:
         """Where ids must be looked up in an object that is missing, it refuses: restore first."""
@@ -265,6 +278,38 @@ class RollbackWorld(SimWorld):
             self._recover(log)
 
     # The catalog goes back.
+
+    def compile_and_sweep(self) -> None:
+        """Let journals be the only copies of all events when the catalog goes back."""
+        self._keep_copy_once()
+        rates, self.faults.rates = self.faults.rates, {}
+        in_peace(self, "compiler", self._compile_all, PEACE_S)
+        for _ in range(2):
+            in_peace(self, "sweeper", lambda log: sweep_home(log, 0), PEACE_S)
+        self.faults.rates = rates
+
+    def _compile_all(self, log: Log) -> None:
+        with contextlib.suppress(*ACCEPTED, ConflictError):
+            compile_topic(log, self.topic, Policy.everything())
+
+    def _trim_past_lost(self, log: Log) -> None:
+        """Trim each partition past the last row that names an object which is missing."""
+        starts = {}
+        for partition in range(PARTITIONS):
+            spans = [
+                (run["base"], run["base"] + run["count"])
+                for run in self._living_runs(partition)
+                if not self.objects.holds(run["object"])
+            ]
+            if spans:
+                starts[partition] = max(end for _, end in spans)
+            for each in self.sent:
+                is_lost = any(base <= each.offset < end for base, end in spans)
+                if each.partition == partition and is_lost and each.value not in self.trimmed:
+                    self.forgotten.add(each.value)
+        if starts:
+            trim_topic(log, find_topic(log, "t"), ToOffsets(starts))
+        self.is_trimmed_past_lost = True
 
     def go_back(self) -> None:
         """Put the rows back to the copy; nothing that was sent before arrives any more."""
@@ -345,6 +390,8 @@ class RollbackWorld(SimWorld):
     def _check_recovered(self) -> None:
         if self.amends and self.chance(0.5):
             self._date_now()
+        if self.trims_past_lost:
+            in_peace(self, "person", self._trim_past_lost, PEACE_S)
         for _ in range(2):
             in_peace(self, "recoverer", self._recover_if_whole, PEACE_S)
             self._check_once()
@@ -358,16 +405,12 @@ class RollbackWorld(SimWorld):
         for partition in range(PARTITIONS):
             head = self._head(partition)
             deleted = self._deleted(partition)
-            for name, row in self.rows.bare(self._place(partition)).items():
-                run = fields(row.value) if name.startswith(("run/", "journal/")) else None
-                if run is None or run["base"] + run["count"] <= head["start"]:
-                    continue
-                if name.startswith("run/") and run["base"] < head["journaled"]:
-                    continue
+            for run in self._living_runs(partition):
                 if not self.objects.holds(run["object"]):
                     is_whole = False
                     continue
-                if name.startswith("journal/") or run["base"] not in deleted:  # one event in a run
+                is_journal = run["object"].endswith(".parquet")
+                if is_journal or run["base"] not in deleted:  # one event in a run
                     found.update(self._values_of(run["object"], partition, head["start"], deleted))
         for value, times in found.items():
             assert times == 1, f"event {value!r} is in the topic {times} times"
@@ -377,6 +420,16 @@ class RollbackWorld(SimWorld):
         for each in self.sent:
             if each.value in self.forgotten and self.erased.get(each.key or b"", 0) >= each.time_ms:
                 assert each.value not in found, f"{each} was deleted, and came back"
+
+    def _living_runs(self, partition: int) -> Iterator[dict[str, Any]]:
+        """The runs and journals of a partition that hold events which it has."""
+        head = self._head(partition)
+        for name, row in self.rows.bare(self._place(partition)).items():
+            run = fields(row.value) if name.startswith(("run/", "journal/")) else None
+            if run is None or run["base"] + run["count"] <= head["start"]:
+                continue
+            if not name.startswith("run/") or run["base"] >= head["journaled"]:
+                yield run
 
     def _deleted(self, partition: int) -> set[int]:
         """The offsets that rows of amendments say are deleted."""

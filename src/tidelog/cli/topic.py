@@ -219,11 +219,12 @@ def recover(
     With --incarnation it brings a topic back that the registry does not know any more, under a name
     that no topic has. What rows the catalog has of it count as before.
 
-    Each event of these objects is counted as appended, present, erased, doubted, waiting, trimmed
-    or earlier (appended by an earlier call). An object with others is kept.
+    Each event of these objects is counted as appended, present, erased, doubted, waiting, trimmed,
+    earlier (appended by an earlier call) or missing: a row names another object that has it, which
+    is missing. An object with others is kept.
 
     Ends with exit code 1 when an object does not decode, when events wait for their writers, when
-    trimmed events were left in their objects, or when an event is not accounted for.
+    trimmed or missing events were left in their objects, or when one is not accounted for.
 
     \b
     Examples:
@@ -253,13 +254,22 @@ def recover(
             "objects were lost, add --include-trimmed",
             err=True,
         )
+    if report.missing:
+        click.echo(
+            f"topic `{name}`: {counted(report.missing, 'event')} of journals stay in them, since "
+            "rows name the objects that held these events, and those are missing: restore the "
+            f"objects that `tidelog verify {name}` names, or trim the topic past them and then run "
+            f"`tidelog topic recover {name} --include-trimmed`",
+            err=True,
+        )
     if report.unaccounted:
         click.echo(
             f"topic `{name}`: {counted(report.unaccounted, 'event')} of lost objects could not be "
             "accounted for: their objects are kept: back up the home, and report this",
             err=True,
         )
-    if report.unreadable or report.waiting or report.trimmed or report.unaccounted:
+    others = report.missing or report.unaccounted
+    if report.unreadable or report.waiting or report.trimmed or others:
         sys.exit(FAILED)
 
 

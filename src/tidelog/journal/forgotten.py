@@ -8,8 +8,8 @@ origin for one partition are a **unit**.
 - a segment gives units for the partitions that neither name nor list it
 - a journal gives units for sources that the partition does not hold: by a living row of a run or a
   journal, or by a row that lists a segment which is still there, and so was trimmed, compiled or
-  recovered. A journal whose sources are all held is not needed. One whose sources are held by rows
-  that name missing objects is left as it is: it may be the only copy
+  recovered. A journal whose sources are all held is not needed. One with a source that is held by a
+  row which names a missing object is left as it is, whatever else it holds: it may be the only copy
 - a journal of a compile that died is also listed by the plan of that compile (``log.unused``). What
   it holds below the partition's start was trimmed since, and is part of a unit only on request
 - where a journal has a stretch of a unit, it is right, also about events that it lacks: these were
@@ -85,7 +85,8 @@ class Forgotten:
         self.unneeded: list[ObjectInfo] = []  # journals that only hold what the topic has
         self.unreadable: list[str] = []
         self.trimmed = 0  # events of journals that the topic was trimmed of
-        self.with_trimmed: set[str] = set()  # these journals
+        self.with_others: set[str] = set()  # journals with trimmed or missing events: left
+        self._missing: dict[tuple[int, str], int] = {}  # by partition and origin, how many
         self.values: list[str] = []  # large values of updates
         self._read: tuple[str, pa.Table] = ("", None)
         before = self._compilers()
@@ -127,6 +128,10 @@ class Forgotten:
         """How many strays hold units."""
         keys = {unit.segment.key for unit in self.units if unit.segment is not None}
         return len(keys | {info.key for unit in self.units for info, _ in unit.journals})
+
+    def missing(self) -> int:
+        """How many events of journals are held by rows that name objects which are missing."""
+        return sum(self._missing.values())
 
     def read(self, unit: Unit) -> UnitEvents | None:
         """The events of a unit; None where a sweep has deleted its objects, or one is damaged."""
@@ -217,9 +222,11 @@ class Forgotten:
                 unit = found.setdefault(key, Unit(source.origin, partition, source.base))
                 unit.at = source.base
                 unit.journals.append((info, source))
-            if info.key in self.with_trimmed:
-                continue  # left as it is
-            if not forgotten and all(here[each.origin] for each in sources):
+            absent = [each for each in sources if not here.get(each.origin, True)]
+            self._missing.update({(partition, each.origin): each.count for each in absent})
+            if absent:
+                self.with_others.add(info.key)
+            if info.key not in self.with_others and not forgotten:
                 self.unneeded.append(info)
 
     def _not_trimmed(
@@ -237,7 +244,7 @@ class Forgotten:
             passed = min(max(start - each.base, 0), each.count)
             if passed and each.origin not in here:
                 self.trimmed += passed
-                self.with_trimmed.add(key)
+                self.with_others.add(key)
             if passed < each.count:
                 kept.append(
                     msgspec.structs.replace(

@@ -27,8 +27,9 @@ event, so it is counted and left.
    a copy of its segment was committed. That row outlives the events, so it proves nothing alone.
    They count as appended **earlier** where the partition holds what was committed with the row,
    else as trimmed
-4. each event found is one of appended, present, erased, doubted, waiting, trimmed or earlier; the
-   objects of a unit where these do not add up stay. A dry run decides in the same way
+   Events that a journal has, and that a row holds in an object which is **missing**, stay in it
+4. each event found is one of appended, present, erased, doubted, waiting, trimmed, missing or
+   earlier; objects where these do not add up stay. A dry run decides in the same way
    list the segment as unused in that commit, and each journal in the last commit of its units: from
    then on they are not strays, and sweeps delete them. Objects of a unit with doubted events, or
    with events that wait, stay
@@ -98,6 +99,7 @@ class RecoverReport:
     appended: int = 0
     present: int = 0  # events that the topic has
     trimmed: int = 0  # events that the topic was trimmed of: left in their objects
+    missing: int = 0  # events whose row names a missing object: left in their journals
     erased: int = 0  # events that were deleted, by the ledger
     doubted: int = 0  # events whose id the topic has with an updated value: left in their objects
     earlier: int = 0  # events that an earlier call has appended
@@ -128,11 +130,12 @@ def recover_topic(
     below = None if dry_run else topic.generation
     found = Forgotten(log, topic, below, include_trimmed=include_trimmed)
     report = RecoverReport(topic.name, dry_run, found.objects(), values=len(found.values))
-    report.events = report.trimmed = found.trimmed
+    report.trimmed, report.missing = found.trimmed, found.missing()
+    report.events = report.trimmed + report.missing
     recovery = _Recovery(log, lookup, found, report)
     recovery.writers_resumed = writers_resumed
     recovery.include_trimmed = include_trimmed
-    recovery.keep(found.with_trimmed)
+    recovery.keep(found.with_others)
     left = Counter(info.key for unit in found.units for info, _ in unit.journals)
     for unit in found.units:
         events = found.read(unit)
