@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Literal
 
 import msgspec
 import pytest
@@ -16,7 +17,7 @@ from tidelog.log.readers import readers_behind
 from tidelog.log.trim import BeforeTime, KeepBytes, ToOffsets, TrimTo
 from tidelog.model import layout
 from tidelog.model.archive import Archive, Making
-from tidelog.model.pipeline import NamedPipeline, Progress
+from tidelog.model.pipeline import NamedPipeline, Progress, Totals
 from tidelog.model.playback import Pinned, PlaybackState, TimeRange
 from tidelog.model.run import encode_row
 from tidelog.playback.names import start_playback
@@ -89,6 +90,26 @@ def test_trim_does_not_pass_an_archive_or_its_backfill(home: Home) -> None:
     assert "archive `a` (generation 2) at 0:5" in refusal(home, 6)
     home.trim("t", ToOffsets({0: 5}))
     assert start(home) == 5
+
+
+@pytest.mark.parametrize("ended", ["", "remade"])
+@pytest.mark.parametrize("commits", [0, 1])
+def test_archive_of_an_earlier_topic_holds_back_only_what_it_may_still_read(
+    home: Home, ended: Literal["", "remade"], commits: int
+) -> None:
+    made_of = ("a", "i" * 32, "topic:t", "backup", "memory:", "x", 0, {1: Making()})
+    archive = Archive(*made_of, state="ready")
+    put(home, layout.REGISTRY, layout.archive_row("a"), archive)
+    totals = Totals(commits=commits)
+    head = Progress("8", 8, 1, incarnation="an earlier one", totals=totals, ended=ended)
+    put(home, layout.pipeline_partition(archive.pipeline(1), "t/0"), "head", head)
+    put(home, layout.pipeline_partition(archive.pipeline(1), "t/1"), "head", head)
+    if not ended and not commits:  # it begins again when a person accepts the loss
+        assert "archive `a` at 0:0" in refusal(home, 3)
+        return
+    home.trim("t", ToOffsets({0: 3}))
+    assert start(home) == 3
+    home.delete_topic("t")
 
 
 def test_trim_does_not_pass_a_pump(home: Home) -> None:

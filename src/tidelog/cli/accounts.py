@@ -8,6 +8,7 @@ from typing import Any
 from tidelog.cli.output import Output, counted
 from tidelog.model.account import Account
 from tidelog.model.event import to_iso
+from tidelog.model.pipeline import Gap, offsets_between
 
 __all__ = ["account_values", "show_accounts"]
 
@@ -59,14 +60,20 @@ def show_accounts(output: Output, name: str, accounts: Sequence[Account]) -> Non
     output.records(_COLUMNS, [_row(each) for each in accounts])
     for each in accounts:
         for gap in each.gaps:
-            size = counted(gap.offsets, "offset") if gap.offsets else "an unknown number of events"
             output.say(
-                f"{name}: {each.partition}: gap from {gap.start} to {gap.end}, {size}: {gap.reason}"
+                f"{name}: {each.partition}: gap from {gap.start} to {gap.end}, {_size(gap)}: "
+                f"{gap.reason}"
             )
         if each.problem:
             output.say(f"{name}: {each.partition}: does not add up: {each.problem}")
     if any(each.is_numbered for each in accounts):
         output.say(f"{name}: its source has no offsets: the archive numbers the events it reads")
+
+
+def _size(gap: Gap) -> str:
+    """How much is in a gap; one behind the position is not among the offsets that add up."""
+    offsets = gap.offsets or offsets_between(gap.start, gap.end)
+    return counted(offsets, "offset") if offsets else "an unknown number of events"
 
 
 def _row(account: Account) -> dict[str, Any]:

@@ -2,8 +2,10 @@
 
 Readers are those that the catalog knows: consumers by their cursors, archives and pumps by their
 committed positions, and named playbacks that have not finished. A consumer, an archive or a pump
-that has not begun a partition needs all of it. What reads by offsets that it keeps itself, such as
-a Spark stream or a client of the server, is not known here.
+that has not begun a partition needs all of it. An archive or a pump that has retired or ended, or
+that has committed events of a deleted topic of the same name, needs nothing
+(``Progress.will_read``). What reads by offsets that it keeps itself, such as a Spark stream or a
+client of the server, is not known here.
 """
 
 from __future__ import annotations
@@ -247,12 +249,14 @@ def _reads(source: str, topic: str) -> bool:
 
 
 def _position(log: Log, pipeline: str, topic: Topic, partition: int) -> int | None:
-    """The first offset that a pipeline needs; None for one that has retired."""
+    """The first offset that a pipeline needs; None for one that never reads this topic again."""
     progress = read_progress(log, pipeline, f"{topic.name}/{partition}")
-    if progress is None or progress.incarnation not in ("", topic.incarnation):
-        return 0  # it has not begun this topic
-    if progress.closed:
+    if progress is None:
+        return 0  # it has not begun
+    if not progress.will_read(topic.incarnation):
         return None
+    if not progress.is_of(topic.incarnation):
+        return 0  # it begins again when a person accepts that the one before is gone
     return int(progress.position) if progress.position.isdecimal() else 0
 
 

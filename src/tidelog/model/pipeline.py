@@ -200,6 +200,20 @@ class Progress(Persisted, frozen=True):
     note: bytes = b""  # of its last range, where the source knows by it again what was read
     ended: Literal["", "remade"] = ""  # why no range is read any more, as a person decided
 
+    def is_of(self, incarnation: str) -> bool:
+        """Whether it may have read this incarnation of its source; one that is not known may be."""
+        return not self.incarnation or not incarnation or self.incarnation == incarnation
+
+    def will_read(self, incarnation: str) -> bool:
+        """Whether a driver may ever read this incarnation of its source.
+
+        Not after it has retired or ended, nor where ranges of another incarnation are committed: a
+        person can only accept that it ends then. Without any it begins again.
+        """
+        if self.closed or self.ended:
+            return False
+        return self.is_of(incarnation) or not self.totals.commits
+
 
 class Failure(Persisted, frozen=True):
     """Why a driver cannot read a source partition, or its source at all; for display."""

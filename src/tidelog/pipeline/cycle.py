@@ -95,6 +95,7 @@ from tidelog.pipeline.losses import (
     check_gaps,
     ended_head,
     gaps_after,
+    known_end,
     remade_bounds,
     vanished_head,
 )
@@ -289,7 +290,8 @@ class Cycle:
         source, accept = self._pipeline.source, self._accept_loss
         now = remade_bounds(track.partition, track.head, held, source, accept)
         if now is not None:
-            self._accept(track, ended_head(track.head, now, self._log.clock.now_ms()))
+            end = known_end(track.partition, track.head, source)
+            self._accept(track, ended_head(track.head, now, self._log.clock.now_ms(), end))
         return now is not None
 
     def renew(self, partition: SourcePartition, note: bytes) -> None:

@@ -201,7 +201,7 @@ class Finalizer:
         for partition, held in bounds.items():
             head = read_progress(self._log, self._archive.pipeline(), partition.text)
             position = head.position if head else held.first
-            if head and held.incarnation and head.incarnation not in ("", held.incarnation):
+            if head and not head.is_of(held.incarnation):
                 waiting = True  # it was made again, and its positions are others
             else:
                 waiting = waits(source, Range(partition, position, held.end))

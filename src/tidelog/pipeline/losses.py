@@ -13,7 +13,7 @@ import msgspec
 from tidelog.errors import InvalidError
 from tidelog.model import limits
 from tidelog.model.pipeline import Begin, Gap, Progress, joined_gaps
-from tidelog.sources.base import Bounds, Source, SourcePartition
+from tidelog.sources.base import Bounds, KnowsEnds, Source, SourcePartition
 
 __all__ = [
     "LostError",
@@ -21,6 +21,7 @@ __all__ = [
     "check_gaps",
     "ended_head",
     "gaps_after",
+    "known_end",
     "remade_bounds",
     "vanished_end",
     "vanished_head",
@@ -69,19 +70,25 @@ def remade_bounds(
 
 def _difference(head: Progress, bounds: Bounds, source: Source) -> str:
     """How a source partition differs from the one that the head knows; empty if it does not."""
-    known, found = head.incarnation, bounds.incarnation
-    if known and found and known != found:
-        return f"it is {found} now, and was {known}"
+    if not head.is_of(bounds.incarnation):
+        return f"it is {bounds.incarnation} now, and was {head.incarnation}"
     return f"it ends at {bounds.end} now" if source.before(bounds.end, head.position) else ""
 
 
-def ended_head(head: Progress, bounds: Bounds, now_ms: int) -> Progress:
+def known_end(partition: SourcePartition, head: Progress, source: Source) -> str:
+    """Returns where the source partition that a head knows had ended; empty if not known."""
+    return source.ended_at(partition, head.incarnation) if isinstance(source, KnowsEnds) else ""
+
+
+def ended_head(head: Progress, bounds: Bounds, now_ms: int, end: str = "") -> Progress:
     """Returns the head of a source partition that was made again, as a person accepted.
 
-    It has ended if anything was committed, else it begins again in what is there now.
+    It has ended if anything was committed, else it begins again in what is there now. ``end`` is
+    where the one before had ended, if that is known: the gap behind the position goes up to there.
     """
     totals = msgspec.structs.replace(head.totals, lost=head.totals.lost + 1, lost_ms=now_ms)
-    gaps = joined_gaps(head.gaps, (Gap(head.position, head.position, "remade"),))
+    until = end if end and head.totals.commits else head.position
+    gaps = joined_gaps(head.gaps, (Gap(head.position, until, "remade"),))
     if head.totals.commits:
         return msgspec.structs.replace(head, ended="remade", totals=totals, gaps=gaps)
     return msgspec.structs.replace(

@@ -278,10 +278,8 @@ class _Look:
 
     def _unread(self, partition: SourcePartition, head: Progress) -> int:
         gone, number = self.deleted.get(partition.topic), partition.number_in(partition.topic)
-        if gone is None or number is None or head.incarnation not in ("", gone.incarnation):
-            return 0
-        if head.ended == "remade":
-            return 0  # a person has accepted it, and the gap is recorded
+        if gone is None or number is None or not head.is_of(gone.incarnation) or head.ended:
+            return 0  # where it has ended, a person has accepted it, and the gap is recorded
         return gone.unread(number, head.position)
 
     def _lag_s(self, partition: SourcePartition, head: Progress, held: Bounds) -> float | None:

@@ -107,8 +107,7 @@ class SourceCheck:
         held = self._bounds.get(partition)
         if held is None or head is None or head.ended:  # as a person accepted: it is another one
             return
-        anew = bool(head.incarnation and held.incarnation and head.incarnation != held.incarnation)
-        if anew or self._source.before(held.end, head.position):
+        if not head.is_of(held.incarnation) or self._source.before(held.end, head.position):
             what = f"the source ends at {held.end}, and {head.position} is committed: it is another"
             do = (
                 f"`tidelog archive run {self._archive} --accept-loss` records that the old one "

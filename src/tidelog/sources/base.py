@@ -34,6 +34,7 @@ __all__ = [
     "DirectReader",
     "Explaining",
     "Known",
+    "KnowsEnds",
     "LeavingOut",
     "Missing",
     "Parent",
@@ -210,6 +211,15 @@ class Branching(Protocol):
 
     def parents(self, partitions: Sequence[SourcePartition]) -> dict[SourcePartition, list[Parent]]:
         """Which partitions each of them follows, also those that are no longer held."""
+        ...
+
+
+@runtime_checkable
+class KnowsEnds(Protocol):
+    """What a source also is that can tell where a deleted partition had ended."""
+
+    def ended_at(self, partition: SourcePartition, incarnation: str) -> str:
+        """The end of a partition of an earlier incarnation; empty if that is not known."""
         ...
 
 

@@ -21,6 +21,7 @@ from tidelog.log.amended import NO_AMENDMENTS, Amendments
 from tidelog.log.base import Log, OpenLog
 from tidelog.log.contents import Cut, describe_run, fetch_run, in_turn, read_run
 from tidelog.log.read import Reader, Stretch
+from tidelog.log.readers import DeletedTopic
 from tidelog.log.topics import find_topic, read_head
 from tidelog.model.address import Address
 from tidelog.model.run import Head, Run
@@ -91,6 +92,15 @@ class TopicSource:
             )
             for each, head in zip(partitions, heads, strict=True)
         }
+
+    def ended_at(self, partition: SourcePartition, incarnation: str) -> str:
+        """Where a partition of a deleted topic ended; empty if that is not known."""
+        with self._open_log() as log:
+            gone = DeletedTopic.read(log, incarnation) if incarnation else None
+        number = partition.number_in(self._topic)
+        if gone is None or number is None or number >= len(gone.ends):
+            return ""
+        return str(gone.ends[number])
 
     def missing(self, range: Range, read: int) -> Missing:
         """Every offset of a topic had an event, so one that is missing was deleted."""
