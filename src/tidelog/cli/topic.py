@@ -14,6 +14,7 @@ from tidelog.cli.output import Output, counted, json_option
 from tidelog.cli.past import past_of, past_options
 from tidelog.errors import NotFoundError
 from tidelog.home import Home, open_home
+from tidelog.journal.recover import RecoverReport
 from tidelog.model.address import nearest
 from tidelog.model.event import to_iso
 from tidelog.model.topic import Topic
@@ -240,6 +241,14 @@ def recover(
         values["unreadable"] = ", ".join(report.unreadable) or None
         values["writers"] = ", ".join(report.writers) or None
     output.record(values)
+    _say_what_is_left(name, report)
+    others = report.missing or report.unaccounted
+    if report.unreadable or report.waiting or report.trimmed or others:
+        sys.exit(FAILED)
+
+
+def _say_what_is_left(name: str, report: RecoverReport) -> None:
+    """Print what a recovery has left in its objects, and what to do about it."""
     if report.waiting:
         click.echo(
             f"topic `{name}`: {counted(report.waiting, 'lost event')} of "
@@ -268,9 +277,6 @@ def recover(
             "accounted for: their objects are kept: back up the home, and report this",
             err=True,
         )
-    others = report.missing or report.unaccounted
-    if report.unreadable or report.waiting or report.trimmed or others:
-        sys.exit(FAILED)
 
 
 def _question(home: Home, found: Topic) -> str:

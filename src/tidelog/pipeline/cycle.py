@@ -95,7 +95,6 @@ from tidelog.pipeline.losses import (
     check_gaps,
     ended_head,
     gaps_after,
-    known_end,
     remade_bounds,
     vanished_head,
 )
@@ -287,11 +286,10 @@ class Cycle:
 
     def _is_ended(self, track: Track, held: Bounds) -> bool:
         """Whether a source partition was made again, and ends or begins again, as was accepted."""
-        source, accept = self._pipeline.source, self._accept_loss
-        now = remade_bounds(track.partition, track.head, held, source, accept)
+        source, now_ms = self._pipeline.source, self._log.clock.now_ms()
+        now = remade_bounds(track.partition, track.head, held, source, self._accept_loss)
         if now is not None:
-            end = known_end(track.partition, track.head, source)
-            self._accept(track, ended_head(track.head, now, self._log.clock.now_ms(), end))
+            self._accept(track, ended_head(track.partition, track.head, now, source, now_ms))
         return now is not None
 
     def renew(self, partition: SourcePartition, note: bytes) -> None:

@@ -21,7 +21,6 @@ __all__ = [
     "check_gaps",
     "ended_head",
     "gaps_after",
-    "known_end",
     "remade_bounds",
     "vanished_end",
     "vanished_head",
@@ -75,17 +74,15 @@ def _difference(head: Progress, bounds: Bounds, source: Source) -> str:
     return f"it ends at {bounds.end} now" if source.before(bounds.end, head.position) else ""
 
 
-def known_end(partition: SourcePartition, head: Progress, source: Source) -> str:
-    """Returns where the source partition that a head knows had ended; empty if not known."""
-    return source.ended_at(partition, head.incarnation) if isinstance(source, KnowsEnds) else ""
-
-
-def ended_head(head: Progress, bounds: Bounds, now_ms: int, end: str = "") -> Progress:
+def ended_head(
+    partition: SourcePartition, head: Progress, bounds: Bounds, source: Source, now_ms: int
+) -> Progress:
     """Returns the head of a source partition that was made again, as a person accepted.
 
-    It has ended if anything was committed, else it begins again in what is there now. ``end`` is
-    where the one before had ended, if that is known: the gap behind the position goes up to there.
+    It has ended if anything was committed, else it begins again in what is there now. The gap
+    behind the position goes up to where the one before had ended, if the source knows that.
     """
+    end = source.ended_at(partition, head.incarnation) if isinstance(source, KnowsEnds) else ""
     totals = msgspec.structs.replace(head.totals, lost=head.totals.lost + 1, lost_ms=now_ms)
     until = end if end and head.totals.commits else head.position
     gaps = joined_gaps(head.gaps, (Gap(head.position, until, "remade"),))
