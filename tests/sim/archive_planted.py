@@ -453,7 +453,9 @@ BUGS: Mapping[str, Bug] = {
     "erased events are not counted": Bug("P4a", _erasure_counts_nothing),
     "a marker bounded by nothing": Bug("P4a", _marker_without_bound),
     "a marker by one clock": Bug("P4a", _marker_by_one_clock, MarkersWorld),
-    "a chain's marker ignores the first source": Bug("P4a", _chain_is_bounded_by_its_source),
+    "a chain's marker ignores the first source": Bug(
+        "P4a", _chain_is_bounded_by_its_source, MarkersWorld
+    ),
     "copies have no numbers": Bug("P4", _copies_have_no_numbers),
     "a trim passes over archives": Bug("P4a", _trim_passes_over_archives),
     "gaps are not recorded": Bug("P4a", _gaps_are_not_recorded),
