@@ -318,6 +318,23 @@ def test_seek_back_after_a_commit_of_unknown_outcome_is_stored(home: Home, lande
         assert [event.offset for event in consumer.poll(10)] == list(range(10))
 
 
+def test_seek_to_the_known_cursor_of_a_lost_lease_is_fenced(home: Home) -> None:
+    with home.consumer("t", "c") as consumer:
+        assert len(consumer.poll(10)) == 10
+        consumer.commit()
+        other = Membership(home.log, home.topic("t"), "c", "earliest")
+        with consumer._lock:
+            held = consumer._membership.held[0]
+            consumer._membership.release(0)
+            assert other.take(0, [])
+            other.commit(0, 15)
+            consumer._membership.held[0] = held  # as a member sees it that slept meanwhile
+        consumer.seek(0, 10)
+        with pytest.raises(FencedError):
+            consumer.commit()
+        assert cursor(home) == 15
+
+
 class CutCatalog:
     """Behind a network that is cut at times: a write may land then, and no reply comes back."""
 

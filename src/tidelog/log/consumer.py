@@ -454,8 +454,8 @@ class Consumer:
             cursor = held.lease.cursor
             if intake.position < cursor and not intake.moved:
                 return False  # events before the cursor are delivered again: it stays
-            if intake.position == cursor and held.is_known:
-                intake.committed()
+            if intake.position == cursor and held.is_known and not intake.moved:
+                intake.committed()  # a seek is stored even so: the lease may be another's by now
                 return False
         self._membership.commit(partition, intake.position, intake.epoch, back=intake.moved)
         intake.committed()
