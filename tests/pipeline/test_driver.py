@@ -24,6 +24,7 @@ from tidelog.model.pipeline import Begin
 from tidelog.pipeline.base import Outcome, Pipeline, Task
 from tidelog.pipeline.cycle import Cycle, LostError
 from tidelog.pipeline.driver import Driver, Driving
+from tidelog.pipeline.failures import read_failures
 from tidelog.pipeline.flush import request_flush
 from tidelog.pipeline.policy import Due, Policy
 from tidelog.pipeline.shard import Shard, share_of
@@ -263,6 +264,7 @@ def test_driver_of_another_number_of_shards_waits_or_takes_over() -> None:
     grow(home, 80)  # what the old one tries now is fenced
     old.join(60)
     assert len(fenced) == 1
+    assert read_failures(home.log, "inc") == {}, "one that was replaced reports no failure"
     for number in range(2):
         home.driver(shard=number, shards=2).run()
     home.check()

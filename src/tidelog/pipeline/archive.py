@@ -38,6 +38,7 @@ from tidelog.log.archives import (
     change_archive,
     decode_archive,
     encode_archive,
+    is_detached,
     read_archive,
     read_partitions,
     read_progress,
@@ -99,10 +100,10 @@ def create_archive(home: Home, wanted: Archive) -> Archive:
         row = log.catalog.get(layout.REGISTRY, name)
     archive = decode_archive(log, row) if row else wanted
     if archive.ended is not None:
+        do = f", or delete them with `tidelog archive delete {wanted.name} --delete-files`"
         raise AlreadyExistsError(
-            f"archive `{wanted.name}`: was ended, and its files stay in "
-            f"`{archive.store}/{archive.root}`: choose another name, or delete them with "
-            f"`tidelog archive delete {wanted.name} --delete-files`"
+            f"archive `{wanted.name}`: was ended, and its files stay in `{archive.store}/"
+            f"{archive.root}`: choose another name{'' if is_detached(log, archive) else do}"
         )
     if row is None or archive.state == "ready":
         raise AlreadyExistsError(f"archive `{wanted.name}`: exists already: choose another name")

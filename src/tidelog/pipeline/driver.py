@@ -228,7 +228,8 @@ class Driver:
             if manifest.read >= events_max and self._is_uncounted(manifest.end, bounds, partition):
                 self._full.add(partition)
         self._failures.remove(report.committed.keys())
-        self._failures.add(report.errors.items())
+        if not _is_fenced(report):  # else another driver reports what fails, and this one ends
+            self._failures.add(report.errors.items())
         self._how.on_cycle(report)
         return report
 
@@ -484,6 +485,11 @@ def _kept(
     except Exception as exc:  # noqa: BLE001 - one source partition must not stop the others
         errors[partition] = unexpected(f"source partition `{partition.text}`", exc)
         bounds.pop(partition, None)
+
+
+def _is_fenced(report: CycleReport) -> bool:
+    """Whether another driver has a source partition that was ours."""
+    return any(isinstance(error, FencedError) for error in report.errors.values())
 
 
 def _raise_fenced(report: CycleReport) -> None:

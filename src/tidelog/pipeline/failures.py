@@ -4,6 +4,7 @@ One source partition that fails does not stop the others: it is tried again afte
 from half a second to fifteen seconds. The same holds for a source that cannot be reached at all.
 Each failure is kept as a row until the source partition commits again, has nothing to commit, or is
 no longer one of the source, as a folder that may be read again.
+A driver that was replaced writes none: no driver would remove it.
 Rows are for display only: a row that cannot be written is left out, and no driver decides by one.
 """
 
