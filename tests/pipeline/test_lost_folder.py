@@ -84,7 +84,14 @@ def test_archive_whose_files_are_lost_can_be_deleted(home: Home, tmp_path: Path)
     with pytest.raises(InvalidError, match=r"still holds `one/.*without --lost-files"):
         delete_lost(home, "one")
     shutil.copytree(lake / "one", tmp_path / "copy")
+    (lake / "one/_owner").unlink()
+    with pytest.raises(InvalidError, match=r"put `one/_owner` back with .* move that folder away"):
+        delete_lost(home, "one")
     shutil.rmtree(lake)
+    copy = create_archive(home, made_from(home, "copy", "archive:one"))
+    with pytest.raises(InvalidError, match=r"`tidelog archive delete copy --delete-files`$"):
+        delete_lost(home, "one")
+    delete_archive(home, copy.name)
     delete_lost(home, "one")
     assert list(list_archives(home)) == []
     with pytest.raises(NotFoundError):

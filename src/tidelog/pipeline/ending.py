@@ -173,7 +173,7 @@ def delete_lost(home: Home, name: str, shown: str = "") -> None:
 
     def edit(found: Archive) -> Archive:
         check_shown(f"archive `{name}`", archive.incarnation, found.incarnation)
-        _check_readers(home, found)
+        _check_readers(home, found, lost=True)
         return msgspec.structs.replace(found, ended=wanted, promotion=None, kept=())
 
     with freeing(home.catalog), contextlib.suppress(NotFoundError):  # another process finished it
@@ -186,10 +186,16 @@ def _check_lost(home: Home, archive: Archive) -> None:
     if not is_outside(home.log, archive):
         raise InvalidError(f"{what}: its folder is in the home: delete it with --delete-files")
     check_ours(home.log, archive)
-    for info in store_at(home, archive.store).list(f"{archive.root}/"):
+    store = store_at(home, archive.store)
+    for info in store.list(f"{archive.root}/"):
+        do = "delete the archive without --lost-files"
+        if not has_our_mark(store, archive):
+            do = (
+                f"put `{archive.owner}` back with `{archive.mark.decode()}` and delete the archive "
+                "without --lost-files, or move that folder away first"
+            )
         raise InvalidError(
-            f"{what}: its folder `{archive.store}/{archive.root}` still holds `{info.key}`: delete "
-            "the archive without --lost-files, or move that folder away first"
+            f"{what}: its folder `{archive.store}/{archive.root}` still holds `{info.key}`: {do}"
         )
 
 
@@ -291,8 +297,9 @@ def _check_unused(home: Home, archive: Archive) -> None:
     _check_readers(home, archive)
 
 
-def _check_readers(home: Home, archive: Archive) -> None:
+def _check_readers(home: Home, archive: Archive, *, lost: bool = False) -> None:
     name = archive.name
+    keep = "" if lost else f", or keep these files with `tidelog archive delete {name}`"
     for other in list_archives(home):
         sources = [other.source, *other.former.values()]
         sources += [making.source for making in other.makings.values()]
@@ -300,7 +307,7 @@ def _check_readers(home: Home, archive: Archive) -> None:
             raise InvalidError(
                 f"archive `{name}`: archive `{other.name}` is made from it, and erasures go that "
                 f"way: delete that one first with `tidelog archive delete {other.name} "
-                f"--delete-files`, or keep these files with `tidelog archive delete {name}`"
+                f"--delete-files`{keep}"
             )
     for named in list_pipelines(home):
         if _reads_any([named.source], name):
