@@ -3,6 +3,12 @@
 SQLite writes to its log even to delete a row, so on a full disk nothing could be deleted. A file
 beside the catalog holds some room. Opening the catalog, and commands that free space, cut a slice
 off its end when the disk is full. These commands make it whole again when there is room.
+
+Commands that free space write in lots of a bounded size (``limits.CHANGES_MAX``). When a lot does
+not fit, or little room is left after one, SQLite's log is moved into its file and cut to nothing;
+only then a slice of the reserve is given. The file may grow by that, so it happens before the disk
+is full. So the room that is needed does not grow with what is deleted. When such a command ends,
+the log is cut again, and the reserve gets back what was used of it, while there is room for it.
 """
 
 from __future__ import annotations
@@ -51,10 +57,31 @@ class Reserve:
             return False
         return left > 0
 
+    def size(self) -> int:
+        """How many bytes are left of it."""
+        try:
+            return self._path.stat().st_size
+        except OSError:
+            return 0
+
+    def take_back(self, size: int) -> None:
+        """Make it as large as it was before some of it was given, as far as there is room."""
+        with contextlib.suppress(OSError):
+            wanted = min(size, self.size() + self._free_bytes())
+            if wanted > self.size():
+                self._allocate(wanted)
+
     def give_if_full(self, size: int) -> None:
         """The same, if less than that is free."""
-        if self._free_bytes() < size:
+        if self.is_disk_full(size):
             self.give(size)
+
+    def is_disk_full(self, size: int) -> bool:
+        """Whether less than this is free; not where the disk cannot be asked."""
+        try:
+            return self._free_bytes() < size
+        except OSError:
+            return False
 
     def fill(self) -> None:
         """Make it whole, if there is plenty of room; a disk that is nearly full is left alone."""
@@ -64,11 +91,14 @@ class Reserve:
                 return
             if self._free_bytes() < _FREE_TIMES * wanted:
                 return
-            descriptor = os.open(self._path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644)
-            try:
-                os.posix_fallocate(descriptor, 0, wanted)
-            finally:
-                os.close(descriptor)
+            self._allocate(wanted)
+
+    def _allocate(self, size: int) -> None:
+        descriptor = os.open(self._path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644)
+        try:
+            os.posix_fallocate(descriptor, 0, size)
+        finally:
+            os.close(descriptor)
 
     def _free_bytes(self) -> int:
         found = os.statvfs(self._path.parent)

@@ -51,6 +51,7 @@ _BUSY_MS = 10_000  # a writer waits this long for others; each of them takes abo
 _PAGE_ROWS = 1_000
 _OPEN_BYTES = 65_536  # of the reserve: what opening a file needs
 _WRITE_BYTES = 262_144  # of the reserve: what some writes to the log need
+_GROW_BYTES = 131_072  # what is kept free while space is freed: the log's pages move into the file
 _NETWORK_FILE_SYSTEMS = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "9p", "fuse.sshfs", "fuse.s3fs"}
     | {"glusterfs", "fuse.glusterfs", "lustre", "beegfs", "ocfs2", "gfs2"}
@@ -196,15 +197,22 @@ class SqliteCatalog:
             return found.version if found else None
 
         def attempt() -> None:
+            is_emptied = False  # SQLite's log, for this write
             while True:
                 try:
                     with _translated(self._path), self._connections.use() as connection:
                         _write_once(connection, partition, changes, write_id)
+                    if self._freeing and self._reserve.is_disk_full(_GROW_BYTES):
+                        self._empty_log()  # while the file can still grow
                     return
                 except UnavailableError as exc:
                     is_full = isinstance(exc.__cause__, sqlite3.Error) and _is_full(exc.__cause__)
-                    if not (is_full and self._freeing and self._reserve.give(_WRITE_BYTES)):
+                    if not (is_full and self._freeing):
                         raise
+                    if is_emptied and not self._reserve.give(_WRITE_BYTES):
+                        raise
+                    is_emptied = True
+                    self._empty_log()  # which needs room itself where the file grows by it
 
         write_settled(attempt, read_version, partition, changes, write_id, self._repeat)
 
@@ -213,16 +221,29 @@ class SqliteCatalog:
 
     @contextlib.contextmanager
     def freeing(self) -> Iterator[None]:
-        """While the block frees space, its writes may use the reserve, which is then made whole."""
+        """While the block frees space, its writes may use the reserve, which is then made whole.
+
+        Where there is not plenty of room, it gets back what the block has used: that is in SQLite's
+        log, which is emptied.
+        """
         with self._lock:
             self._freeing += 1
+        before = self._reserve.size()
         try:
             self._reserve.give_if_full(_WRITE_BYTES)
             yield
         finally:
             with self._lock:
                 self._freeing -= 1
+            if self._reserve.size() < before:
+                self._empty_log()
+                self._reserve.take_back(before)
             self._reserve.fill()
+
+    def _empty_log(self) -> None:
+        """Move what SQLite's log holds into the file, and cut the log to nothing; best effort."""
+        with contextlib.suppress(sqlite3.Error), self._connections.use() as connection:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def inspect(self) -> Iterator[str]:
         """What SQLite's own integrity check finds."""
