@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from deltalake import DeltaTable
-from pyiceberg.catalog import load_catalog
 
 from tests.pipeline.looking import AT, AT_OR_WHEN, a_home, an_archive, drive, fill
+from tests.support.sql_catalog import open_sql_catalog
 from tidelog import Event, Home
 from tidelog.catalog.base import ABSENT, Put
 from tidelog.errors import UnknownOutcomeError
@@ -182,7 +182,7 @@ def test_tables_hold_what_the_files_hold(home: Home, tmp_path: Path) -> None:
     drive(home, archive)
     register(home, archive)
     delta = DeltaTable(str(tmp_path / "o" / archive.folder())).to_pyarrow_table()
-    catalog = load_catalog("tidelog", uri=f"sqlite:///{tmp_path}/ice.db")
+    catalog = open_sql_catalog(f"sqlite:///{tmp_path}/ice.db")
     for table in (delta, catalog.load_table("ns.t").scan().to_arrow()):
         pairs = zip(table["partition"].to_pylist(), table["offset"].to_pylist(), strict=True)
         found = Counter(pair for pair in pairs if pair[1] < 100)
@@ -195,7 +195,7 @@ def test_bounds_of_values_do_not_stay_in_a_tables_history(home: Home, tmp_path: 
     name = f"iceberg:sqlite:///{tmp_path}/ice.db?warehouse=file://{tmp_path}/w#ns.t"
     archive = change_tables(home, archive, name, keep=True)
     register(home, archive)
-    catalog = load_catalog("tidelog", uri=f"sqlite:///{tmp_path}/ice.db")
+    catalog = open_sql_catalog(f"sqlite:///{tmp_path}/ice.db")
     bounds = catalog.load_table("ns.t").inspect.files()["lower_bounds"].to_pylist()
     schema = catalog.load_table("ns.t").schema()
     known = {schema.find_field(each).field_id for each in ("offset", "timestamp")}

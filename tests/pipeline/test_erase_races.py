@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from deltalake import DeltaTable
-from pyiceberg.catalog import load_catalog
 
 from tests.pipeline.looking import AT, AT_OR_WHEN, a_home, an_archive, drive, fill, value
+from tests.support.sql_catalog import open_sql_catalog
 from tidelog import Event, Home
 from tidelog.errors import CorruptError
 from tidelog.model.archive import Archive
@@ -159,7 +159,7 @@ def tabled(home: Home, tmp_path: Path, kind: str) -> tuple[Archive, Callable[[],
             delta = DeltaTable(str(tmp_path / "o" / archive.folder()))
             told = delta.get_add_actions().column("num_records").to_pylist()
             return sum(told), delta.to_pyarrow_table().num_rows
-        catalog = load_catalog("tidelog", uri=f"sqlite:///{tmp_path}/ice.db")
+        catalog = open_sql_catalog(f"sqlite:///{tmp_path}/ice.db")
         iceberg = catalog.load_table("ns.t")
         told = iceberg.inspect.files()["record_count"].to_pylist()
         return sum(told), iceberg.scan().to_arrow().num_rows

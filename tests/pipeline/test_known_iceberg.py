@@ -10,10 +10,10 @@ from typing import Any
 
 import fastavro
 import pytest
-from pyiceberg.catalog import load_catalog
 from pyiceberg.table.update.snapshot import ExpireSnapshots
 
 from tests.pipeline.looking import FIRST_S, a_home, an_archive, drive
+from tests.support.sql_catalog import open_sql_catalog
 from tidelog import Event, Home
 from tidelog.pipeline.archive import find_archive, open_pipeline
 from tidelog.pipeline.deletions import Deletions
@@ -166,7 +166,7 @@ def prove(home: Home, user: str) -> list[str]:
 
 
 def rows(folder: Path) -> list[str]:
-    table = load_catalog("tidelog", uri=f"sqlite:///{folder}/lake.db").load_table("lake.daily")
+    table = open_sql_catalog(f"sqlite:///{folder}/lake.db").load_table("lake.daily")
     return sorted(key.decode() for key in table.scan().to_arrow().column("key").to_pylist())
 
 
@@ -222,7 +222,7 @@ def test_table_of_a_generation_without_files_names_none_of_the_dropped_ones(
 def test_snapshot_that_another_engine_made_is_found_by_its_manifests(
     split: Home, tmp_path: Path
 ) -> None:
-    table = load_catalog("tidelog", uri=f"sqlite:///{tmp_path}/lake.db").load_table("lake.daily")
+    table = open_sql_catalog(f"sqlite:///{tmp_path}/lake.db").load_table("lake.daily")
     (file, *_) = [task.file for task in table.scan().plan_files() if "/bob/" in task.file.file_path]
     with table.transaction() as change, change.update_snapshot().overwrite() as swap:
         swap.delete_data_file(file)

@@ -18,6 +18,7 @@ from pyiceberg.table import Table as IcebergRead
 from tests.pipeline.forgetting import forget
 from tests.pipeline.iceberg_rest import serving
 from tests.pipeline.looking import FIRST_S, a_home, an_archive, drive
+from tests.support.sql_catalog import open_sql_catalog
 from tidelog import Event, Home
 from tidelog.errors import InvalidError, UnavailableError
 from tidelog.model.archive import Archive, Making
@@ -74,7 +75,7 @@ def add(home: Home, numbers: range) -> None:
 def iceberg_of(table: str) -> IcebergRead:
     """By the name that the documents give for an SQL catalog."""
     uri, _, name = table.removeprefix("iceberg:").rpartition("#")
-    return load_catalog("tidelog", uri=uri.partition("?")[0]).load_table(name)
+    return open_sql_catalog(uri.partition("?")[0]).load_table(name)
 
 
 def delta_of(archive: Archive) -> DeltaTable:

@@ -16,6 +16,7 @@ from tidelog.sources.base import (
     Changing,
     Completing,
     Explaining,
+    KnowsEnds,
     LeavingOut,
     Sparse,
     Telling,
@@ -26,10 +27,10 @@ from tidelog.sources.base import (
 # What each wrapper passes on, and what it answers itself: `FillSource` takes all events of sources
 # that it numbers itself from the live generation, and refuses what is not named here.
 WRAPPERS: dict[type, tuple[set[type], set[type]]] = {
-    fill.FillSource: ({Explaining}, {Branching, Telling, Completing, Timed, Sparse}),
+    fill.FillSource: ({Explaining}, {Branching, Telling, Completing, Timed, Sparse, KnowsEnds}),
     fill_files.FillFilesSource: (
         {Explaining, Tracking, LeavingOut},
-        {Branching, Telling, Completing, Timed, Sparse},
+        {Branching, Telling, Completing, Timed, Sparse, KnowsEnds},
     ),
     restore._Held: ({Explaining}, set()),
 }

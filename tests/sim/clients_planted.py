@@ -47,8 +47,10 @@ def due_to_one_thread(self: Failures) -> BaseException | None:
 def commit_unless_remembered(self: Consumer, partition: int, intake: Intake) -> bool:
     """Writes nothing where the cursor that the member remembers is the same."""
     held = self._membership.held.get(partition)
-    if held is not None:
-        held.is_known = True
+    is_same = held is not None and held.lease.epoch == intake.epoch
+    if is_same and held is not None and held.lease.cursor == intake.position:
+        intake.committed()
+        return False
     return _commit(self, partition, intake)
 
 

@@ -52,6 +52,7 @@ from tidelog.sources.base import (
     Chunk,
     Completing,
     Explaining,
+    KnowsEnds,
     Missing,
     Range,
     RangeReader,
@@ -99,7 +100,7 @@ class FillSource:
         follows: bool = False,
     ) -> None:
         # What numbers events itself is never read: the live generation has all that is.
-        check_wrapping(self, source, (Branching, Telling, Completing, Timed, Sparse))
+        check_wrapping(self, source, (Branching, Telling, Completing, Timed, Sparse, KnowsEnds))
         self._home = home
         self._archive = archive
         self._pipeline = archive.pipeline(generation)

@@ -418,7 +418,17 @@ class LeavingOut(Protocol):
         ...
 
 
-OPTIONAL = (Branching, Telling, Completing, Explaining, Tracking, LeavingOut, Timed, Sparse)
+OPTIONAL = (
+    Branching,
+    Telling,
+    Completing,
+    Explaining,
+    Tracking,
+    LeavingOut,
+    Timed,
+    Sparse,
+    KnowsEnds,
+)
 """What a source may also be."""
 
 

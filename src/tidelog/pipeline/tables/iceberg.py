@@ -13,6 +13,7 @@ partitioned by, whose values readers take from the metadata.
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
@@ -245,6 +246,9 @@ class IcebergTable:
         if self._known is None:
             name = "tidelog" if self._properties.get("uri") else self._uri
             self._known = load_catalog(name, **self._properties)
+            engine = getattr(self._known, "engine", None)  # of a catalog in SQL
+            if engine is not None:
+                weakref.finalize(self, engine.dispose)  # its connections are closed with the table
         return self._known
 
     def _read(self) -> Snapshot | None:
