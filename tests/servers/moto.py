@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from tests.servers import probe
 from tests.servers.base import HOST, environment, free_port, workspace
@@ -14,6 +15,7 @@ NAME = "moto"
 TOOLS: tuple[Tool, ...] = ()
 PACKAGE = None  # a development dependency of the project itself
 
+SERIAL = Path(__file__).with_name("moto_serial.py")
 REGION = "us-east-1"
 KEYS = {"AWS_ACCESS_KEY_ID": "tester", "AWS_SECRET_ACCESS_KEY": "secret"}  # for who must have some
 
@@ -38,7 +40,7 @@ def running() -> Iterator[Moto]:
     with workspace(NAME) as folder:
         launch = Launch(
             name=NAME,
-            command=[sys.executable, "-m", "moto.server", "-H", HOST, "-p", str(port)],
+            command=[sys.executable, "-P", str(SERIAL), "-H", HOST, "-p", str(port)],
             environment=environment(without=("MOTO_", "AWS_")),
             folder=folder,
             answers=lambda: _lists_its_state(port),

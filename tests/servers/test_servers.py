@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,22 @@ def test_moto_creates_a_kinesis_stream(moto_server: Moto) -> None:
     client.create_stream(StreamName=stream, ShardCount=2)
     described = client.describe_stream(StreamName=stream)["StreamDescription"]
     assert len(described["Shards"]) == 2
+
+
+@pytest.mark.server
+def test_moto_keeps_every_record_of_puts_at_once(moto_server: Moto) -> None:
+    stream = _unique("stream")
+    _client("kinesis", moto_server).create_stream(StreamName=stream, ShardCount=1)
+
+    def put(lots: int) -> list[str]:
+        client = _client("kinesis", moto_server)
+        records = [{"Data": b"any", "PartitionKey": "any"}] * 100
+        answers = [client.put_records(StreamName=stream, Records=records) for _ in range(lots)]
+        return [each["SequenceNumber"] for answer in answers for each in answer["Records"]]
+
+    with ThreadPoolExecutor(4) as threads:
+        numbers = [number for each in threads.map(put, [8] * 4) for number in each]
+    assert len(set(numbers)) == len(numbers) == 3_200
 
 
 @pytest.mark.spark
