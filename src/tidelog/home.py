@@ -11,7 +11,6 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -59,6 +58,7 @@ from tidelog.model.standing import Standing
 from tidelog.model.times import duration_ms
 from tidelog.model.topic import Topic, partition_for
 from tidelog.playback.play import play_arrow, play_events
+from tidelog.pool import Pool
 from tidelog.settings import Settings, config_string, load_settings
 from tidelog.store import Store
 from tidelog.store.cache import CachedStore
@@ -96,7 +96,7 @@ class Home(JournalCalls):
         self._closed = False
         self._process = os.getpid()
         self._lock = threading.Lock()
-        self._pool = ThreadPoolExecutor(_READERS, "tidelog-read")
+        self._pool = Pool(_READERS, "tidelog-read")
         self._lookups = Lookups(log, self._pool)
         self._who = user_at_host(world.environ)
 

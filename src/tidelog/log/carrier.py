@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import wait
 
 from tidelog.codec.segment import Piece, encode_segment
 from tidelog.errors import (
@@ -28,6 +28,7 @@ from tidelog.log.failures import Failures
 from tidelog.log.flush import Flush, Part
 from tidelog.log.partitioner import KeylessTurns
 from tidelog.model.topic import Topic
+from tidelog.pool import Pool
 
 __all__ = ["UPLOADS", "Carrier"]
 
@@ -55,8 +56,8 @@ class Carrier:
         self._failed_until = 0  # flushes numbered below this fail with their forerunner
         self._cause: BaseException | None = None
         self._failures = Failures()
-        self._pool = ThreadPoolExecutor(UPLOADS, "tidelog-upload")
-        self._committers: ThreadPoolExecutor | None = None
+        self._pool = Pool(UPLOADS, "tidelog-upload")
+        self._committers: Pool | None = None
 
     def start(self, flush: Flush) -> None:
         """With the lock held: send a flush on its way."""
@@ -166,7 +167,7 @@ class Carrier:
                 stored = commit(part, piece, stored)
             return
         if self._committers is None:
-            self._committers = ThreadPoolExecutor(self._log.commits_at_once, "tidelog-commit")
+            self._committers = Pool(self._log.commits_at_once, "tidelog-commit")
         # All parts end before the flush does: the next one must not overtake a part of this.
         commits = [self._committers.submit(commit, *pair, stored) for pair in pairs]
         wait(commits)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Collection
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,6 +19,7 @@ from tidelog.log.choosing import Share, until_young
 from tidelog.model import limits
 from tidelog.model.backoff import Backoff
 from tidelog.model.event import Event, Headers
+from tidelog.pool import Pool
 
 if TYPE_CHECKING:
     from tidelog.log.consumer import Consumer
@@ -73,7 +73,7 @@ def run(consumer: Consumer, handler: Callable[[Any], object], how: Handling) -> 
     """Poll, handle, commit, until told to stop; how many events were handled."""
     handled = 0
     wait_s = first_s = _CAUGHT_UP_FIRST_S if how.until_caught_up else _WAIT_S
-    with ThreadPoolExecutor(how.workers, "tidelog-handler") as pool:
+    with Pool(how.workers, "tidelog-handler") as pool:
         while not how.stop.is_set():
             events = consumer.poll(how.max_events, wait_s)
             if not events:

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,6 +45,7 @@ from tidelog.log.topics import read_head
 from tidelog.model import layout, limits
 from tidelog.model.run import Erased, Head, decode_row, encode_row
 from tidelog.model.topic import Topic
+from tidelog.pool import Pool
 
 __all__ = [
     "NOTHING_ERASED",
@@ -219,7 +220,7 @@ def read_ledger(log: Log, topic: Topic, stamp: Stamp = ()) -> ErasedIds:
         for bucket in _BUCKETS:
             read(bucket)
     else:  # each is a round trip
-        with ThreadPoolExecutor(log.commits_at_once) as pool:
+        with Pool(log.commits_at_once) as pool:
             list(pool.map(read, _BUCKETS))
     return ErasedIds(ids, keys, stamp)
 

@@ -41,7 +41,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
@@ -59,6 +58,7 @@ from tidelog.model import layout, limits
 from tidelog.model.address import nearest
 from tidelog.model.run import Head, decode_row, encode_row
 from tidelog.model.topic import Topic, check_topic_name
+from tidelog.pool import Pool
 
 __all__ = [
     "check_exists",
@@ -348,7 +348,7 @@ def _remove_audit(log: Log, topic: Topic) -> None:
     if next(iter(log.catalog.scan(audit, limit=1)), None) is None:
         return
     ledger = [layout.erased_partition(topic.incarnation, f"{number:02x}") for number in range(256)]
-    with ThreadPoolExecutor(_CREATORS) as pool:
+    with Pool(_CREATORS) as pool:
         list(pool.map(lambda partition: remove_partition(log, partition), ledger))
     remove_partition(log, audit)
 
@@ -378,7 +378,7 @@ def _each_partition(topic: Topic, call: Callable[[int], None]) -> None:
         for partition in range(topic.partitions):
             call(partition)
         return
-    with ThreadPoolExecutor(_CREATORS) as pool:
+    with Pool(_CREATORS) as pool:
         list(pool.map(call, range(topic.partitions)))
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -33,6 +32,7 @@ from tidelog.model.limits import BATCH_EVENTS_MAX, EVENT_BYTES_CEILING
 from tidelog.model.producers import playback_producer, unnamed_producer
 from tidelog.model.topic import Topic
 from tidelog.playback.outlets import Lot, Outlet, Setting
+from tidelog.pool import Pool
 from tidelog.sinks.segments import keeps_partition, same_places
 
 __all__ = ["TopicOutlet", "open_topic", "places_in", "target_of"]
@@ -70,9 +70,9 @@ class TopicOutlet:
         self._appender = Copier(log, topic, own)
         if self._named:
             self._appender.open_named()
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool: Pool | None = None
         if log.commits_at_once > 1:
-            self._pool = ThreadPoolExecutor(log.commits_at_once, "tidelog-playback-commit")
+            self._pool = Pool(log.commits_at_once, "tidelog-playback-commit")
 
     def put(self, lot: Lot) -> int:
         table = pa.Table.from_batches([lot.batch.select(STORED_SCHEMA.names)], STORED_SCHEMA)

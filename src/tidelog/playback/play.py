@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Generator, Iterator, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 
 import msgspec
 import pyarrow as pa
@@ -30,6 +30,7 @@ from tidelog.playback.load import Loader
 from tidelog.playback.pin import AsOf, pin_topic, trimmed
 from tidelog.playback.standing import Standing, SwappedError
 from tidelog.playback.windows import READERS, Bounds, Windows
+from tidelog.pool import Pool
 
 __all__ = ["play", "play_arrow", "play_events"]
 
@@ -50,7 +51,7 @@ def play_arrow(
     """The same as Arrow batches in event columns."""
     found = find_topic(log, topic)
     times = time_range(start, end, log.clock.now_ms())
-    with ThreadPoolExecutor(READERS, "tidelog-playback") as pool:
+    with Pool(READERS, "tidelog-playback") as pool:
         pin = pin_topic(log, found, times, as_of, pool)
     return _with_pool(log, found, pin)
 
@@ -87,7 +88,7 @@ def play(
 
 
 def _with_pool(log: Log, topic: Topic, pin: Pin) -> Iterator[pa.RecordBatch]:
-    with ThreadPoolExecutor(READERS, "tidelog-playback") as pool:
+    with Pool(READERS, "tidelog-playback") as pool:
         yield from play(log, topic, pin, pool=pool)
 
 

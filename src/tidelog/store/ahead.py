@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import TypeVar
+
+from tidelog.pool import Pool
 
 __all__ = ["fetched_ahead"]
 
@@ -20,7 +22,7 @@ def fetched_ahead(wanted: Iterable[T], fetch: Callable[[T], bytes]) -> Iterator[
     ``fetch`` runs in other threads. A few results are in memory at a time, whoever reads slowly.
     """
     waiting: deque[tuple[T, Future[bytes]]] = deque()
-    with ThreadPoolExecutor(_AHEAD, "tidelog-fetch") as pool:
+    with Pool(_AHEAD, "tidelog-fetch") as pool:
         for each in wanted:
             waiting.append((each, pool.submit(fetch, each)))
             if len(waiting) > _AHEAD:

@@ -1,9 +1,9 @@
 """The product's threads as actors of the scheduler.
 
-:func:`simulated` replaces the names ``threading``, ``ThreadPoolExecutor``, ``Future``, ``wait``,
-``as_completed`` and ``os`` (for ``getpid``) in all loaded modules of the product by equivalents
-that yield to a scheduler instead of blocking. The product's code does not change. A thread belongs
-to the process of the thread that started it, and dies with it.
+:func:`simulated` replaces the names ``threading``, ``ThreadPoolExecutor``, ``Pool``, ``Future``,
+``wait``, ``as_completed`` and ``os`` (for ``getpid``) in all loaded modules of the product by
+equivalents that yield to a scheduler instead of blocking. The product's code does not change. A
+thread belongs to the process of the thread that started it, and dies with it.
 
 Threads switch where they block, at calls to the world, and now and then (``preempt``) where they
 acquire a lock or set an event. Between two such places a thread is not interrupted. Outside an
@@ -23,6 +23,7 @@ from types import ModuleType, TracebackType
 from typing import Any
 
 from tidelog.errors import InternalError
+from tidelog.pool import Pool
 from tidelog.testing.hosts import Process
 from tidelog.testing.scheduler import Actor, Crash, Scheduler
 
@@ -87,7 +88,7 @@ class Threads:
             return self
         if original is os:
             return self._pid
-        if original is concurrent.futures.ThreadPoolExecutor:
+        if original in (concurrent.futures.ThreadPoolExecutor, Pool):
             return self.pool
         if original is concurrent.futures.Future:
             return self.future
@@ -547,6 +548,7 @@ _ORIGINALS: tuple[object, ...] = (
     threading,
     os,
     concurrent.futures.ThreadPoolExecutor,
+    Pool,
     concurrent.futures.Future,
     concurrent.futures.wait,
     concurrent.futures.as_completed,
