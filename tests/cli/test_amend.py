@@ -210,3 +210,12 @@ def test_archive_of_a_deleted_topic_is_erased_by_id_and_by_key(filled: Run) -> N
     assert not any(value in left for value in (b"v0", b"v1", b"v3", b"v5"))
     records = filled("archive", "audit", "daily", "--json").rows()
     assert [record["state"] for record in records] == ["done", "done"]
+
+
+def test_erase_by_a_key_that_no_archived_event_has_fails(filled: Run) -> None:
+    assert filled("archive", "create", "daily", "--source", "topic:t").code == 0
+    assert filled("archive", "run", "daily", "--no-spark").code == 0
+    assert filled("topic", "delete", "t", "--yes").code == 0
+    misspelt = filled("archive", "erase", "daily", "--key", "k-1", "--yes", "--json")
+    (row,) = misspelt.rows()
+    assert (misspelt.code, row["erased"], row["left"]) == (1, 0, [])

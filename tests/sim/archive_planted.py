@@ -44,6 +44,7 @@ from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.driver import Driver
 from tidelog.pipeline.finalize import Finalizer
 from tidelog.pipeline.proof import _Search
+from tidelog.pipeline.topic_copies import Copies
 from tidelog.sinks import topic as topic_sink
 from tidelog.sources.base import Bounds, Missing
 from tidelog.sources.topic import TopicSource
@@ -433,6 +434,11 @@ def _proof_passes_over_spark(patch: Patch) -> None:
     patch.setattr(_Search, "_loose", other)
 
 
+def _proof_passes_over_copies(patch: Patch) -> None:
+    """A proof does not search topics that events were copied into."""
+    patch.setattr(proof, "copies_of_topic", lambda home, topic: Copies())
+
+
 BUGS: Mapping[str, Bug] = {
     "drivers are not fenced": Bug("P4", _no_fence),
     "files are published before they are decided": Bug("P4", _published_before_decided),
@@ -470,4 +476,5 @@ BUGS: Mapping[str, Bug] = {
     "batches of Spark have no numbers": Bug("P4", _batches_have_no_numbers, StagedWorld),
     "segments of killed writes stay": Bug("P5a", _killed_writes_stay, StagedWorld),
     "the proof passes over Spark's segments": Bug("P5a", _proof_passes_over_spark, StagedWorld),
+    "the proof passes over copies": Bug("P5a", _proof_passes_over_copies),
 }

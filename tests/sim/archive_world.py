@@ -62,6 +62,7 @@ BY_MINUTE = Making(
 )
 BY_MINUTE_A = msgspec.structs.replace(BY_MINUTE, parser=FIRST_KIND)
 RAW = Making(format="parquet", codec="none")
+COPIES = ("pumped", "restored")  # topics
 OTHERS = ("trim", "remake", "build", "replay", "erase", "finalize", "chain", "copy", "later")
 LATER = ("m1", "m2")  # topics of an archive by pattern; the second one appears later
 
@@ -118,10 +119,8 @@ class ArchivesWorld(ArchivesHome):
                 self.append_to(self.quiet, "m1", number, [self.event()])
             self.create_archive(home, "many", "many:m", RAW)
         if "copy" in self.kinds:
-            for name in ("pumped", "restored"):
-                target = self.create(name).incarnation
-                self.truth.targets.add(target)
-                self.erasures.others.append(target)
+            for name in COPIES:
+                self.truth.targets.add(self.create(name).incarnation)
 
     def spawn_all(self) -> None:
         self._spawn("producer", self.produce)
@@ -403,12 +402,23 @@ class ArchivesWorld(ArchivesHome):
                 self.scheduler.time.advance(86_400 * 8)  # objects that no row names stay for a week
                 self.pass_notes()
                 carry_out(home, topic, 0)
+            if "copy" in self.kinds:
+                self.erase_copies(home, topic, gone)
             proof = prove_erased(home, topic, gone)
             assert proof.is_erased, f"the proof finds {proof.traces[:3]}"
             self.erasures.prove(gone)
             self.done.erased += 1
         for live in self.folders.live():
             self.check_archive(home, live)
+
+    def erase_copies(self, home: Home, topic: Topic, gone: list[str]) -> None:
+        """Delete events from topics that they were copied into; a proof before that is true too."""
+        if prove_erased(home, topic, gone).is_erased:
+            self.erasures.prove(gone)
+        with self.home(self.quiet) as own:  # which ends the threads that deletes begin
+            for name in COPIES:
+                own.delete(name, gone, why="request")
+                carry_out(home, find_topic(home.log, name), 0)
 
     def check_markers(self, home: Home) -> None:
         for name in self.names():
@@ -420,7 +430,7 @@ class ArchivesWorld(ArchivesHome):
         """Each event of the source is in the target once, at most; all that are alive are."""
         self.copy_once(home, take_over=True, pump=True)
         self.copy_once(home, take_over=True, pump=False)
-        for name in ("pumped", "restored"):
+        for name in COPIES:
             target = find_topic(self.quiet, name).incarnation
             copies: dict[str, int] = {}
             for place, raw in self.truth.events.items():

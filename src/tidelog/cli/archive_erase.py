@@ -21,6 +21,12 @@ from tidelog.pipeline.descent import copies_of
 
 __all__ = ["audit", "erase"]
 
+_NAMED = (
+    "is empty, and its folder was named by a field of the events it had: make the files again with "
+    "`tidelog archive backfill` and `tidelog archive promote`, then `tidelog archive drop` the old "
+    "ones"
+)
+
 
 @click.command()
 @click.argument("name")
@@ -37,8 +43,9 @@ def erase(home_text: str | None, output: Output, /, name: str, **given: Any) -> 
     For an archive whose topic was deleted, or whose source is another system. While the topic is
     there, `tidelog delete` erases from its archives too. A command that dies is finished by the
     same command or by the scribe. Archives that this one was made of are not changed: the command
-    names those that still hold the events, and sources that it did not search. Exit code 1 if an
-    id is not there, or if such an archive still holds one of the events.
+    names those that still hold the events, and sources and copies that it did not search. Exit
+    code 1 if an id or the key is not there, if such an archive still holds one of the events, or
+    if a folder still has a name that came from them.
 
     \b
     Examples:
@@ -57,6 +64,10 @@ def erase(home_text: str | None, output: Output, /, name: str, **given: Any) -> 
         done = erase_archived(home, archive, why, ids, None if key is None else key.encode())
         covered = [copy.archive.name for copy in copies_of(home, archive)]
     missing = [each for each in ids if each not in done.ids]
+    messages = {
+        "left": [*done.left, *(f"file `{each}`: {_NAMED}" for each in done.named)],
+        "out_of_reach": done.out_of_reach,
+    }
     output.record(
         {
             "archive": name,
@@ -65,14 +76,14 @@ def erase(home_text: str | None, output: Output, /, name: str, **given: Any) -> 
             "waiting": sum(each.waiting for each in done.archives),
             "covered": covered if output.as_json else ", ".join(covered),
             "missing": missing if output.as_json else ", ".join(missing) or None,
-            **({"left": done.left, "out_of_reach": done.out_of_reach} if output.as_json else {}),
+            **(messages if output.as_json else {}),
         }
     )
-    for what, messages in (("left", done.left), ("out of reach", done.out_of_reach)):
-        for each in () if output.as_json else messages:
-            output.say(f"{what}: {each}")
+    for what, lines in messages.items():
+        for each in () if output.as_json else lines:
+            output.say(f"{what.replace('_', ' ')}: {each}")
     say_unseen(output, done.unseen)
-    if missing or done.unseen or done.left:
+    if missing or done.unseen or messages["left"] or not done.found:
         sys.exit(FAILED)
 
 

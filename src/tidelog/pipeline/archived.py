@@ -89,7 +89,9 @@ from tidelog.pipeline.erase import (
 from tidelog.pipeline.erase_aside import AsideFiles, aside_lines
 from tidelog.pipeline.origins import original_archives, other_sources
 from tidelog.pipeline.places import store_at
+from tidelog.pipeline.proof_names import files_named_by_events
 from tidelog.pipeline.sought import Sought, own_column, time_ms_of
+from tidelog.pipeline.topic_copies import copies_of_archives
 
 __all__ = [
     "Deleted",
@@ -123,7 +125,8 @@ class Erased:
     unseen: tuple[str, ...] = ()  # files that have no ids or keys to be searched for
     archives: tuple[ArchiveErasure, ...] = ()  # files that were written again already
     left: tuple[str, ...] = ()  # archives that hold them still, as they were made from these
-    out_of_reach: tuple[str, ...] = ()  # sources that were not searched
+    out_of_reach: tuple[str, ...] = ()  # sources and copies that were not searched
+    named: tuple[str, ...] = ()  # empty files in folders that erased events gave their names
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,6 +319,7 @@ def erase_archived(
     """Erase what an archive holds under ids or a key, from its files and from its copies.
 
     Archives that it was made of are searched, and keep the events: ``left`` names those that do.
+    ``named`` lists files whose folders have names that came from erased events.
     ``InvalidError`` when such an event comes from a topic that is there: delete it in the topic.
     Safe to repeat, and to kill: the scribe goes on.
     """
@@ -346,9 +350,18 @@ def erase_archived(
             put_record(log, archive, msgspec.structs.replace(record, sources=sources))
         done = tuple(finish_archive(home, archive))
         left = tuple(_left(home, archive, sought))
-        sources_left = tuple(other_sources(home, archive))
-    found_ids = frozenset(each.id for each in found.values() if each.id is not None)
-    return Erased(len(found), found_ids, len(found), tuple(unseen), done, left, sources_left)
+        covered = [copy.archive for copy in copies_of(home, archive)]
+        copied = copies_of_archives(home, {each.name for each in covered})
+    return Erased(
+        events=len(found),
+        ids=frozenset(each.id for each in found.values() if each.id is not None),
+        found=len(found),
+        unseen=tuple(unseen),
+        archives=done,
+        left=left,
+        out_of_reach=(*other_sources(home, archive), *copied),
+        named=tuple(name for each in covered for name in files_named_by_events(home.log, each)),
+    )
 
 
 def _left(home: Home, archive: Archive, sought: Sought) -> Iterator[str]:

@@ -4,7 +4,8 @@ Segments and journals of the topic, also those that no row names any more; large
 what Spark writers and pipelines have staged; and of every archive that was made of the topic the
 files, sidecars, dead letters and metadata. Then everything in the home is listed, and what nothing
 explains is searched too, with its name; manifests for the names of files. So are uploads that have
-not ended, which no listing shows. An event is known by its id or its key, and in archives by its
+not ended, which no listing shows, and topics that pipelines and playbacks copied events into.
+An event is known by its id or its key, and in archives by its
 offset too. One that came after the erasure, by the time that the ledger has, is a new event; but
 not in an object that no row names, as no delete has seen its time. An archive's range that is under
 way counts too: its driver may have read the event before it was deleted. A file of an archive that
@@ -36,11 +37,9 @@ from tidelog.model.event import check_utf8
 from tidelog.model.pipeline import FileEntry
 from tidelog.model.run import Amendment, Run, decode_row
 from tidelog.model.topic import Topic
-from tidelog.pipeline.archive import list_archives
 from tidelog.pipeline.contents import ArchiveFiles, is_changing
-from tidelog.pipeline.deletions import knows_all, read_deletions
+from tidelog.pipeline.deletions import Deletions, knows_all, read_deletions
 from tidelog.pipeline.descent import (
-    archives_of,
     is_line_of,
     partitions_of,
     reachable_archives_of,
@@ -51,11 +50,11 @@ from tidelog.pipeline.known_iceberg import ICEBERG
 from tidelog.pipeline.known_names import names_of
 from tidelog.pipeline.known_objects import event_values, folder_values
 from tidelog.pipeline.origins import outside_of_proof
-from tidelog.pipeline.places import Folder, folders_of, pipelines_of, store_at
+from tidelog.pipeline.places import folders_of, store_at
 from tidelog.pipeline.proof_names import ManifestNames, erases, is_named_by_events
+from tidelog.pipeline.proof_places import explained_places, places_of_files, stagings_of_others
 from tidelog.pipeline.proof_rows import quoted_errors
 from tidelog.pipeline.proof_uploads import lasting_uploads
-from tidelog.pipeline.registry import list_pipelines
 from tidelog.pipeline.roots import removed_archives
 from tidelog.pipeline.sought import (
     Sought,
@@ -66,6 +65,7 @@ from tidelog.pipeline.sought import (
     rows_of,
 )
 from tidelog.pipeline.tables.registration import stale_entries
+from tidelog.pipeline.topic_copies import copies_of_topic, copy_deletions, ranges_under_way
 from tidelog.store.base import ObjectInfo, Store
 from tidelog.store.cache import CachedStore
 
@@ -106,6 +106,7 @@ _AGAIN = (
     "{archive}` shows and run it, or end it with `tidelog archive delete {archive}` (a generation "
     "that is being built: `tidelog archive drop`), and prove again"
 )
+_COPYING = "prove again when it is committed; `tidelog pipeline list` shows its pipeline"
 _UPLOAD = (
     "prove again when its writer has ended; if that died, run `tidelog sweep`, which removes what "
     "is older than its grace"
@@ -180,6 +181,7 @@ def prove_erased(
             search.removed_archive(archive)
     search.everything(store)
     search.rows()
+    search.copies(store, deletions)
     return search.proof
 
 
@@ -192,9 +194,9 @@ class _Search:
         self._sought = sought
         self._progress = progress
         self._seen: set[tuple[str, str]] = set()  # store and key
-        self._foreign = tuple(_stagings_of_others(home, topic))
+        self._foreign = tuple(stagings_of_others(home, topic))
         self._starts: dict[int, int] = {}  # of partitions
-        self._files = tuple(_places_of_files(home, topic))
+        self._files = tuple(places_of_files(home, topic))
         self._living: set[str] = set()  # folders of a generation that have files with events
         self._folders: set[str] = set()  # the same of all generations, from the archive's root
         self._manifests = ManifestNames(home, sought)
@@ -204,7 +206,7 @@ class _Search:
 
     def uploads(self, store: Store) -> None:
         """Search uploads that did not end. Before objects are listed, as they may become some."""
-        explained = _explained(self._home, self._topic, store)
+        explained = explained_places(self._home, self._topic, store)
         try:
             for upload in lasting_uploads(store, self._home.log.clock):
                 if upload.read is None:
@@ -410,7 +412,7 @@ class _Search:
 
     def everything(self, store: Store) -> None:
         """Search all objects of the home that nothing explains, and all manifests for names."""
-        explained = _explained(self._home, self._topic, store)
+        explained = explained_places(self._home, self._topic, store)
         for info in store.list(""):
             if (store.url, info.key) in self._seen or info.key.startswith(explained):
                 continue
@@ -428,6 +430,29 @@ class _Search:
         for where, text, do in quoted_errors(self._home, self._topic):
             if self._sought.in_any_text(text.encode()):
                 self._add(where, "quotes one of them in an error", do)
+
+    def copies(self, store: Store, deletions: Deletions) -> None:
+        """Search topics that pumps, restores and playbacks copied events into, and their archives.
+
+        A range under way counts too. Other places that they wrote to are listed.
+        """
+        found = copies_of_topic(self._home, self._topic)
+        ranges = ranges_under_way(self._home, self._topic, found.pipelines, self._sought)
+        for pipeline, place in ranges:
+            self._add(place, f"a range of pipeline `{pipeline.name}` is under way there", _COPYING)
+        for copy in found.topics:
+            sought = Sought(copy_deletions(self._home, copy.topic, deletions))
+            inner = _Search(self._home, copy.topic, sought, self._progress)
+            inner._seen = self._seen
+            inner.topic_objects(store)
+            for archive, generation in reachable_archives_of(self._home, copy.topic):
+                inner.archive(archive, generation)
+            self.proof.objects += inner.proof.objects
+            self.proof.bytes += inner.proof.bytes
+            for trace in inner.proof.traces:
+                what = f"topic `{copy.topic.name}` ({copy.how}): {trace.what}"
+                self._add(trace.object, what, trace.do)
+        self.proof.out_of_reach += found.outside
 
     def _unexplained(self, store: Store, info: ObjectInfo, why: str, do: str) -> None:
         data = self._get(store, info)
@@ -552,34 +577,3 @@ def _remedy(key: str) -> str:
     if ICEBERG in key:
         return _REBUILD
     return _ASIDE if "/_aside/" in key else _DELETE
-
-
-def _explained(home: Home, topic: Topic, store: Store) -> tuple[str, ...]:
-    """What keys of a store begin with that are another's: of other topics, archives, pipelines."""
-    at = home.store.url
-    own = {archive.name for archive, _ in archives_of(home, topic)}
-    found = [Folder(at, layout.HOME_OBJECT), Folder(at, layout.probe(""))]
-    others = (each for each in home.topics() if each.incarnation != topic.incarnation)
-    found += [Folder(at, f"topics/{each.incarnation}/") for each in others]
-    for archive in list_archives(home):
-        if archive.name not in own:
-            folders = folders_of(home, archive)
-            found += [*folders["files"], *folders["manifests"]]
-    found += [Folder(at, layout.manifests(named.incarnation)) for named in list_pipelines(home)]
-    return tuple(folder.prefix for folder in found if folder.store == store.url)
-
-
-def _places_of_files(home: Home, topic: Topic) -> Iterator[str]:
-    """What keys of files with values begin with: staged, set aside, or of a generation."""
-    yield "staging/"
-    of_topic = [archive for archive, _ in archives_of(home, topic)]
-    for archive in (*of_topic, *removed_archives(home)):
-        yield layout.aside_folder(archive.root)
-        yield from (f"{archive.root}/g{number}/" for number in range(1, archive.newest + 1))
-
-
-def _stagings_of_others(home: Home, topic: Topic) -> list[str]:
-    """Where archives stage that are made of something else."""
-    own = {archive.name for archive, _ in archives_of(home, topic)}
-    others = [archive for archive in list_archives(home) if archive.name not in own]
-    return [layout.staging_of(each) for archive in others for each in pipelines_of(archive)]

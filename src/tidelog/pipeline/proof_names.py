@@ -9,21 +9,22 @@ archive does not say it, since a replay may have had another one.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
 from tidelog.errors import CorruptError, NotFoundError
 from tidelog.home import Home
 from tidelog.log.archives import read_commit_rows, read_partitions
-from tidelog.log.replays import replay_pipeline
+from tidelog.log.base import Log
+from tidelog.log.replays import counting_files, replay_pipeline
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import FileEntry, Manifest, read_manifest
 from tidelog.pipeline.known_objects import folder_values
 from tidelog.pipeline.sought import Sought
 from tidelog.store.base import Store
 
-__all__ = ["ManifestNames", "erases", "is_named_by_events"]
+__all__ = ["ManifestNames", "erases", "files_named_by_events", "is_named_by_events"]
 
 _MANIFESTS = "pipelines/"
 
@@ -87,6 +88,23 @@ def is_named_by_events(folder: str, named: int, living: Collection[str]) -> bool
     parts = folder.split("/")
     starts = ["/".join([*parts[: depth + 1], ""]) for depth in range(1, named + 1)]
     return any(not any(f"{each}/".startswith(own) for each in living) for own in starts)
+
+
+def files_named_by_events(log: Log, archive: Archive) -> Iterator[str]:
+    """Yields empty files of an archive whose folders were named by events that were all erased."""
+    for generation in archive.in_state("live", "building", "kept"):
+        pipeline, root = archive.pipeline(generation), f"{archive.folder(generation)}/"
+        files = [
+            file
+            for partition in read_partitions(log, pipeline)
+            for _, file in counting_files(log, pipeline, partition)
+            if file.kind == "data"
+        ]
+        living = {_folder(file.target, root) for file in files if file.events}
+        for file in files:
+            is_empty = file.erased and not file.events
+            if is_empty and is_named_by_events(_folder(file.target, root), file.named, living):
+                yield file.target
 
 
 def _folder(target: str, root: str) -> str:

@@ -1,0 +1,157 @@
+"""Where pumps, restores and playbacks with a name copied the events of a topic.
+
+The catalog records each of them with its source and its sink. A proof of an erasure searches the
+topics that they wrote into, with their archives, and lists the other sinks. A playback without a
+name, one that was forgotten, a pipeline that was removed and a consumer that produces leave no such
+record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from tidelog.home import Home
+from tidelog.log.ledger import ErasedIds
+from tidelog.model import layout
+from tidelog.model.address import parse_address
+from tidelog.model.pipeline import NamedPipeline
+from tidelog.model.topic import Topic
+from tidelog.pipeline.deletions import Deletions, read_deletions
+from tidelog.pipeline.descent import archives_of, partitions_of
+from tidelog.pipeline.erase import is_under_way
+from tidelog.pipeline.registry import list_pipelines
+from tidelog.pipeline.sought import Sought
+from tidelog.playback.names import list_playbacks
+
+__all__ = [
+    "Copies",
+    "TopicCopy",
+    "copies_of_archives",
+    "copies_of_topic",
+    "copy_deletions",
+    "ranges_under_way",
+]
+
+
+class TopicCopy(NamedTuple):
+    """A topic that may hold events of another one."""
+
+    topic: Topic
+    how: str  # the events came there
+
+
+@dataclass(slots=True)
+class Copies:
+    """Where events were copied to, also by way of other topics."""
+
+    topics: list[TopicCopy] = field(default_factory=list)
+    outside: list[str] = field(default_factory=list)  # messages about all other sinks
+    pipelines: list[NamedPipeline] = field(default_factory=list)  # that read the topic itself
+
+
+class _Step(NamedTuple):
+    how: str
+    sink: str  # URL
+    target: str  # incarnation of a topic; empty for other sinks
+
+
+def copies_of_topic(home: Home, topic: Topic) -> Copies:
+    """Returns where events of a topic were copied to."""
+    found = Copies()
+    found.pipelines = list(_pipelines_from(home, topic.name, _archives(home, topic)))
+    _follow(home, found, [topic])
+    return found
+
+
+def copies_of_archives(home: Home, names: Collection[str]) -> list[str]:
+    """Returns messages about topics and other places that events of archives were copied to."""
+    messages = []
+    for step in _of_pipelines(_pipelines_from(home, None, names)):
+        address = parse_address(step.sink)
+        if address.scheme == "topic":
+            do = f"delete these events there too, with `tidelog delete {address.path}`"
+            messages.append(f"topic `{address.path}`: {step.how}: was not searched: {do}")
+        else:
+            messages.append(_outside(step))
+    return messages
+
+
+def ranges_under_way(
+    home: Home, topic: Topic, pipelines: Iterable[NamedPipeline], sought: Sought
+) -> Iterator[tuple[NamedPipeline, str]]:
+    """Yields ranges under way that may hold what was deleted: the pipeline, and the row's place.
+
+    Their driver may have read an event before it was deleted, and commits it later.
+    """
+    for pipeline in pipelines:
+        for name, number in partitions_of(home.log, pipeline.incarnation, topic).items():
+            wanted = np.array(sorted(sought.offsets(number)), np.int64)
+            if len(wanted) and is_under_way(home.log, pipeline.incarnation, name, wanted):
+                yield pipeline, layout.pipeline_partition(pipeline.incarnation, name)
+
+
+def copy_deletions(home: Home, copy: Topic, original: Deletions) -> Deletions:
+    """Returns what was deleted from a copy, by the same ids and keys.
+
+    The ledger has the later time of both topics: events that came after an erasure in either of
+    them are new ones.
+    """
+    own = read_deletions(home, copy, original.by_id, original.by_key)
+    ids, keys = dict(original.ledger.ids), dict(original.ledger.keys)
+    for times, more in ((ids, own.ledger.ids), (keys, own.ledger.keys)):
+        for digest, until_ms in more.items():
+            times[digest] = max(until_ms, times.get(digest, until_ms))
+    return Deletions(own.all, own.by_id, own.by_key, ErasedIds(ids, keys))
+
+
+def _follow(home: Home, found: Copies, left: list[Topic]) -> None:
+    """Add the copies of some topics, and the copies of those."""
+    topics = {each.incarnation: each for each in home.topics() if each.state == "ready"}
+    known = {each.incarnation for each in left}
+    while left:
+        for step in _steps(home, left.pop()):
+            if not step.target:
+                found.outside += [_outside(step)]
+            elif step.target in topics and step.target not in known:
+                known.add(step.target)
+                found.topics.append(TopicCopy(topics[step.target], step.how))
+                left.append(topics[step.target])
+
+
+def _steps(home: Home, topic: Topic) -> Iterator[_Step]:
+    """What copied events out of a topic, or out of an archive of it."""
+    yield from _of_pipelines(_pipelines_from(home, topic.name, _archives(home, topic)))
+    for playback in list_playbacks(home.log):
+        pinned = playback.pinned
+        if pinned.pin.incarnation == topic.incarnation:
+            how = f"playback `{playback.name}` copied events of `{topic.name}` to it"
+            yield _Step(how, pinned.sink, pinned.target)
+
+
+def _of_pipelines(pipelines: Iterable[NamedPipeline]) -> Iterator[_Step]:
+    for each in pipelines:
+        inside = parse_address(each.sink).scheme == "topic"
+        how = f"pipeline `{each.name}` copied events of `{each.source}` to it"
+        yield _Step(how, each.sink, each.target if inside else "")
+
+
+def _pipelines_from(
+    home: Home, topic: str | None, archives: Collection[str]
+) -> Iterator[NamedPipeline]:
+    for each in list_pipelines(home):
+        source = parse_address(each.source)
+        is_topic = source.scheme == "topic" and source.path == topic
+        if is_topic or (source.scheme == "archive" and source.path in archives):
+            yield each
+
+
+def _archives(home: Home, topic: Topic) -> set[str]:
+    return {archive.name for archive, _ in archives_of(home, topic)}
+
+
+def _outside(step: _Step) -> str:
+    return f"`{step.sink}`: {step.how}: was not searched: delete these events there too"

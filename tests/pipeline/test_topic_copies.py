@@ -1,0 +1,159 @@
+"""A proof finds events that pumps, restores and playbacks copied; `archive erase` lists them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.pipeline.looking import FIRST_S
+from tests.pipeline.test_names import Shell
+from tidelog import Event
+from tidelog.catalog.base import Put
+from tidelog.model import layout
+from tidelog.model.pipeline import Intent
+from tidelog.model.run import encode_row
+from tidelog.pipeline.archive import find_archive
+from tidelog.pipeline.archived import erase_archived
+from tidelog.pipeline.erasure import carry_out
+from tidelog.pipeline.proof import Proof, prove_erased
+from tidelog.pipeline.registry import list_pipelines
+from tidelog.pipeline.topic_copies import copies_of_topic
+
+COMMANDS = {
+    "pump": ["pump", "topic:t", "--topic", "copy", "--no-spark"],
+    "restore": ["archive", "restore", "a", "--to", "topic:copy", "--no-spark"],
+    "playback": [
+        *("playback", "t", "--start", "2020-01-01", "--end", "2100-01-01"),
+        *("--to", "topic:copy", "--resume", "drill"),
+    ],
+}
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Shell:
+    """Two events in a topic with an archive, and an empty topic for copies."""
+    shell = Shell(tmp_path)
+    shell.made.create_topic("t", 1)
+    shell.made.create_topic("copy", 1)
+    times = (FIRST_S * 1000, FIRST_S * 1000 + 1)
+    names = zip(("gone", "stays"), times, strict=True)
+    shell.made.append(
+        "t", [Event(b"1", key=name.encode(), id=name, timestamp=at) for name, at in names]
+    )
+    shell("archive", "create", "a", "--source", "topic:t", "--kind", "backup")
+    shell("archive", "run", "a", "--no-spark")
+    return shell
+
+
+def erase(shell: Shell, topic: str) -> None:
+    shell.made.delete(topic, ["gone"])
+    carry_out(shell.made, shell.made.topic(topic), 0)
+
+
+def proof(shell: Shell, topic: str = "t") -> Proof:
+    return prove_erased(shell.made, shell.made.topic(topic), ["gone"])
+
+
+@pytest.mark.parametrize("how", COMMANDS)
+def test_proof_finds_the_event_in_a_copy_until_it_is_erased_there(shell: Shell, how: str) -> None:
+    shell(*COMMANDS[how])
+    assert [event.id for event in shell.made.read("copy", 0)] == ["gone", "stays"]
+    erase(shell, "t")
+    (trace,) = proof(shell).traces
+    assert trace.what.startswith("topic `copy` (p")
+    assert trace.what.endswith("holds offset 0 of partition 0: was not deleted")
+    assert trace.do == "run `tidelog delete copy ID`"
+    erase(shell, "copy")
+    assert proof(shell).is_erased
+
+
+def test_proof_follows_copies_of_copies_and_their_archives(shell: Shell) -> None:
+    shell(*COMMANDS["pump"])
+    shell.made.create_topic("far", 1)
+    shell("pump", "topic:copy", "--topic", "far", "--no-spark")
+    shell("archive", "create", "b", "--source", "topic:far", "--kind", "backup")
+    shell("archive", "run", "b", "--no-spark")
+    assert [
+        each.topic.name for each in copies_of_topic(shell.made, shell.made.topic("t")).topics
+    ] == [
+        "copy",
+        "far",
+    ]
+    erase(shell, "t")
+    erase(shell, "copy")
+    traces = proof(shell).traces
+    assert any(each.object.startswith("archives/b/") for each in traces)
+    assert all(each.what.startswith("topic `far` (pipeline `") for each in traces)
+    erase(shell, "far")
+    assert proof(shell).is_erased
+
+
+def test_new_event_in_a_copy_is_not_a_trace(shell: Shell) -> None:
+    shell(*COMMANDS["pump"])
+    erase(shell, "t")
+    erase(shell, "copy")
+    shell.made.append("copy", [Event(b"new", id="gone")])
+    assert proof(shell).is_erased
+
+
+def test_range_of_a_pump_under_way_keeps_the_proof_from_being_clean(shell: Shell) -> None:
+    shell(*COMMANDS["pump"])
+    erase(shell, "t")
+    erase(shell, "copy")
+    assert proof(shell).is_erased
+    (pump,) = list_pipelines(shell.made)
+    where = layout.pipeline_partition(pump.incarnation, "t/0")
+    intent = Put("intent", encode_row(Intent("0", "2")))
+    shell.made.catalog.write(where, intent, write_id=shell.made.log.ids.new())
+    (trace,) = proof(shell).traces
+    assert (trace.object, trace.what) == (
+        where,
+        f"a range of pipeline `{pump.name}` is under way there",
+    )
+
+
+def test_proof_lists_copies_outside_of_the_home(shell: Shell, tmp_path: Path) -> None:
+    sink = f"file:{tmp_path}/out.jsonl"
+    shell(*COMMANDS["playback"][:-3], sink, "--resume", "drill")
+    erase(shell, "t")
+    found = proof(shell)
+    (said,) = found.out_of_reach
+    assert said.startswith(
+        f"`{sink}`: playback `drill` copied events of `t` to it: was not searched"
+    )
+
+
+def test_erase_from_an_archive_lists_topics_that_were_restored_from_it(shell: Shell) -> None:
+    shell(*COMMANDS["restore"])
+    shell.made.delete_topic("t", past_readers=True)
+    reason = shell.made.reason("asked", "ada")
+    done = erase_archived(shell.made, find_archive(shell.made, "a"), reason, ["gone"])
+    assert done.events == 1
+    (said,) = done.out_of_reach
+    assert said.startswith("topic `copy`: pipeline `")
+    assert said.endswith("delete these events there too, with `tidelog delete copy`")
+
+
+def test_erase_from_an_archive_names_folders_that_were_named_by_the_events(tmp_path: Path) -> None:
+    shell = Shell(tmp_path)
+    home = shell.made
+    home.create_topic("t", 1)
+    values = [json.dumps({"at": FIRST_S, "user": user}).encode() for user in ("ada", "bob")]
+    home.append("t", [Event(value, id=f"id-{n}") for n, value in enumerate(values)])
+    shell(
+        "archive",
+        "create",
+        "a",
+        "--source",
+        "topic:t",
+        *("--kind", "partition"),
+        "--parser",
+        "split:user|json:at",
+    )
+    shell("archive", "run", "a", "--no-spark")
+    home.delete_topic("t", past_readers=True)
+    done = erase_archived(home, find_archive(home, "a"), home.reason("asked", "ada"), ["id-0"])
+    (named,) = done.named
+    assert named.startswith("archives/a/g1/t/ada/")
