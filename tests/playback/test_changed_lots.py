@@ -93,7 +93,7 @@ def drive(home: Home, sink: Sink) -> None:
     assert named.take()
     if named.state.finished_ms:
         return
-    setting = Setting.of(home.log, {}, "p", named)
+    setting = Setting.of_named(home.log, {}, named, pinned)
     run_named(Playback(home.log, topic, pinned.pin, None, How()), named, lambda: sink.open(setting))
 
 

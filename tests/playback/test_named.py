@@ -124,7 +124,7 @@ class Theatre(Stage):
         named.take()
         if named.state.finished_ms:
             return None
-        setting = Setting.of(log, {}, "id-p", named)
+        setting = Setting.of_named(log, {}, named, pinned)
 
         def opened() -> Outlet:
             small = outlet or open_outlet(asked.sink, setting)
@@ -235,7 +235,7 @@ def test_one_that_was_taken_for_dead_is_fenced() -> None:
     topic, pinned = pinned_playback(slow, "p", asked)
     old = NamedPlayback(slow, "p")
     assert old.try_take()
-    outlet = open_outlet("topic:target", Setting.of(slow, {}, "id", old))
+    outlet = open_outlet("topic:target", Setting.of_named(slow, {}, old, pinned))
     playback = Playback(slow, topic, pinned.pin)
     outlet.lot_events = 5  # type: ignore[misc]
     lots = playback.lots(playback.batches(), 0, outlet)
@@ -276,7 +276,7 @@ def test_what_was_in_flight_and_is_erased_since_shifts_no_number() -> None:
     topic, pinned = pinned_playback(log, "p", asked)
     named = NamedPlayback(log, "p")
     named.take()
-    outlet = open_outlet("topic:target", Setting.of(log, {}, "id", named))
+    outlet = open_outlet("topic:target", Setting.of_named(log, {}, named, pinned))
     playback = Playback(log, topic, pinned.pin)
     outlet.lot_events = 5  # type: ignore[misc]
     lot = next(playback.lots(playback.batches(), 0, outlet))
@@ -286,7 +286,7 @@ def test_what_was_in_flight_and_is_erased_since_shifts_no_number() -> None:
     shrunk = _Shrunk(theatre.player(), topic, pinned.pin)
     named = NamedPlayback(shrunk.log, "p")
     named.take()
-    setting = Setting.of(shrunk.log, {}, "id", named)
+    setting = Setting.of_named(shrunk.log, {}, named, pinned)
     run_named(shrunk, named, lambda: open_outlet("topic:target", setting))
     theatre.check()
 
@@ -449,6 +449,29 @@ def test_a_topic_that_was_made_again_is_another_one() -> None:
     pinned_playback(log, "q", asked)
     with pytest.raises(InvalidError, match="its topic was deleted and made again"):
         pinned_playback(log, "p", asked)
+
+
+def test_playback_that_waited_for_its_turn_goes_on_in_no_other_topic() -> None:
+    """Its target is made again while the one who plays it fails, and another waits for that."""
+    theatre = Theatre()
+    log, other = theatre.player(), theatre.player()
+    asked = Asked("main", "topic:target", START, END)
+    stops: list[int] = []
+    how = How(on_slot=lambda slot: stops.append(slot.events), stopped=lambda: len(stops) > 1)
+    played = theatre.resume(log, asked, how)
+    assert played is not None
+    assert not played.finished
+    topic, pinned = pinned_playback(other, "p", asked)
+    named = NamedPlayback(other, "p")
+    delete_topic(log, "target")
+    theatre.target = theatre.made("target", 3)
+    assert named.take()
+    setting = Setting.of_named(other, {}, named, pinned)
+    playback = Playback(other, topic, pinned.pin)
+    with pytest.raises(InvalidError, match="playback `p`: its target was deleted and made again"):
+        run_named(playback, named, lambda: open_outlet("topic:target", setting))
+    assert list(theatre.events(theatre.target)) == []
+    assert not named.state.finished_ms
 
 
 @pytest.mark.parametrize("name", ["", "a b", "-x", "x" * 151, "../x", "ü"])

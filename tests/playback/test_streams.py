@@ -154,7 +154,7 @@ def test_on_s3_and_dynamodb(
             topic, pinned = pinned_playback(home.log, "p", asked, pool)
             named = NamedPlayback(home.log, "p")
             assert named.try_take()
-            setting = Setting.of(home.log, {}, "id", named)
+            setting = Setting.of_named(home.log, {}, named, pinned)
             playing = Playback(home.log, topic, pinned.pin, pool)
             played = run_named(playing, named, lambda: open_outlet("topic:u", setting))
         found = Counter(event.timestamp for p in range(3) for event in home.read("u", p))

@@ -42,7 +42,7 @@ from tidelog.model.topic import Topic
 from tidelog.playback.named import NamedPlayback
 from tidelog.playback.outlet_kafka import KafkaOutlet
 from tidelog.playback.outlet_topic import TopicOutlet
-from tidelog.playback.outlets import Lot
+from tidelog.playback.outlets import Lot, Setting
 from tidelog.playback.standing import Standing
 
 __all__ = ["BUGS", "Bug", "seeds_until_caught"]
@@ -333,6 +333,16 @@ def _events_counted_inside_a_lot(patch: Patch) -> None:
     patch.setattr(KafkaOutlet, "put", put)
 
 
+def _playback_goes_on_in_another_topic(patch: Patch) -> None:
+    """A playback opens whichever topic has the name of its target when its turn comes."""
+    of_named = Setting.of_named
+
+    def anywhere(*given: Any) -> Setting:
+        return replace(of_named(*given), target="")
+
+    patch.setattr(Setting, "of_named", anywhere)
+
+
 BUGS: Mapping[str, Bug] = {
     "the seen mark moves for all lots": Bug(LotsWorld, _seen_moves_for_all_lots),
     "the records of one call share heads": Bug(LotsWorld, _records_share_heads),
@@ -358,4 +368,5 @@ BUGS: Mapping[str, Bug] = {
     "events counted inside of a lot": Bug(PlaybackWorld, _events_counted_inside_a_lot),
     "the cursor moves before the lot": Bug(PlaybackWorld, _cursor_before_lot),
     "a playback passes over swaps": Bug(PlaybackWorld, _playback_passes_over_swaps),
+    "a playback goes on in another topic": Bug(PlaybackWorld, _playback_goes_on_in_another_topic),
 }

@@ -4,7 +4,8 @@ P6, counted from the bare rows and objects of both topics: each event of the ran
 once, in the order of times in each partition, with a value that it had between the begin of the
 playback and the commit; what was deleted before the begin is not there. Drivers die anywhere and
 start again; a plain playback is compared in the same way. In every second world another playback
-goes into a topic of Kafka, by transactions that hold fewer events than a lot.
+goes into a topic of Kafka, by transactions that hold fewer events than a lot. In every eighth the
+target is deleted and made again: the new one gets nothing of a playback that has begun before.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from tests.sim.journal_home import PARTITIONS, Desk
 from tests.sim.journal_raw import Gone, Place
 from tests.sim.journal_world import JournalWorld
 from tests.support.fake_transactions import FakeBroker, FakeTransactions
-from tidelog.errors import ConflictError
+from tidelog.errors import AlreadyExistsError, ConflictError, InvalidError, NotFoundError
 from tidelog.log.base import Log
+from tidelog.log.topics import create_topic, delete_topic, find_topic
 from tidelog.model.event import Event, to_iso
+from tidelog.model.topic import Topic
 from tidelog.playback.asked import Asked, pinned_playback
 from tidelog.playback.named import NamedPlayback
 from tidelog.playback.outlet_kafka import KafkaOutlet
@@ -54,6 +57,7 @@ class PlaybackWorld(JournalWorld):
         self.streams = seed % 2 == 1
         self.broker = FakeBroker()
         self.stream_began: int | None = None
+        self.remakes = seed % 8 == 7
 
     def spawn_all(self) -> None:
         self._spawn("driver-1", self.drive)
@@ -64,6 +68,8 @@ class PlaybackWorld(JournalWorld):
         self._spawn("compiler", self.compile)
         self._spawn("scribe", self.scribe)
         self._spawn("sweeper", self.sweep)
+        if self.remakes:
+            self._spawn("remaker", self.remake)
         if self.streams:
             self._spawn("streamer-1", self.stream)
             self._spawn("streamer-2", self.stream)
@@ -80,8 +86,24 @@ class PlaybackWorld(JournalWorld):
         log = self._log()
         for _ in range(3):
             log.clock.sleep(self.random.uniform(0, 2))
-            with contextlib.suppress(*ACCEPTED, ConflictError):
+            remade = (InvalidError, NotFoundError) if self.remakes else ()
+            with contextlib.suppress(*ACCEPTED, ConflictError, *remade):
                 self._drive(log)
+
+    def remake(self) -> None:
+        """Deletes the target, and makes another one of its name, again and again."""
+        log = self._log()
+        for _ in range(3):
+            log.clock.sleep(self.random.uniform(0, 3))
+            with contextlib.suppress(*ACCEPTED, ConflictError, NotFoundError):
+                delete_topic(log, "out")
+            with contextlib.suppress(*ACCEPTED, ConflictError, AlreadyExistsError, NotFoundError):
+                self._make_target(log)
+
+    def _make_target(self, log: Log) -> None:
+        wanted = Topic("out", log.ids.new(), PARTITIONS, log.clock.now_ms())
+        self.truth.targets.add(wanted.incarnation)
+        create_topic(log, wanted)
 
     def _drive(self, log: Log, patient: bool = False) -> None:
         """What the command does."""
@@ -90,10 +112,12 @@ class PlaybackWorld(JournalWorld):
         asked = Asked("t", SINK, to_iso(START_MS), to_iso(END_MS))
         topic, pinned = pinned_playback(log, NAME, asked)
         named = NamedPlayback(log, NAME, pinned.generation)
+        if self.remakes and not patient:
+            log.clock.sleep(self.random.uniform(0, 3))  # as one that waits for another does
         until_s = log.clock.monotonic_s() + (1_000 if patient else 5)
         if not named.take(lambda: log.clock.monotonic_s() > until_s) or named.state.finished_ms:
             return
-        setting = Setting.of(log, {}, f"{topic.incarnation}-{named.label}", named)
+        setting = Setting.of_named(log, {}, named, pinned)
         playback = Playback(log, topic, pinned.pin, None, How())
         run_named(playback, named, lambda: open_outlet(SINK, setting))
 
@@ -168,12 +192,11 @@ class PlaybackWorld(JournalWorld):
 
     def check_rest(self) -> None:
         """P6, after a driver that meets no faults has finished what is left."""
-        self._drive(self.quiet, patient=True)
-        assert self.began is not None
-        rows = self.bare_rows.values(f"playback/{NAME}")
-        state = msgspec.msgpack.decode(rows["state"])
-        assert state["finished_ms"], "the playback did not finish"
-        self._check_out(msgspec.msgpack.decode(rows["pin"])["pin"], self.began)
+        if self.remakes:
+            self._check_remade()
+        else:
+            self._drive(self.quiet, patient=True)
+            self._check_finished()
         if self.streams:
             self._stream(self.quiet, patient=True)
             rows = self.bare_rows.values(f"playback/{STREAM}")
@@ -182,6 +205,34 @@ class PlaybackWorld(JournalWorld):
         Desk(self.quiet).compile("out")
         for partition in range(PARTITIONS):
             self.read_to_end(self.out, partition)
+
+    def _check_finished(self) -> None:
+        assert self.began is not None
+        rows = self.bare_rows.values(f"playback/{NAME}")
+        state = msgspec.msgpack.decode(rows["state"])
+        assert state["finished_ms"], "the playback did not finish"
+        self._check_out(msgspec.msgpack.decode(rows["pin"])["pin"], self.began)
+
+    def _check_remade(self) -> None:
+        """A target that is not the one of the pin has nothing; the other one is as always."""
+        try:
+            self.out = find_topic(self.quiet, "out")
+        except NotFoundError:  # half made or half deleted
+            with contextlib.suppress(NotFoundError):
+                delete_topic(self.quiet, "out")
+            self._make_target(self.quiet)
+            self.out = find_topic(self.quiet, "out")
+        with contextlib.suppress(InvalidError):  # begun into the one before
+            self._drive(self.quiet, patient=True)
+        pinned = msgspec.msgpack.decode(self.bare_rows.values(f"playback/{NAME}")["pin"])
+        wrong = [
+            place
+            for place in self.truth.events
+            if place[0] not in (self.topic.incarnation, pinned["target"])
+        ]
+        assert not wrong, f"another topic of the target's name got {wrong}"
+        if pinned["target"] == self.out.incarnation:
+            self._check_finished()
 
     def _check_stream(self, pin: dict[str, Any]) -> None:
         """P6 for Kafka: each event once, in the order of times, none left out."""

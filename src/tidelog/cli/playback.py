@@ -285,8 +285,7 @@ class _Running:
             self._told.finished(name, named.state)
             return None
         self._told.begins(topic, pinned.pin)
-        playback_id = f"{topic.incarnation}-{named.label}"
-        setting = Setting.of(log, self._home.world.environ, playback_id, named)
+        setting = Setting.of_named(log, self._home.world.environ, named, pinned)
         playback = self._playback(topic, pinned.pin, pool)
         return run_named(playback, named, lambda: self._open(setting))
 

@@ -14,7 +14,7 @@ from tidelog.model.playback import Pin, Pinned, time_range
 from tidelog.model.times import moment_ms
 from tidelog.model.topic import Topic
 from tidelog.playback.names import find_playback, start_playback
-from tidelog.playback.outlets import check_outlet
+from tidelog.playback.outlets import check_outlet, remade
 from tidelog.playback.pin import AsOf, pin_topic
 
 __all__ = ["Asked", "parse_as_of", "pin_asked", "pinned_playback"]
@@ -90,10 +90,7 @@ def pinned_playback(
         ("target", target, found.target),
     ):
         if there != was:
-            raise InvalidError(
-                f"playback `{name}`: its {role} was deleted and made again since it began: "
-                "begin another one, under another name"
-            )
+            raise remade(name, role)
     return topic, found
 
 

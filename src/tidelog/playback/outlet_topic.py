@@ -31,7 +31,7 @@ from tidelog.model.address import Address
 from tidelog.model.limits import BATCH_EVENTS_MAX, EVENT_BYTES_CEILING
 from tidelog.model.producers import playback_producer, unnamed_producer
 from tidelog.model.topic import Topic
-from tidelog.playback.outlets import Lot, Outlet, Setting
+from tidelog.playback.outlets import Lot, Outlet, Setting, remade
 from tidelog.pool import Pool
 from tidelog.sinks.segments import keeps_partition, same_places
 
@@ -48,10 +48,16 @@ def target_of(log: Log, address: Address) -> Topic:
 
 
 def open_topic(address: Address, setting: Setting) -> TopicOutlet:
-    """The outlet there; opening it fences processes that have opened it before."""
+    """The outlet there; opening it fences processes that have opened it before.
+
+    ``InvalidError`` for another topic than the one that the playback has begun to play into.
+    """
     if setting.log is None:
         raise InternalError(f"sink `{address.text}`: needs a home that is open here")
     topic = target_of(setting.log, address)
+    if setting.target not in ("", topic.incarnation):
+        name, _, _ = (setting.name or "").partition("~")  # without its generation
+        raise remade(name, "target")
     return TopicOutlet(setting.log, topic, setting.name, keeps_partition(address))
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO, Protocol
 
 import pyarrow as pa
@@ -25,7 +25,7 @@ from tidelog.log.base import Log
 from tidelog.model.address import Address, nearest, parse_address
 from tidelog.model.backoff import Backoff
 from tidelog.model.limits import BATCH_EVENTS_MAX
-from tidelog.model.playback import Cursor, PlaybackState
+from tidelog.model.playback import Cursor, Pinned
 from tidelog.playback.named import NamedPlayback
 
 __all__ = [
@@ -41,6 +41,7 @@ __all__ = [
     "lot_pieces",
     "lots_of",
     "open_outlet",
+    "remade",
 ]
 
 OUTLET_SCHEMES = ("topic", "file", "stdout", "http", "https", "kafka", "kinesis", "null")
@@ -106,6 +107,7 @@ class Setting:
     environ: Mapping[str, str]
     id: str  # of the playback; the same when it is resumed
     name: str | None = None  # of one that can be resumed
+    target: str = ""  # incarnation of the topic that it began to play into; empty: any
     resumed: bool = False  # a process before has intended a lot
     reached: int = 0  # how long its file was then
     clock: Clock = field(default_factory=SystemClock)
@@ -114,21 +116,29 @@ class Setting:
     log: Log | None = None  # of the home whose topics ``topic:`` names
 
     @classmethod
-    def of(
-        cls, log: Log, environ: Mapping[str, str], id: str, named: NamedPlayback | None = None
-    ) -> Setting:
-        """That of this process, for a playback that it has taken if it has a name."""
-        state = PlaybackState() if named is None else named.state
+    def of(cls, log: Log, environ: Mapping[str, str], id: str) -> Setting:
+        """That of this process, for a playback without a name."""
         return cls(
             environ=environ,
             id=id,
-            name=None if named is None else named.label,
-            resumed=state.until is not None or state.cursor is not None,
-            reached=state.reached,
             clock=log.clock,
             random=log.random,
             backoff=log.backoff,
             log=log,
+        )
+
+    @classmethod
+    def of_named(
+        cls, log: Log, environ: Mapping[str, str], named: NamedPlayback, pinned: Pinned
+    ) -> Setting:
+        """That of this process, for a playback with a name that it has taken."""
+        state = named.state
+        return replace(
+            cls.of(log, environ, f"{pinned.pin.incarnation}-{named.label}"),
+            name=named.label,
+            target=pinned.target,
+            resumed=state.until is not None or state.cursor is not None,
+            reached=state.reached,
         )
 
 
@@ -232,6 +242,14 @@ def open_outlet(url: str, setting: Setting) -> Outlet:
         opener = _installed("kinesis", "boto", "aws")
     outlet: Outlet = opener(address, setting)
     return outlet
+
+
+def remade(name: str, role: str) -> InvalidError:
+    """The error of a playback whose topic, or the one that it plays into, is another one by now."""
+    return InvalidError(
+        f"playback `{name}`: its {role} was deleted and made again since it began: "
+        "begin another one, under another name"
+    )
 
 
 def _installed(kind: str, package: str, extra: str) -> Any:
