@@ -15,7 +15,7 @@ from collections import Counter
 
 from tests.sim import archive_planted, journal_planted
 from tests.sim.archive_world import ArchivesWorld
-from tests.sim.archive_worlds import ErasureWorld, GenerationsWorld, MarkersWorld
+from tests.sim.archive_worlds import ErasureWorld, GenerationsWorld, HolesWorld, MarkersWorld
 from tests.sim.base import SimWorld
 from tests.sim.clients import ClientsWorld, LossyWorld
 from tests.sim.journal_world import JournalWorld
@@ -46,6 +46,7 @@ WORLDS: dict[str, type[SimWorld]] = {
     "rollback": RollbackWorld,
     "archives": ArchivesWorld,
     "generations": GenerationsWorld,
+    "holes": HolesWorld,
     "erasures": ErasureWorld,
     "markers": MarkersWorld,
     "staged": StagedWorld,

@@ -19,7 +19,7 @@ import pytest
 
 from tests.sim import base
 from tests.sim.archive_accounts import Accountant
-from tests.sim.archive_many import ManyTopics
+from tests.sim.archive_many import HoledBackup, ManyTopics
 from tests.sim.archive_marks import Erasures, Markers
 from tests.sim.archive_store import Folders
 from tests.sim.journal_home import HomeWorld
@@ -107,9 +107,11 @@ class ArchiveStore(WatchedStore):
 
 
 def _open_source(url: str, **how: Any) -> Source:
-    """As the product's, which knows no patterns of its own topics."""
-    kind, _, prefix = url.partition(":")
-    return ManyTopics(how["open_log"], prefix) if kind == "many" else open_source(url, **how)
+    """As the product's, which knows no patterns of its own topics, nor backups with holes."""
+    kind, _, name = url.partition(":")
+    if kind == "holed":
+        return HoledBackup(how["open_log"], name)
+    return ManyTopics(how["open_log"], name) if kind == "many" else open_source(url, **how)
 
 
 class ArchivesHome(HomeWorld):

@@ -1,14 +1,22 @@
-"""A source of several topics, of which more appear later, as with a pattern of Kafka topics.
+"""Sources that the product has no scheme for: several topics, and a backup with holes.
+
+``ManyTopics`` are several topics, of which more appear later, as with a pattern of Kafka topics.
 
 An archive of it is run with ``--start latest`` only: what was there when it was created begins at
-the ends that its creation saw, and what appears later begins at its first event.
+the ends that its creation saw, and what appears later begins at its first event. ``HoledBackup`` is
+a copy of what an archive holds of a topic, without every third event; so is a compacted topic.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 
+import numpy as np
+import pyarrow as pa
+
+from tidelog.log.archives import read_archive, read_progress
 from tidelog.log.base import OpenLog
 from tidelog.log.topics import list_topics
 from tidelog.sources.base import (
@@ -23,7 +31,7 @@ from tidelog.sources.base import (
 )
 from tidelog.sources.topic import TopicSource
 
-__all__ = ["ManyTopics"]
+__all__ = ["HoledBackup", "ManyTopics"]
 
 
 class ManyTopics:
@@ -71,5 +79,65 @@ class ManyTopics:
         return TopicSource(self._open_log, name)
 
 
+class HoledBackup:
+    """What an archive has archived of topic ``t``, without every third event."""
+
+    def __init__(self, open_log: OpenLog, archive: str) -> None:
+        self._open_log = open_log
+        self._archive = archive
+        self._topic = TopicSource(open_log, "t")
+
+    @property
+    def url(self) -> str:
+        return f"holed:{self._archive}"
+
+    def partitions(self) -> list[SourcePartition]:
+        return self._topic.partitions()
+
+    def bounds(self, partitions: Sequence[SourcePartition]) -> dict[SourcePartition, Bounds]:
+        """No further than the live generation, which may be at another topic of the name."""
+        ends: dict[SourcePartition, int] = {}
+        with self._open_log() as log:
+            pipeline = read_archive(log, self._archive).pipeline()
+            for each in partitions:
+                head = read_progress(log, pipeline, each.text)
+                ends[each] = 0 if head is None else int(head.position)
+        found = self._topic.bounds(partitions)
+        return {
+            each: replace(held, end=str(max(int(held.first), min(int(held.end), ends[each]))))
+            for each, held in found.items()
+        }
+
+    def read(self, range: Range) -> Iterator[Chunk]:
+        return self.reader(range).read()
+
+    def reader(self, range: Range) -> RangeReader:
+        return _Holed(self._topic.reader(range))
+
+    def cut(self, start: str, end: str, events: int) -> str:
+        return self._topic.cut(start, end, events)
+
+    def before(self, one: str, other: str) -> bool:
+        return self._topic.before(one, other)
+
+    def count(self, start: str, end: str) -> int | None:
+        return self._topic.count(start, end)
+
+
+@dataclass(frozen=True)
+class _Holed:
+    reader: RangeReader
+
+    @property
+    def range(self) -> Range:
+        return self.reader.range
+
+    def read(self) -> Iterator[Chunk]:
+        for chunk in self.reader.read():
+            kept = np.mod(chunk.batch.column("offset").to_numpy(), 3) != 1
+            yield replace(chunk, batch=chunk.batch.filter(pa.array(kept)))
+
+
 _source: type[Source] = ManyTopics
+_holed: type[Source] = HoledBackup
 _explaining: type[Explaining] = ManyTopics

@@ -15,7 +15,7 @@ import pytest
 
 from tests.sim.archive_home import ArchivesHome
 from tests.sim.archive_world import ArchivesWorld
-from tests.sim.archive_worlds import ErasureWorld, GenerationsWorld, MarkersWorld
+from tests.sim.archive_worlds import ErasureWorld, GenerationsWorld, HolesWorld, MarkersWorld
 from tests.sim.staged_world import StagedWorld
 from tidelog.catalog.base import Check, Delete, Put
 from tidelog.errors import TidelogError
@@ -39,6 +39,7 @@ from tidelog.pipeline import (
     replay,
     sweep,
 )
+from tidelog.pipeline.completed import CompletedReader
 from tidelog.pipeline.coverage import MissingRange
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.driver import Driver
@@ -236,6 +237,11 @@ def _promote_compares_ends(patch: Patch) -> None:
 
     patch.setattr(generations, "missing_ranges", behind)
     patch.setattr(archives, "fill_source", lambda home, archive, number, given: given)
+
+
+def _holes_count_as_never_there(patch: Patch) -> None:
+    """A backfill takes what its source lacks for what was never there; so does a promote."""
+    patch.setattr(CompletedReader, "read", lambda self: self.reader.read())
 
 
 def _promote_does_not_freeze(patch: Patch) -> None:
@@ -467,6 +473,7 @@ BUGS: Mapping[str, Bug] = {
     "gaps are not recorded": Bug("P4a", _gaps_are_not_recorded),
     "a removed generation keeps late files": Bug("P5a", _drop_leaves_files, GenerationsWorld),
     "a journal keeps trimmed events": Bug("P5a", _journal_keeps_trimmed_events, ErasureWorld),
+    "what a backup lacks was never there": Bug("P4a", _holes_count_as_never_there, HolesWorld),
     "promote does not freeze heads": Bug("P4a", _promote_does_not_freeze, GenerationsWorld),
     "erasure leaves kept generations out": Bug(
         "P5a", _erasure_leaves_kept_generations_out, GenerationsWorld

@@ -1,7 +1,8 @@
 """Worlds of archives with fewer processes that meet more often: generations, erasures, markers.
 
 ``GenerationsWorld``: generations are built, promoted, rolled back and dropped while others append
-and drive all the time, under one shard or two. ``ErasureWorld``: events are deleted by id and by
+and drive all the time, under one shard or two. ``HolesWorld``: the same, from a backup that lacks
+events in between. ``ErasureWorld``: events are deleted by id and by
 key soon after they came, or after the topic was trimmed, and proofs are asked for at any moment,
 while drivers stall and die more often. ``MarkersWorld``: folders of minutes are finalized while
 events come late and dead letters are replayed.
@@ -11,6 +12,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+
+import msgspec
 
 from tests.sim import archive_home
 from tests.sim.archive_world import BY_MINUTE, BY_MINUTE_A, ArchivesWorld
@@ -27,11 +30,11 @@ from tidelog.model.topic import Topic
 from tidelog.pipeline.archive import find_archive
 from tidelog.pipeline.archived import delete_events, delete_key
 from tidelog.pipeline.erasure import carry_out
-from tidelog.pipeline.generations import begin_backfill, drop_generation, promote
+from tidelog.pipeline.generations import begin_backfill, drop_generation, promote, rollback
 from tidelog.pipeline.proof import prove_erased
 from tidelog.testing.faults import Fault, FaultyCatalog, FaultyStore
 
-__all__ = ["ErasureWorld", "GenerationsWorld", "MarkersWorld"]
+__all__ = ["ErasureWorld", "GenerationsWorld", "HolesWorld", "MarkersWorld"]
 
 SHARDS = ((0, 1), (0, 1), (0, 2), (1, 2))
 WHY = Why("sim", "request")
@@ -145,6 +148,33 @@ class GenerationsWorld(BusyWorld):
         home.log.clock.sleep(self.random.uniform(0, 4))
         drop_generation(home, "day", number, force=True)
         self.done.dropped += 1
+
+
+class HolesWorld(GenerationsWorld):
+    """Generations that are built from a backup which lacks events."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.kinds = {"build", self.random.choice(["trim", "erase", "replay", "build"])}
+
+    def change_generation(self, home: Home) -> None:
+        archive = find_archive(home, "day")
+        others = archive.in_state("kept")
+        if archive.building is not None:
+            self.drive_some(home, archive.building)
+            promote(home, "day")
+            self.done.promoted += 1
+        elif others and self.chance(0.4):
+            if self.chance(0.5):
+                drop_generation(home, "day", self.random.choice(others))
+                self.done.dropped += 1
+            else:
+                rollback(home, "day", generation=self.random.choice(others))
+                self.done.rolled_back += 1
+        else:
+            source = self.random.choice(["holed:day", "holed:day", ""])
+            begin_backfill(home, "day", msgspec.structs.replace(BY_MINUTE, source=source))
+            self.done.backfills += 1
 
 
 class ErasureWorld(BusyWorld):

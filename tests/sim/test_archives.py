@@ -9,13 +9,13 @@ import pytest
 from tests.sim.__main__ import WORLDS
 from tests.sim.archive_planted import BUGS, notices, seeds_until_caught
 from tests.sim.archive_world import OTHERS, ArchivesWorld, Done
-from tests.sim.archive_worlds import ErasureWorld, GenerationsWorld, MarkersWorld
+from tests.sim.archive_worlds import ErasureWorld, GenerationsWorld, HolesWorld, MarkersWorld
 from tests.sim.staged_world import StagedDone, StagedWorld
 from tests.test_docs import table_after
 
 SEEDS = 8
 BUG_SEEDS = 200
-FOCUSED = (GenerationsWorld, ErasureWorld, MarkersWorld)
+FOCUSED = (GenerationsWorld, HolesWorld, ErasureWorld, MarkersWorld)
 SHORT = (ArchivesWorld, StagedWorld)  # whose seeds take less than a second
 
 
@@ -66,6 +66,7 @@ def test_focused_worlds_get_done_what_they_are_for() -> None:
             made.run()
             counts.update(vars(made.done))
     assert min(done[GenerationsWorld][name] for name in ("promoted", "dropped", "backfills"))
+    assert min(done[HolesWorld][name] for name in ("promoted", "rolled_back", "backfills"))
     assert done[ErasureWorld]["proven"]
     assert min(done[MarkersWorld][name] for name in ("finalized", "replays"))
 

@@ -96,6 +96,12 @@ class Gap(Persisted, frozen=True):
     reason: GapReason
     offsets: int = 0  # how many they are; 0 where positions are not offsets and cannot be counted
 
+    @property
+    def is_partial(self) -> bool:
+        """Whether it is only some of the offsets between its positions; others hold events."""
+        whole = offsets_between(self.start, self.end)
+        return self.reason == "transform" or (whole is not None and 0 < self.offsets < whole)
+
 
 class Listed(Persisted, frozen=True):
     """A source partition in a pipeline's list, which it is in before it has a head."""
@@ -279,6 +285,7 @@ class Manifest(Persisted, frozen=True):
     filled: int = 0  # generation whose files its events were read from; 0: they are the source's
     as_is: bool = False  # those hold what a transform returned, and no other one got it
     incarnation: str = ""  # of the source partition that its events were read of; empty: not known
+    completed: int = 0  # generation whose files had what the source lacked in it; 0: none was asked
 
     @property
     def parts(self) -> tuple[Manifest, ...]:

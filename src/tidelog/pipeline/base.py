@@ -14,6 +14,7 @@ from tidelog.clock import Clock, SystemClock
 from tidelog.errors import TidelogError, UnavailableError
 from tidelog.log.ledger import NOTHING_ERASED, ErasedIds
 from tidelog.model.pipeline import Aside, Intent, Manifest, Progress
+from tidelog.pipeline.completed import CompletedReader
 from tidelog.sinks.base import RefusedError, Sink, Written
 from tidelog.sources.base import (
     Changing,
@@ -133,7 +134,17 @@ class Track:
     intent: Intent | None = None
     intent_version: str = ""
     late: Sequence[str] = ()  # manifests that a restored catalog may have forgotten
-    carried: Carried | None = None  # of the range under way, where it is from another generation
+    reader: RangeReader | None = None  # of the range under way
+
+    @property
+    def carried(self) -> Carried | None:
+        """What to know of the range under way, where all of it is from another generation."""
+        return self.reader.carried if isinstance(self.reader, CarriedReader) else None
+
+    @property
+    def completed(self) -> int:
+        """The generation that completes the range under way; 0: none does."""
+        return self.reader.generation if isinstance(self.reader, CompletedReader) else 0
 
 
 @dataclass(frozen=True)

@@ -52,10 +52,9 @@ class Covered:
         """Whether its positions are offsets, which can be cut anywhere."""
         return are_offsets(self.begin, self.end, *self.borders)
 
-    def intervals(self, reasons: Iterable[str] | None = None) -> list[Interval]:
-        """Returns the offsets that it covers; only gaps of some reasons count, if any are given."""
-        counted = [gap for gap in self.gaps if reasons is None or gap.reason in reasons]
-        gaps = [(int(gap.start), int(gap.end)) for gap in counted]
+    def intervals(self) -> list[Interval]:
+        """Returns the offsets that it covers, also those of gaps that are some of their offsets."""
+        gaps = [(int(gap.start), int(gap.end)) for gap in self.gaps if not gap.is_partial]
         return without([(int(self.begin), int(self.end))], gaps)
 
 
@@ -141,36 +140,28 @@ def is_behind(log: Log, archive: Archive, old: int, new: int) -> bool:
 
 
 def missing_ranges(log: Log, archive: Archive, old: int, new: int) -> list[MissingRange]:
-    """Returns what one generation covers and another one does not, by source partition."""
+    """Returns what one generation covers and another one does not, by source partition.
+
+    ``lacking`` compares what their files hold inside of that.
+    """
     missing: list[MissingRange] = []
-    transformed = bool(archive.making(old).transform)
     for partition in read_partitions(log, archive.pipeline(old)):
         before = read_covered(log, archive.pipeline(old), partition)
         if before is not None:
             now = read_covered(log, archive.pipeline(new), partition)
-            missing += _lacks(partition, before, now, transformed)
+            missing += _lacks(partition, before, now)
     return missing
 
 
-def _lacks(
-    partition: str, old: Covered, new: Covered | None, transformed: bool
-) -> list[MissingRange]:
+def _lacks(partition: str, old: Covered, new: Covered | None) -> list[MissingRange]:
     """Returns the ranges of one source partition that the new generation lacks."""
     if new is not None and not is_same_sequence(old, new):
         new = None  # it is of another topic, or file, of this name
     if not old.by_offset:
         return _lacks_borders(partition, old.borders, () if new is None else new.borders)
-    have: list[Interval] = []
-    if new is not None and new.by_offset:
-        # What a transform of the old generation dropped, it cannot give to the new one.
-        excused = transformed or any(gap.reason == "transform" for gap in old.gaps)
-        have = new.intervals(_FULL if excused else None)
-    left = without(old.intervals(_FULL), have)
+    have = new.intervals() if new is not None and new.by_offset else []
+    left = without(old.intervals(), have)
     return [MissingRange(partition, str(start), str(end)) for start, end in left]
-
-
-_FULL = ("retention", "remade", "parent", "vanished", "upstream")
-"""Reasons of gaps that hold no event at all; a transform leaves some."""
 
 
 def _lacks_borders(partition: str, old: Sequence[str], new: Sequence[str]) -> list[MissingRange]:

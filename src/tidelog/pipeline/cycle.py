@@ -76,7 +76,6 @@ from tidelog.model.run import decode_row, encode_row
 from tidelog.model.sealed import seal_json
 from tidelog.pipeline import base
 from tidelog.pipeline.base import (
-    CarriedReader,
     CycleReport,
     Outcome,
     Pipeline,
@@ -364,7 +363,7 @@ class Cycle:
         sink = self._pipeline.sink
         if head.names and isinstance(sink, AsideSink):
             sink = sink.named(head.names)
-        track.carried = reader.carried if isinstance(reader, CarriedReader) else None
+        track.reader = reader
         transform = "" if track.carried and track.carried.as_is else self._pipeline.transform
         erased = self._pipeline.erased(track.partition.text)  # since the intent: later ones wait
         return Task(reader, sink, staging, transform, erased=erased)
@@ -459,6 +458,7 @@ class Cycle:
             absent=missing.absent,
             filled=carried.generation if carried else 0,
             as_is=carried is not None and carried.as_is,
+            completed=track.completed,
             incarnation=intent.incarnation,
         )
         name = self._log.ids.new()

@@ -35,6 +35,7 @@ from tidelog.log.archives import read_listed, read_partitions
 from tidelog.model.archive import Archive
 from tidelog.model.pipeline import Listed
 from tidelog.pipeline.base import Carried, CarriedReader
+from tidelog.pipeline.completed import CompletedReader
 from tidelog.pipeline.contents import ArchiveFiles
 from tidelog.pipeline.coverage import (
     Covered,
@@ -65,6 +66,7 @@ from tidelog.sources.base import (
     check_wrapping,
     missing_in,
 )
+from tidelog.sources.topic import TopicSource
 
 __all__ = ["FillSource"]
 
@@ -144,7 +146,7 @@ class FillSource:
             return self._carried(range, self._next_border(range, held.old), b"")
         end = held.end_of_span(int(range.start))
         if end is not None:
-            return self._source.reader(_limited(range, str(end)))
+            return self._completed(self._source.reader(_limited(range, str(end))), held.old)
         following = held.next_span(int(range.start))
         if held.old is None:
             return self._source.reader(range)
@@ -174,6 +176,22 @@ class FillSource:
         return self._old.count(start, end)
 
     # Inside.
+
+    def _completed(self, reader: RangeReader, old: Covered | None) -> RangeReader:
+        """The range with what the source lacks inside of it, and files of the generation hold.
+
+        Of a topic they hold nothing more: each of its offsets had an event, and one that is missing
+        was deleted. Files of a transform hold its output, which no other transform may get.
+        """
+        dense = self._follows or isinstance(self._source, TopicSource)
+        if old is None or dense or self._archive.making().transform:
+            return reader
+        start = max(int(reader.range.start), int(old.begin))
+        limit = min(int(reader.range.limit), int(old.end))
+        if start >= limit:
+            return reader
+        files = self._old.reader(replace(reader.range, start=str(start), limit=str(limit)))
+        return CompletedReader(reader, files, self._archive.generation)
 
     def _held(self) -> dict[SourcePartition, Bounds]:
         """What the source holds of the archive's own topics, where positions are offsets."""

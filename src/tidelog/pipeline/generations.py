@@ -79,6 +79,7 @@ from tidelog.pipeline.driver import Driver, Driving
 from tidelog.pipeline.ending import finish_removal
 from tidelog.pipeline.freezing import carry_known, freeze_heads, release_heads
 from tidelog.pipeline.gate import is_stale, withdraw
+from tidelog.pipeline.lacking import LackingEvents
 from tidelog.pipeline.listing import track
 from tidelog.pipeline.places import files_at, pipelines_of, source_at
 from tidelog.pipeline.policy import Policy
@@ -261,6 +262,7 @@ class _Promote:
         self._workers = workers or LocalWorkers()
         log = home.log
         self._promotion = Promotion(log.ids.new(), generation, log.clock.now_ms())
+        self._events = LackingEvents(home, archive, archive.generation, generation)
 
     def run(self, force: bool) -> Archive:
         check_tables(self._archive, self._generation)
@@ -314,7 +316,8 @@ class _Promote:
 
     def _lacking(self) -> list[MissingRange]:
         archive = self._archive
-        return missing_ranges(self._home.log, archive, archive.generation, self._generation)
+        ranges = missing_ranges(self._home.log, archive, archive.generation, self._generation)
+        return ranges or self._events.find()
 
     def _begin(self) -> None:
         """Step 2."""
@@ -424,7 +427,8 @@ def _targets(home: Home, archive: Archive, generation: int) -> bool:
 def _only_there(home: Home, archive: Archive, generation: int) -> list[MissingRange]:
     """What a generation covers, and neither the live one nor the source has."""
     lacking = missing_ranges(home.log, archive, generation, archive.generation)
-    if not lacking:
+    only = LackingEvents(home, archive, generation, archive.generation).find()
+    if not lacking and not only:
         return []
     pipeline = archive.pipeline(generation)
     try:
@@ -432,8 +436,12 @@ def _only_there(home: Home, archive: Archive, generation: int) -> list[MissingRa
         track(home.log, pipeline, source)
         held = bounds_apart(source, source.partitions(), {})
     except TidelogError:
-        return lacking  # a source that cannot be reached counts as empty
+        return [*lacking, *only]  # a source that cannot be reached counts as empty
     left: list[MissingRange] = []
+    for each in only:  # of a range that was not complete when it was read from a source
+        bounds = held.get(SourcePartition.named(each.partition))
+        if bounds is None or not bounds.is_dense or int(bounds.first) > int(each.start):
+            left.append(each)
     for each in lacking:
         partition = SourcePartition.named(each.partition)
         bounds, covered = held.get(partition), read_covered(home.log, pipeline, each.partition)

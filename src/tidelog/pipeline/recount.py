@@ -112,7 +112,7 @@ class Recount:
             yield Problem("double", self.partition, what, _KEEP)
         for gap in self.gaps:
             start, end = gap.start, gap.end
-            if gap.reason == "transform" or offsets_between(start, end) is None:
+            if gap.is_partial or offsets_between(start, end) is None:
                 continue
             inside = (runs[:, 0] < int(end)) & (runs[:, 1] >= int(start))
             if inside.any():
@@ -200,7 +200,7 @@ def _lacking(before: Before, now: Account) -> Iterator[tuple[str, str, str]]:
         (max(first, int(now.end)), last, f"this one ends at {now.end}"),
     ]
     for gap in now.gaps:
-        if gap.reason != "transform":
+        if not gap.is_partial:
             why = f"this one has a gap there: {gap.reason}"
             found.append((max(first, int(gap.start)), min(last, int(gap.end)), why))
     known = [(int(gap.start), int(gap.end)) for gap in before.gaps]

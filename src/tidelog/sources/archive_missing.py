@@ -20,20 +20,24 @@ def missing_in_commits(
 ) -> Missing:
     """Returns why a range has fewer events than offsets, by the manifests that it touches.
 
-    Gaps have the reason that is given, or without one their own.
+    Gaps have the reason that is given, or without one their own. What a transform dropped, here or
+    in an archive further up, is some of the offsets only, and keeps that reason.
     """
     span = offsets_between(range.start, range.limit)
     if span is None:
         span = sum(_numbers(each) for each in manifests)
     left = span - read
     gaps: tuple[Gap, ...] = ()
+    some = [each.dropped for each in manifests]  # offsets that are some of a range
     for manifest in manifests:
         for gap in manifest.lost:
             cut = cut_gap(gap, range.start, range.limit, reason=reason)
-            if cut is not None:
+            if cut is not None and gap.is_partial:
+                some.append(cut.offsets)
+            elif cut is not None:
                 gaps = joined_gaps(gaps, (cut,))
     left -= sum(gap.offsets for gap in gaps)
-    dropped = min(max(0, left), sum(each.dropped for each in manifests))
+    dropped = min(max(0, left), sum(some))
     if dropped:
         gaps = (*gaps, Gap(range.start, range.limit, "transform", dropped))
         left -= dropped

@@ -1,0 +1,113 @@
+"""Which events the files of one generation hold and those of another one lack.
+
+Positions and gaps say what a generation covers. Inside of a range the source may have had fewer
+events than offsets: records that Kafka has compacted, holes of a backup, what a transform of
+another archive dropped. The other generation may have read them earlier, or from elsewhere. So the
+offsets themselves are compared, of the ranges that say that something was not there. A range that
+was read from that generation's files, or was completed from them, has all that they have.
+
+Which offsets a range left out by its own transform, or as erased, is not known, only how many: a
+range lacks something when more offsets are missing than that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from tidelog.home import Home
+from tidelog.log.archives import read_manifests, read_partitions
+from tidelog.log.replays import counting_files
+from tidelog.model.archive import Archive
+from tidelog.model.pipeline import FileEntry, Manifest
+from tidelog.pipeline.contents import ArchiveFiles
+from tidelog.pipeline.coverage import (
+    Covered,
+    Interval,
+    MissingRange,
+    is_same_sequence,
+    read_covered,
+)
+from tidelog.pipeline.places import store_at
+
+__all__ = ["LackingEvents"]
+
+_KINDS = ("data", "dead")  # of files that hold events
+
+Offsets = npt.NDArray[np.int64]
+
+
+class LackingEvents:
+    """Compares one generation with another; remembers ranges that need not be compared again."""
+
+    def __init__(self, home: Home, archive: Archive, old: int, new: int) -> None:
+        self._home = home
+        self._archive = archive
+        self._old = old
+        self._new = new
+        self._compared: set[tuple[str, str, str]] = set()  # ranges without a fault, and both ends
+
+    def find(self) -> list[MissingRange]:
+        """Returns where the old generation holds events that the new one lacks."""
+        log, archive = self._home.log, self._archive
+        found: list[MissingRange] = []
+        for partition in read_partitions(log, archive.pipeline(self._old)):
+            before = read_covered(log, archive.pipeline(self._old), partition)
+            now = read_covered(log, archive.pipeline(self._new), partition)
+            if before is None or now is None or not (before.by_offset and now.by_offset):
+                continue
+            if is_same_sequence(before, now):
+                found += self._partition(partition, before)
+        return found
+
+    def _partition(self, partition: str, old: Covered) -> Iterator[MissingRange]:
+        doubtful = self._doubtful(partition, old)
+        if not doubtful:
+            return
+        spans = [span for _, span in doubtful]
+        before = self._offsets(self._old, partition, spans)
+        now = self._offsets(self._new, partition, spans)
+        for manifest, (start, end) in doubtful:
+            lacking = np.setdiff1d(_within(before, start, end), _within(now, start, end))
+            lacking = np.setdiff1d(lacking, np.array(manifest.erased, np.int64))
+            if len(lacking) > manifest.dropped + manifest.left_out + manifest.deleted:
+                yield MissingRange(partition, str(lacking[0]), str(lacking[-1] + 1))
+            elif int(manifest.end) <= int(old.end):
+                self._compared.add((partition, manifest.start, manifest.end))
+
+    def _doubtful(self, partition: str, old: Covered) -> list[tuple[Manifest, Interval]]:
+        """Ranges of the new generation that say that something was not there, of the old one's."""
+        pipeline, found = self._archive.pipeline(self._new), []
+        for manifest in read_manifests(self._home.log, pipeline, partition):
+            if self._old in (manifest.filled, manifest.completed):
+                continue
+            start = max(int(manifest.start), int(old.begin))
+            end = min(int(manifest.end), int(old.end))
+            is_known = (partition, manifest.start, manifest.end) in self._compared
+            lacks = manifest.absent or any(gap.is_partial for gap in manifest.lost)
+            if start < end and lacks and not is_known:
+                found.append((manifest, (start, end)))
+        return found
+
+    def _offsets(self, generation: int, partition: str, spans: list[Interval]) -> Offsets:
+        """Returns the offsets that files of a generation hold, in order, about where asked for."""
+        archive = self._archive
+        files = ArchiveFiles(store_at(self._home, archive.store), archive.making(generation))
+        found = [np.empty(0, np.int64)]
+        pipeline = archive.pipeline(generation)
+        for manifest, file in counting_files(self._home.log, pipeline, partition):
+            if file.kind in _KINDS and _is_in(file, spans):
+                held = (files.offsets(batch, file) for batch in files.batches(manifest, file))
+                found.extend(each.to_numpy().astype(np.int64) for each in held)
+        return np.sort(np.concatenate(found))
+
+
+def _is_in(file: FileEntry, spans: list[Interval]) -> bool:
+    return any(file.first_offset < end and file.last_offset >= start for start, end in spans)
+
+
+def _within(offsets: Offsets, start: int, end: int) -> Offsets:
+    low, high = np.searchsorted(offsets, (start, end))
+    return offsets[low:high]

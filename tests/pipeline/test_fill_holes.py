@@ -1,0 +1,257 @@
+"""Sources that lack events inside of what they hold: a promote loses none that is archived."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.pipeline.looking import AT, a_home, an_archive, fill
+from tests.pipeline.test_fill import Halving
+from tidelog import Event, Home
+from tidelog.codec.events import EVENT_SCHEMA, table_of, with_position
+from tidelog.errors import InvalidError
+from tidelog.log.archives import read_manifests, read_progress
+from tidelog.log.trim import ToOffsets
+from tidelog.model.archive import Making
+from tidelog.model.pipeline import Gap
+from tidelog.pipeline.account import read_account
+from tidelog.pipeline.archive import find_archive, open_pipeline
+from tidelog.pipeline.completed import CompletedReader
+from tidelog.pipeline.driver import Driver, Driving
+from tidelog.pipeline.generations import begin_backfill, drop_generation, promote, rollback
+from tidelog.pipeline.verify import Verifying, verify_archive
+from tidelog.sources.base import Chunk, Range, SourcePartition
+
+T0 = SourcePartition("t", "0")
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    with a_home(tmp_path) as made:
+        made.create_topic("t", 1)
+        yield made
+
+
+def drive(home: Home, name: str, generation: int | None = None) -> int:
+    pipeline = open_pipeline(home, find_archive(home, name), Halving(), generation)
+    return Driver(home.log, pipeline, Driving()).run()
+
+
+def build(home: Home, name: str, **making: object) -> None:
+    """Build another generation, up to the live one."""
+    _, number = begin_backfill(home, name, Making(**making))  # type: ignore[arg-type]
+    drive(home, name, number)
+
+
+def objects(home: Home) -> Path:
+    return Path(home.store.url.removeprefix("file://"))
+
+
+def held(home: Home, name: str) -> list[int]:
+    """The offsets in all files and dead letters of the live generation, by a plain listing."""
+    archive = find_archive(home, name)
+    number = archive.generation
+    data = (objects(home) / archive.folder()).glob("**/*.parquet")
+    dead = (objects(home) / archive.dead).glob(f"**/{number}_*.parquet")
+    files = [pq.ParquetFile(path) for path in (*data, *dead)]
+    return sorted(n for file in files for n in file.read(["offset"]).column(0).to_pylist())
+
+
+def problems(home: Home, name: str) -> list[str]:
+    found = verify_archive(home, find_archive(home, name), Verifying(deep=True))
+    return [each.what for each in found.problems]
+
+
+def copied(home: Home, name: str) -> Path:
+    """A copy of the folder of an archive, as it is now."""
+    target = objects(home).parent / f"copy-{name}"
+    shutil.copytree(objects(home) / find_archive(home, name).folder(), target)
+    return target
+
+
+def trim(home: Home, offset: int) -> None:
+    home.trim("t", ToOffsets({0: offset}), past_readers=True)
+
+
+@pytest.fixture
+def holed(home: Home) -> Path:
+    """A copy of archive `raw`, of 30 events in three files, that lacks the second file."""
+    an_archive(home, "raw")
+    for number in range(3):
+        fill(home, range(number * 10, number * 10 + 10))
+        drive(home, "raw")
+    trim(home, 30)
+    copy = copied(home, "raw")
+    sorted(copy.glob("**/*.parquet"))[1].unlink()
+    return copy
+
+
+def test_what_a_backup_lacks_comes_from_the_live_generation(home: Home, holed: Path) -> None:
+    build(home, "raw", source=f"file:{holed}")
+    promoted = promote(home, "raw")
+    assert held(home, "raw") == list(range(30))
+    assert problems(home, "raw") == []
+    account = read_account(home.log, promoted.pipeline(), "t/0")
+    assert account is not None
+    assert (account.archived, account.absent) == (30, 0)
+    assert {m.completed for m in read_manifests(home.log, promoted.pipeline(), "t/0")} == {1}
+    drop_generation(home, "raw", 1)
+    assert held(home, "raw") == list(range(30))
+
+
+def test_dead_letters_are_kept_though_a_copied_folder_has_none(home: Home) -> None:
+    fill(home, range(1, 31))
+    an_archive(home, "daily", parser=AT)
+    an_archive(home, "raw")
+    for name in ("daily", "raw"):
+        drive(home, name)
+    trim(home, 30)
+    copy = copied(home, "daily")
+    for name, parser in (("daily", AT), ("raw", "")):
+        build(home, name, source=f"file:{copy}", parser=parser)
+        promote(home, name)
+        assert held(home, name) == list(range(30))
+        assert problems(home, name) == []
+
+
+def test_holes_that_only_output_of_a_transform_could_fill_refuse_a_promote(
+    home: Home, holed: Path
+) -> None:
+    fill(home, range(30, 40))
+    an_archive(home, "late", start="latest", transform="m:f")
+    build(home, "late", source=f"file:{holed}", start="earliest", transform="m:f")
+    drive(home, "late")
+    promote(home, "late")  # nothing before 40 was archived, and so nothing is lost
+    an_archive(home, "half", source="archive:raw", transform="m:f")
+    drive(home, "half")
+    build(home, "half", source=f"file:{holed}")
+    with pytest.raises(InvalidError, match=re.escape("lacks what generation 1 has: `t/0` from 10")):
+        promote(home, "half")
+    assert promote(home, "half", force=True).forced[0].ranges == (("t/0", "10", "19"),)
+    with pytest.raises(InvalidError, match=re.escape("`t/0` from 10 to 19")):
+        drop_generation(home, "half", 1)
+
+
+def test_rollback_to_a_generation_that_lacks_what_a_transform_dropped_is_refused(
+    home: Home,
+) -> None:
+    home.append("t", [Event(b"%d" % n) for n in range(20)], partition=0)
+    an_archive(home, "half", transform="m:f")
+    drive(home, "half")
+    an_archive(home, "raw")
+    an_archive(home, "chain", source="archive:half", transform="m:f")
+    for name in ("raw", "chain"):
+        drive(home, name)
+    assert held(home, "chain") == list(range(0, 20, 2))
+    build(home, "chain", source="archive:raw")
+    promote(home, "chain")
+    assert held(home, "chain") == list(range(20))
+    with pytest.raises(InvalidError, match=re.escape("lacks what generation 2 has: `t/0` from 1")):
+        rollback(home, "chain")
+    assert held(home, "chain") == list(range(20))
+
+
+@pytest.fixture
+def three(home: Home) -> Home:
+    """Archives ``a`` with a transform, ``b`` of that, and ``c`` of ``b``, with typed columns."""
+    columns = {"schema": "n INT", "keep_value": False}
+    home.append("t", [Event(b'{"n": %d}' % n) for n in range(30)], partition=0)
+    an_archive(home, "a", transform="m:f")
+    an_archive(home, "b", source="archive:a")
+    an_archive(home, "c", source="archive:b", format_settings=columns)
+    for name in "abc":
+        drive(home, name)
+    return home
+
+
+def test_what_a_transform_dropped_is_not_a_gap_of_all_offsets_further_down(three: Home) -> None:
+    head = read_progress(three.log, find_archive(three, "c").pipeline(), "t/0")
+    assert head is not None
+    assert head.gaps == (Gap("0", "30", "transform", 15),)
+    assert problems(three, "c") == []
+
+
+def test_promote_and_drop_count_events_beside_those_that_a_transform_dropped(three: Home) -> None:
+    three.append("t", [Event(b'{"n": %d}' % n) for n in range(30, 40)], partition=0)
+    trim(three, 30)
+    an_archive(three, "late")
+    drive(three, "late")
+    build(three, "c", source="archive:late")
+    with pytest.raises(InvalidError, match=re.escape("`t/0` from 0 to 30")):
+        promote(three, "c")
+    promote(three, "c", force=True)
+    with pytest.raises(InvalidError, match=re.escape("`t/0` from 0 to 30")):
+        drop_generation(three, "c", 1)
+
+
+def test_range_that_ends_inside_of_a_commit_counts_what_its_transform_dropped(home: Home) -> None:
+    home.append("t", [Event(b"%d" % n) for n in range(20)], partition=0)
+    an_archive(home, "half", transform="m:f")
+    an_archive(home, "chain", source="archive:half")
+    for name in ("half", "chain"):
+        drive(home, name)
+    trim(home, 13)
+    an_archive(home, "late")
+    drive(home, "late")
+    build(home, "chain", source="archive:late")  # its ranges meet at 13
+    promoted = promote(home, "chain")
+    account = read_account(home.log, promoted.pipeline(), "t/0")
+    assert account is not None
+    assert (account.archived, account.adds_up) == (7 + 7, True)
+    assert problems(home, "chain") == []
+
+
+@dataclass(frozen=True)
+class Lists:
+    """A reader of some offsets, in chunks; each chunk ends at a position."""
+
+    range: Range
+    chunks: tuple[tuple[Sequence[int], int], ...]
+    name: str
+
+    def read(self) -> Iterator[Chunk]:
+        for offsets, end in self.chunks:
+            events = [Event(f"{self.name}{n}".encode()) for n in offsets]
+            rows = pa.RecordBatch.from_pylist([], EVENT_SCHEMA)
+            if events:
+                rows = with_position(table_of(events, 0).to_batches()[0], "t", 0, 0)
+                place = EVENT_SCHEMA.get_field_index("offset")
+                rows = rows.set_column(place, "offset", pa.array(offsets, pa.int64()))
+            batch = rows.cast(EVENT_SCHEMA)
+            yield Chunk(batch, str(end), b"note")
+
+
+@pytest.mark.parametrize(
+    ("source", "files"),
+    [
+        ([(range(10), 10)], [(range(10), 10)]),
+        ([([], 10)], [(range(10), 10)]),
+        ([([3, 4], 5), ([5], 10)], [(range(2), 2), (range(2, 7), 7), (range(7, 10), 10)]),
+        ([([0, 9], 10)], [(range(1, 9, 2), 10)]),
+        ([(range(5), 5), ([6, 8], 10)], [(range(10), 10)]),
+        ([(range(0, 10, 3), 10)], [([], 10)]),
+        ([([9], 10)], [([0], 1), ([2], 3), ([4], 10)]),
+    ],
+)
+def test_completed_range_has_each_offset_once_and_in_order(
+    source: Sequence[tuple[Sequence[int], int]], files: Sequence[tuple[Sequence[int], int]]
+) -> None:
+    range_ = Range(T0, "0", "10")
+    own = Lists(range_, tuple(source), "s")
+    reader = CompletedReader(own, Lists(range_, tuple(files), "f"), 1)
+    chunks = list(reader.read())
+    rows = [row for each in chunks for row in each.batch.to_pylist()]
+    given = {n for offsets, _ in source for n in offsets}
+    known = {n for offsets, _ in files for n in offsets}
+    assert [row["offset"] for row in rows] == sorted(given | known)
+    assert all(row["value"][:1] == (b"s" if row["offset"] in given else b"f") for row in rows)
+    assert chunks[-1].position == "10"
+    positions = [int(each.position) for each in chunks]
+    assert positions == sorted(positions)
