@@ -15,6 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 import crc32c
 
 from tidelog.catalog.base import Catalog, Change, Put, Row, check_write
+from tidelog.catalog.deleted_rows import clear_deleted_rows
 from tidelog.catalog.reserve import freeing
 from tidelog.errors import ConflictError, CorruptError
 
@@ -76,6 +77,10 @@ class CheckedCatalog:
     def freeing(self) -> AbstractContextManager[None]:
         """Let the block use the reserve, where the backend has one."""
         return freeing(self.inner)
+
+    def clear_deleted_rows(self) -> bool:
+        """Remove what the backend's own files hold of deleted rows, where it has any."""
+        return clear_deleted_rows(self.inner)
 
     def every_row(self) -> Iterator[tuple[str, str]]:
         """Partition and name of all rows, as far as they can be read; none where unlistable."""

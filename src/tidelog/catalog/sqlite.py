@@ -1,6 +1,7 @@
 """The catalog in one SQLite file: the default, for any number of processes of one machine.
 
 Write-ahead logging with ``synchronous=FULL``, so that an acknowledged write survives a power cut.
+Deleted rows are overwritten with zeros, and a sweep cuts the log, which has older pages.
 A full disk leaves room for what frees space (``reserve``). A catalog in a place that cannot be
 written to is read: with its log where another process has it open, else as a file that must not
 change. A change is noticed, and the file opened again.
@@ -240,10 +241,22 @@ class SqliteCatalog:
                 self._reserve.take_back(before)
             self._reserve.fill()
 
-    def _empty_log(self) -> None:
-        """Move what SQLite's log holds into the file, and cut the log to nothing; best effort."""
+    def clear_deleted_rows(self) -> bool:
+        """Remove what SQLite's log holds of deleted rows; the file has zeros in their place.
+
+        Returns False where a reader of another process needs the log for longer than a write waits.
+        """
+        return self._empty_log() or _stamp(self._path).log_bytes == 0
+
+    def _empty_log(self) -> bool:
+        """Move what SQLite's log holds into the file, and cut the log to nothing; best effort.
+
+        Returns whether that was done.
+        """
         with contextlib.suppress(sqlite3.Error), self._connections.use() as connection:
-            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            ((is_busy, _, _),) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            return not is_busy
+        return False
 
     def inspect(self) -> Iterator[str]:
         """What SQLite's own integrity check finds."""
@@ -343,6 +356,7 @@ class SqliteCatalog:
             if how.startswith("mode=rw"):
                 connection.execute("PRAGMA journal_mode=WAL")
                 connection.execute("PRAGMA synchronous=FULL")
+                connection.execute("PRAGMA secure_delete=ON")  # many builds leave bytes in pages
             connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1")
         except BaseException:
             connection.close()

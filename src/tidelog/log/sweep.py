@@ -96,6 +96,7 @@ from types import MappingProxyType
 import msgspec
 
 from tidelog.catalog.base import ABSENT, Put
+from tidelog.catalog.deleted_rows import clear_deleted_rows
 from tidelog.errors import (
     ConflictError,
     CorruptError,
@@ -267,6 +268,7 @@ def sweep_home(log: Log, grace_ms: int, accept_loss: Collection[str] = ()) -> Sw
             tally.refused.append(Refused(name, exc))
     _sweep_deleted(log, stored, age, tally)
     tally.uploads_aborted += abort_uploads(log.store, age.now_ms - grace_ms, tally.unlisted)
+    clear_deleted_rows(log.catalog)
     return tally.report()
 
 

@@ -24,6 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidelog.catalog.deleted_rows import clear_deleted_rows
 from tidelog.errors import CorruptError, InvalidError, NotFoundError
 from tidelog.home import Home
 from tidelog.journal.rows import covering
@@ -107,6 +108,7 @@ _AGAIN = (
     "that is being built: `tidelog archive drop`), and prove again"
 )
 _COPYING = "prove again when it is committed; `tidelog pipeline list` shows its pipeline"
+_LOG = "prove again; if it stays, end the process that reads the catalog's file all the time"
 _UPLOAD = (
     "prove again when its writer has ended; if that died, run `tidelog sweep`, which removes what "
     "is older than its grace"
@@ -430,6 +432,8 @@ class _Search:
         for where, text, do in quoted_errors(self._home, self._topic):
             if self._sought.in_any_text(text.encode()):
                 self._add(where, "quotes one of them in an error", do)
+        if not clear_deleted_rows(self._home.catalog):
+            self._add(self._home.catalog.url, "its log holds rows that were deleted", _LOG)
 
     def copies(self, store: Store, deletions: Deletions) -> None:
         """Search topics that pumps, restores and playbacks copied events into, and their archives.

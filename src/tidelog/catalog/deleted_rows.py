@@ -1,0 +1,27 @@
+"""Bytes of deleted rows that a catalog's own files still hold, and how they are removed."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+from tidelog.catalog.base import Catalog
+
+__all__ = ["Clearing", "clear_deleted_rows"]
+
+
+@runtime_checkable
+class Clearing(Protocol):
+    """A catalog whose files this process writes itself."""
+
+    def clear_deleted_rows(self) -> bool:
+        """Remove what its files hold of deleted rows. Returns whether all of it is removed."""
+        ...
+
+
+def clear_deleted_rows(catalog: Catalog) -> bool:
+    """Remove what the files of a catalog hold of deleted and replaced rows.
+
+    Returns False where another process kept it from doing so. Servers have files of their own,
+    which nothing here reaches: True for these.
+    """
+    return catalog.clear_deleted_rows() if isinstance(catalog, Clearing) else True
