@@ -22,16 +22,16 @@ from tidelog.sources.base import (
     Telling,
     Timed,
     Tracking,
+    Vanishing,
 )
+
+ANSWERED: set[type] = {Branching, Telling, Completing, Timed, Sparse, KnowsEnds, Vanishing}
 
 # What each wrapper passes on, and what it answers itself: `FillSource` takes all events of sources
 # that it numbers itself from the live generation, and refuses what is not named here.
 WRAPPERS: dict[type, tuple[set[type], set[type]]] = {
-    fill.FillSource: ({Explaining}, {Branching, Telling, Completing, Timed, Sparse, KnowsEnds}),
-    fill_files.FillFilesSource: (
-        {Explaining, Tracking, LeavingOut},
-        {Branching, Telling, Completing, Timed, Sparse, KnowsEnds},
-    ),
+    fill.FillSource: ({Explaining}, ANSWERED),
+    fill_files.FillFilesSource: ({Explaining, Tracking, LeavingOut}, ANSWERED),
     restore._Held: ({Explaining}, set()),
 }
 

@@ -187,7 +187,7 @@ ROWS = (
     ),
     Kind(
         "pipeline/<name> · seen/<source partition>",
-        "how many rows of a file were seen, should it vanish before they are read",
+        "the end of a file or of a topic of a pattern, should it vanish before it is read",
     ),
     Kind(
         "pipeline/<name> · counted/<kind>/<source partition>",

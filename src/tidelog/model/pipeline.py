@@ -71,7 +71,8 @@ GapReason = Literal["retention", "remade", "parent", "vanished", "upstream", "tr
 ``retention``: the source had deleted them before they were read, and a person accepted that.
 ``remade``: their topic was deleted and created again, and a person accepted that.
 ``parent``: a shard that was split or merged vanished before it was read to its end.
-``vanished``: their file was removed before it was read to its end, and a person accepted that.
+``vanished``: their file, or topic of a pattern, was removed before it was read to its end, and a
+person accepted that.
 ``upstream``: the archive that is the source has a gap there. ``transform``: they were taken from
 files of a generation or archive whose transform had dropped them.
 """

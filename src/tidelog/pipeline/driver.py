@@ -40,7 +40,7 @@ from tidelog.pipeline.flush import flush_version
 from tidelog.pipeline.lineage import Lineage
 from tidelog.pipeline.listing import look_at_source, track
 from tidelog.pipeline.policy import Due, Policy
-from tidelog.pipeline.seen import SeenEnds
+from tidelog.pipeline.seen import SeenEnds, vanished_error
 from tidelog.pipeline.shard import Shard, share_of
 from tidelog.sources.base import (
     Bounds,
@@ -49,6 +49,7 @@ from tidelog.sources.base import (
     Sparse,
     Tracking,
     VanishedError,
+    Vanishing,
     bounds_apart,
 )
 
@@ -101,6 +102,7 @@ class Driver:
         self._ended: dict[SourcePartition, TidelogError] = {}  # not tried again in this run
         self._heads: dict[SourcePartition, Progress] | None = None  # as they were last read
         self._seen_ends = SeenEnds(log, pipeline.id)
+        self._ends: dict[SourcePartition, str] = {}  # of the source, as they were last seen
         self._before: list[SourcePartition] | None = None  # known when this driver began
         self._away: set[SourcePartition] = set()  # not in the source, and nothing is under way
         self._full: set[SourcePartition] = set()  # more may wait there, and nobody can count it
@@ -280,7 +282,9 @@ class Driver:
         self._track(cycle)
         partitions = self._partitions()
         found = bounds_apart(self._pipeline.source, partitions, errors)
+        self._ends = {each: held.end for each, held in found.items()}
         self._keep_seen(cycle)
+        self._find_vanished(partitions, errors)
         if self._how.accept_loss:
             self._accept_vanished(cycle, errors)
         if errors and not found:
@@ -290,11 +294,25 @@ class Driver:
     def _keep_seen(self, cycle: Cycle, is_last: bool = False) -> None:
         """Keep ends of the source that may vanish before they are read."""
         source = self._pipeline.source
+        heads = {**(self._heads or {}), **cycle.heads()}
+        positions = {each: head.position for each, head in heads.items()}
         if isinstance(source, Tracking):
-            heads = {**(self._heads or {}), **cycle.heads()}
-            positions = {each: head.position for each, head in heads.items()}
             ends = {each: source.seen()[each] for each in self._own(source.seen())}
             self._seen_ends.keep(ends, positions, is_last)
+        elif isinstance(source, Vanishing) and source.may_vanish():
+            self._seen_ends.keep(self._ends, positions, is_last)
+
+    def _find_vanished(
+        self, listed: Collection[SourcePartition], errors: dict[SourcePartition, TidelogError]
+    ) -> None:
+        """Report partitions that the source no longer lists, and had more than was read."""
+        source = self._pipeline.source
+        if isinstance(source, Vanishing) and source.may_vanish():
+            ends = self._seen_ends.stored()
+            for partition in self._own(ends.keys() - set(listed)):
+                error = vanished_error(self._log, self._pipeline.id, partition, ends[partition])
+                if error is not None:
+                    errors[partition] = error
 
     def _accept_vanished(self, cycle: Cycle, errors: dict[SourcePartition, TidelogError]) -> None:
         """Record gaps where the source vanished before its end, as a person accepted."""

@@ -62,6 +62,7 @@ from tidelog.sources.base import (
     Sparse,
     Telling,
     Timed,
+    Vanishing,
     bounds_apart,
     check_wrapping,
     missing_in,
@@ -101,8 +102,10 @@ class FillSource:
         *,
         follows: bool = False,
     ) -> None:
-        # What numbers events itself is never read: the live generation has all that is.
-        check_wrapping(self, source, (Branching, Telling, Completing, Timed, Sparse, KnowsEnds))
+        # What numbers events itself is never read: the live generation has all that is. Its driver
+        # reports what vanishes.
+        answered = (Branching, Telling, Completing, Timed, Sparse, KnowsEnds, Vanishing)
+        check_wrapping(self, source, answered)
         self._home = home
         self._archive = archive
         self._pipeline = archive.pipeline(generation)

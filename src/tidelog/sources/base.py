@@ -48,6 +48,7 @@ __all__ = [
     "Timed",
     "Tracking",
     "VanishedError",
+    "Vanishing",
     "bounds_apart",
     "check_incarnation",
     "check_wrapping",
@@ -418,6 +419,15 @@ class LeavingOut(Protocol):
         ...
 
 
+@runtime_checkable
+class Vanishing(Protocol):
+    """A source whose partitions may go without an error, as topics that a pattern matched."""
+
+    def may_vanish(self) -> bool:
+        """Whether a partition that is no longer there is simply not listed."""
+        ...
+
+
 OPTIONAL = (
     Branching,
     Telling,
@@ -428,6 +438,7 @@ OPTIONAL = (
     Timed,
     Sparse,
     KnowsEnds,
+    Vanishing,
 )
 """What a source may also be."""
 

@@ -39,6 +39,7 @@ from tidelog.sources.base import (
     Range,
     Source,
     SourcePartition,
+    Vanishing,
     check_incarnation,
     checked_at_end,
     offset_at,
@@ -162,6 +163,10 @@ class KafkaSource:
             questions = _Questions(self._place, self._timeout_s, self._clock)
             made = questions.check_there([range.partition])
             check_incarnation(range, made[range.partition.topic])
+
+    def may_vanish(self) -> bool:
+        """A topic that is deleted no longer matches a pattern."""
+        return self._place.is_pattern
 
     def reader(self, range: Range) -> DirectReader:
         return DirectReader(self, range)
@@ -305,3 +310,4 @@ def _number(partition: SourcePartition) -> int:
 
 
 _: type[Source] = KafkaSource
+_vanishing: type[Vanishing] = KafkaSource

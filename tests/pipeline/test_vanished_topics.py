@@ -1,0 +1,157 @@
+"""Topics of a pattern that are deleted: what a driver saw there, and did not read, is reported."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.pipeline.looking import a_home, an_archive, drive, fill
+from tests.servers.kafka import Kafka
+from tests.sim.archive_many import ManyTopics
+from tests.waiting import until
+from tidelog import Home
+from tidelog.errors import TidelogError
+from tidelog.log.archives import read_progress
+from tidelog.model.archive import Archive, Making
+from tidelog.model.pipeline import Gap
+from tidelog.pipeline import places
+from tidelog.pipeline.archive import find_archive, open_pipeline
+from tidelog.pipeline.cycle import Cycle
+from tidelog.pipeline.driver import Driver, Driving
+from tidelog.pipeline.failures import read_failures
+from tidelog.pipeline.generations import begin_backfill, promote
+from tidelog.pipeline.verify import Verifying, verify_archive
+from tidelog.pipeline.workers import LocalWorkers
+from tidelog.sources import open_source
+from tidelog.sources.base import VanishedError
+from tidelog.testing.scheduler import Crash
+
+
+class Pattern(ManyTopics):
+    """All topics whose names begin so; a deleted one is simply not listed."""
+
+    def may_vanish(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
+    def opened(url: str, **how: Any) -> Any:
+        kind, _, name = url.partition(":")
+        return Pattern(how["open_log"], name) if kind == "many" else open_source(url, **how)
+
+    monkeypatch.setattr(places, "open_source", opened)
+    with a_home(tmp_path) as made:
+        for name in ("m1", "m2"):
+            made.create_topic(name, 1)
+            fill(made, range(10), name)
+        yield made
+
+
+def saw(home: Home, archive: Archive) -> None:
+    """Let a driver see what there is, and die before it reads that."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Cycle, "run", _die)
+        with pytest.raises(Crash):
+            drive(home, archive, take_over=True)
+
+
+def _die(*_: object) -> None:
+    raise Crash
+
+
+def gaps(home: Home, archive: Archive, topic: str = "m2") -> tuple[Gap, ...]:
+    head = read_progress(home.log, archive.pipeline(), f"{topic}/0")
+    assert head is not None
+    return head.gaps
+
+
+@pytest.fixture
+def vanished(home: Home) -> Archive:
+    """An archive whose driver saw 20 events more in a topic that is deleted."""
+    archive = an_archive(home, source="many:m")
+    assert drive(home, archive) == 20
+    fill(home, range(10, 30), "m2")
+    saw(home, archive)
+    home.delete_topic("m2", past_readers=True)
+    fill(home, range(10, 15), "m1")
+    return archive
+
+
+def test_events_that_were_seen_and_not_read_are_reported_until_accepted(
+    home: Home, vanished: Archive
+) -> None:
+    for _ in range(2):
+        with pytest.raises(VanishedError, match="its last 20 offsets were read, from 10 to 30"):
+            drive(home, vanished, take_over=True)
+    head = read_progress(home.log, vanished.pipeline(), "m1/0")
+    assert head is not None
+    assert head.position == "15", "other topics are read"
+    assert list(read_failures(home.log, vanished.pipeline())) == ["m2/0"]
+    drive(home, vanished, accept_loss=True)
+    assert gaps(home, vanished) == (Gap("10", "30", "vanished"),)
+    assert drive(home, vanished) == 0
+    assert list(read_failures(home.log, vanished.pipeline())) == []
+    assert verify_archive(home, vanished, Verifying(deep=True)).problems == []
+
+
+def test_promoted_generation_remembers_what_was_seen(home: Home, vanished: Archive) -> None:
+    with pytest.raises(VanishedError):
+        drive(home, vanished, take_over=True)
+    _, number = begin_backfill(home, "daily", Making())
+    pipeline = open_pipeline(home, find_archive(home, "daily"), LocalWorkers(1), number)
+    Driver(home.log, pipeline, Driving()).run()
+    promoted = promote(home, "daily")
+    with pytest.raises(VanishedError, match="from 10 to 30"):
+        drive(home, promoted)
+    drive(home, promoted, accept_loss=True)
+    assert gaps(home, promoted) == (Gap("10", "30", "vanished"),)
+
+
+def test_deleted_topic_that_was_read_to_its_end_is_no_loss(home: Home) -> None:
+    archive = an_archive(home, source="many:m")
+    drive(home, archive)
+    fill(home, range(10, 30), "m2")
+    saw(home, archive)
+    assert drive(home, archive, take_over=True) == 20
+    home.delete_topic("m2")
+    assert drive(home, archive) == 0
+    assert gaps(home, archive) == ()
+
+
+@pytest.mark.server
+def test_deleted_kafka_topic_of_a_pattern_is_reported(home: Home, kafka_server: Kafka) -> None:
+    mark = uuid.uuid4().hex
+    topics = [f"{mark}-one", f"{mark}-two"]
+    producer = kafka_server.producer()
+    for topic in topics:
+        kafka_server.create_topic(topic, 1)
+        for number in range(10):
+            producer.produce(topic, b"%d" % number)
+    assert producer.flush(60) == 0
+    archive = an_archive(home, source=f"kafka://{kafka_server.bootstrap}/^{mark}-")
+    assert drive(home, archive) == 20
+    for number in range(20):
+        producer.produce(topics[1], b"%d" % number)
+    assert producer.flush(60) == 0
+    saw(home, archive)
+    admin = kafka_server.admin()
+    admin.delete_topics([topics[1]])[topics[1]].result()
+    until(lambda: not kafka_server.partitions(topics[1]))
+    errors: list[TidelogError] = []
+    for _ in range(10):  # brokers may list it for a moment
+        try:
+            drive(home, archive, take_over=True)
+        except TidelogError as exc:
+            errors.append(exc)
+        if errors and isinstance(errors[-1], VanishedError):
+            break
+        time.sleep(0.5)
+    assert isinstance(errors[-1], VanishedError)
+    drive(home, archive, accept_loss=True)
+    assert gaps(home, archive, topics[1]) == (Gap("10", "30", "vanished"),)
