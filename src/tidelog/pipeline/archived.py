@@ -90,6 +90,7 @@ from tidelog.pipeline.erase_aside import AsideFiles, aside_lines
 from tidelog.pipeline.origins import original_archives, other_sources
 from tidelog.pipeline.places import store_at
 from tidelog.pipeline.proof_names import files_named_by_events
+from tidelog.pipeline.reasons import owners_of, redact_reasons
 from tidelog.pipeline.sought import Sought, own_column, time_ms_of
 from tidelog.pipeline.topic_copies import copies_of_archives
 
@@ -151,7 +152,7 @@ def delete_events(home: Home, topic: str, ids: Collection[str], why: Why) -> Del
     Ids that no topic accepts, as an empty one, are looked for in archives, whose dead letters may
     have them.
     """
-    _sought(ids, None)  # refuses what nothing can hold before anything is deleted
+    sought = _sought(ids, None)  # refuses what nothing can hold before anything is deleted
     wanted = [each for each in ids if can_be_id(each)]
     odd = tuple(each for each in ids if not can_be_id(each))
     amended = Amended(missing=odd)
@@ -164,6 +165,7 @@ def delete_events(home: Home, topic: str, ids: Collection[str], why: Why) -> Del
         sent.something |= bool(trimmed.events)
         if trimmed.found and wanted:  # a restore may have copied them before the ledger had them
             events += home.delete(topic, wanted, why=why.why, who=why.who).events
+        redact_reasons(home.log, owners_of(home, home.topic(topic)), sought.deletions)
     missing = tuple(each for each in amended.missing if each not in trimmed.ids)
     return Deleted(events, trimmed.events, missing, trimmed.unseen)
 
@@ -184,6 +186,8 @@ def delete_key(
         if trimmed.found:  # as above
             again = home.delete_key(topic, key, why=why.why, who=why.who, progress=progress)
             events += again.events
+        sought = _sought((), key)
+        redact_reasons(home.log, owners_of(home, home.topic(topic)), sought.deletions)
     return Deleted(events, trimmed.events, unseen=trimmed.unseen)
 
 
@@ -352,6 +356,7 @@ def erase_archived(
         left = tuple(_left(home, archive, sought))
         covered = [copy.archive for copy in copies_of(home, archive)]
         copied = copies_of_archives(home, {each.name for each in covered})
+        redact_reasons(home.log, covered, sought.deletions)
     return Erased(
         events=len(found),
         ids=frozenset(each.id for each in found.values() if each.id is not None),

@@ -56,6 +56,7 @@ from tidelog.pipeline.proof_names import ManifestNames, erases, is_named_by_even
 from tidelog.pipeline.proof_places import explained_places, places_of_files, stagings_of_others
 from tidelog.pipeline.proof_rows import quoted_errors
 from tidelog.pipeline.proof_uploads import lasting_uploads
+from tidelog.pipeline.reasons import owners_of, quoting_rows
 from tidelog.pipeline.roots import removed_archives
 from tidelog.pipeline.sought import (
     Sought,
@@ -108,6 +109,7 @@ _AGAIN = (
     "that is being built: `tidelog archive drop`), and prove again"
 )
 _COPYING = "prove again when it is committed; `tidelog pipeline list` shows its pipeline"
+_REASON = "run `tidelog delete {topic} ID` or `--key K` again, which takes it out of the audit"
 _LOG = "prove again; if it stays, end the process that reads the catalog's file all the time"
 _UPLOAD = (
     "prove again when its writer has ended; if that died, run `tidelog sweep`, which removes what "
@@ -428,7 +430,10 @@ class _Search:
                 self._add(info.key, "has one of them in the name of a file", do)
 
     def rows(self) -> None:
-        """Search the errors that rows of the catalog quote; no other row holds what is sought."""
+        """Search errors and reasons in rows of the catalog; no other row holds what is sought."""
+        owners = owners_of(self._home, self._topic)
+        for where in quoting_rows(self._home.log, owners, self._sought.deletions):
+            self._add(where, "quotes one of them in its reason", _REASON)
         for where, text, do in quoted_errors(self._home, self._topic):
             if self._sought.in_any_text(text.encode()):
                 self._add(where, "quotes one of them in an error", do)

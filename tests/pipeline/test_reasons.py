@@ -1,0 +1,82 @@
+"""An audit keeps its reasons, and an erasure takes the words out of them that are erased ids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.catalog.test_deleted_rows import files_with
+from tests.pipeline.looking import a_home, an_archive, drive
+from tidelog import Event, Home
+from tidelog.journal.audit import Why, read_audit
+from tidelog.pipeline.archive import find_archive
+from tidelog.pipeline.archived import delete_events, delete_key, erase_archived
+from tidelog.pipeline.erasure import carry_out
+from tidelog.pipeline.proof import prove_erased
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    with a_home(tmp_path) as made:
+        made.create_topic("t", 1)
+        ids = ("order-17", "order-170", "u@example.com", "Ada Low", "erased")
+        made.append("t", [Event(b"1", key=b"customer-7", id=each) for each in ids])
+        drive(made, an_archive(made, "raw"))
+        yield made
+
+
+def reasons(home: Home) -> list[str]:
+    return [record.why for record in read_audit(home.log, home.topic("t"))]
+
+
+@pytest.mark.parametrize(
+    ("event_id", "given", "kept"),
+    [
+        ("order-17", "order-17, not order-170: twice", "[erased], not order-170: twice"),
+        ("order-17", "see (order-17).", "see ([erased])."),
+        ("u@example.com", "mail of u@example.com.", "mail of [erased]."),
+        ("Ada Low", "Ada Low asked", "[erased] asked"),
+        ("order-17", "request 17", "request 17"),
+        ("erased", "erased by order-170", "[erased] by order-170"),
+    ],
+)
+def test_id_in_a_reason_is_replaced(home: Home, event_id: str, given: str, kept: str) -> None:
+    delete_events(home, "t", [event_id], Why("me", given))
+    assert reasons(home) == [kept]
+    carry_out(home, home.topic("t"), 0)
+    assert prove_erased(home, home.topic("t"), [event_id]).is_erased
+
+
+def test_reason_of_an_earlier_update_is_replaced_too(home: Home, tmp_path: Path) -> None:
+    home.update("t", "order-17", b"2", why="customer-7 paid order-17")
+    delete_key(home, "t", b"customer-7", Why("me", "customer-7 asked"))
+    assert reasons(home) == ["[erased] paid order-17", "[erased] asked"]
+    carry_out(home, home.topic("t"), 0)
+    assert prove_erased(home, home.topic("t"), (), [b"customer-7"]).is_erased
+    assert files_with(tmp_path, b"customer-7") == []
+
+
+def test_proof_names_a_reason_that_quotes_the_event(home: Home) -> None:
+    home.delete("t", ["order-17"], why="order-17 was wrong")
+    carry_out(home, home.topic("t"), 0)
+    (trace,) = prove_erased(home, home.topic("t"), ["order-17"]).traces
+    assert trace.object.startswith("audit/")
+    assert trace.what == "quotes one of them in its reason"
+    delete_events(home, "t", ["order-17"], Why("me", "again"))
+    assert reasons(home) == ["[erased] was wrong"]
+    assert prove_erased(home, home.topic("t"), ["order-17"]).is_erased
+
+
+def test_audit_of_an_archive_keeps_no_id_either(home: Home, tmp_path: Path) -> None:
+    home.delete("t", ["order-170"], why="unlike u@example.com")
+    home.delete_topic("t", past_readers=True)
+    archive = find_archive(home, "raw")
+    erase_archived(home, archive, Why("me", "u@example.com asked"), ["u@example.com"])
+    assert [each.why for each in read_audit(home.log, archive)] == [
+        "unlike [erased]",
+        "[erased] asked",
+    ]
+    home.sweep(0)
+    assert files_with(tmp_path, b"u@example.com") == []
