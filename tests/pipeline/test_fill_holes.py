@@ -255,3 +255,22 @@ def test_completed_range_has_each_offset_once_and_in_order(
     assert chunks[-1].position == "10"
     positions = [int(each.position) for each in chunks]
     assert positions == sorted(positions)
+
+
+@pytest.mark.parametrize("has_run", [True, False])
+def test_backup_of_a_topic_that_had_the_name_before_is_refused(home: Home, has_run: bool) -> None:
+    fill(home, range(20))
+    an_archive(home, "old")
+    drive(home, "old")
+    copy = copied(home, "old")
+    home.delete_topic("t")
+    home.create_topic("t", 1)
+    fill(home, range(100, 130))
+    an_archive(home, "new")
+    if has_run:
+        drive(home, "new")
+    with pytest.raises(InvalidError, match="as of a topic that had this name before"):
+        build(home, "new", source=f"file:{copy}", start="earliest")
+    drop_generation(home, "new", 2)
+    drive(home, "new")
+    assert held(home, "new") == list(range(30))

@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
-from tidelog.errors import InvalidError, NotFoundError, TidelogError
+from tidelog.errors import InvalidError, NotFoundError, TidelogError, UnavailableError
 from tidelog.home import Home
 from tidelog.log.archives import read_listed, read_partitions
 from tidelog.model.archive import Archive
@@ -46,6 +46,7 @@ from tidelog.pipeline.coverage import (
     read_covered,
 )
 from tidelog.pipeline.places import source_at, store_at
+from tidelog.pipeline.same_events import SAMPLE_OFFSETS, are_other_events
 from tidelog.sources.archive import ArchiveSource
 from tidelog.sources.base import (
     Bounds,
@@ -119,6 +120,7 @@ class FillSource:
         self._old = old
         self._known: dict[SourcePartition, _Held] = {}
         self._filled: dict[SourcePartition, str] = {}  # starts of ranges read from the generation
+        self._unknown: set[SourcePartition] = set()  # of a backup, and not compared yet
         self._is_from_first = archive.making(generation).start == "earliest"
 
     @property
@@ -149,6 +151,7 @@ class FillSource:
             return self._carried(range, self._next_border(range, held.old), b"")
         end = held.end_of_span(int(range.start))
         if end is not None:
+            self._check_same(_limited(range, str(end)), held.old)
             return self._completed(self._source.reader(_limited(range, str(end))), held.old)
         following = held.next_span(int(range.start))
         if held.old is None:
@@ -180,6 +183,35 @@ class FillSource:
 
     # Inside.
 
+    def _check_same(self, range: Range, old: Covered | None) -> None:
+        """Raise ``InvalidError`` where a backup holds the events of another topic of this name.
+
+        Once for each source partition: what the live generation holds is compared, or if that has
+        not begun what the archive's own source does.
+        """
+        if range.partition not in self._unknown:
+            return
+        own: Source = self._old
+        if old is None or self._archive.making().transform:
+            own = source_at(self._home, self._archive.source)
+        with contextlib.suppress(NotFoundError, UnavailableError):  # nothing to compare with
+            bounds = own.bounds([range.partition])[range.partition]
+            if not are_offsets(bounds.first, bounds.end):
+                return
+            start = max(int(range.start), int(bounds.first))
+            limit = min(int(range.limit), int(bounds.end), start + SAMPLE_OFFSETS)
+            if start >= limit:
+                return
+            both = Range(range.partition, str(start), str(limit))
+            if are_other_events(self._source.reader(both), own.reader(both)):
+                raise InvalidError(
+                    f"source partition `{range.partition.text}`: `{self._source.url}` holds other "
+                    f"events than `{own.url}` at offsets from {start} on, as of a topic that had "
+                    "this name before: create another archive for it",
+                    partition=range.partition.text,
+                )
+            self._unknown.discard(range.partition)
+
     def _completed(self, reader: RangeReader, old: Covered | None) -> RangeReader:
         """The range with what the source lacks inside of it, and files of the generation hold.
 
@@ -207,6 +239,9 @@ class FillSource:
         own = [each for each in there if not self._given or each.topic in self._topics]
         self._errors = {}
         bounds = bounds_apart(self._source, own, self._errors)
+        is_new = self._given and not self._known
+        if is_new:
+            self._unknown = {each for each, b in bounds.items() if not b.incarnation}
         return {each: b for each, b in bounds.items() if are_offsets(b.first, b.end)}
 
     def _began(self) -> list[SourcePartition]:
