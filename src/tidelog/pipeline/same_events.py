@@ -8,8 +8,7 @@ some of these.
 
 from __future__ import annotations
 
-import pyarrow as pa
-
+from tidelog.codec.plain_rows import plain_rows
 from tidelog.sources.base import RangeReader
 
 __all__ = ["SAMPLE_OFFSETS", "are_other_events"]
@@ -37,12 +36,6 @@ def _events(reader: RangeReader) -> dict[int, tuple[object, ...]]:
     """The fields that are compared, by offset."""
     found: dict[int, tuple[object, ...]] = {}
     for chunk in reader.read():
-        batch = chunk.batch.select(["offset", *_FIELDS])
-        columns = [_plain(column).to_pylist() for column in batch.columns]
-        found.update((offset, tuple(rest)) for offset, *rest in zip(*columns, strict=True))
+        for row in plain_rows(chunk.batch.select(["offset", *_FIELDS]), lambda time, _: time):
+            found[row["offset"]] = tuple(row[name] for name in _FIELDS)
     return found
-
-
-def _plain(column: pa.Array) -> pa.Array:
-    """A time as a number, which has no zone."""
-    return column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column
