@@ -90,6 +90,19 @@ def test_proof_follows_copies_of_copies_and_their_archives(shell: Shell) -> None
     assert proof(shell).is_erased
 
 
+@pytest.mark.parametrize("how", ["pump", "restore"])
+def test_proof_finds_the_copy_of_a_pipeline_that_was_deleted(shell: Shell, how: str) -> None:
+    shell(*COMMANDS[how])
+    (pipeline,) = list_pipelines(shell.made)
+    shell("pipeline", "delete", pipeline.name, "--yes")
+    erase(shell, "t")
+    (trace,) = proof(shell).traces
+    said = "topic `copy` (a pipeline that was deleted copied events of `t` to it): holds offset 0"
+    assert trace.what.startswith(said)
+    erase(shell, "copy")
+    assert proof(shell).is_erased
+
+
 def test_new_event_in_a_copy_is_not_a_trace(shell: Shell) -> None:
     shell(*COMMANDS["pump"])
     erase(shell, "t")

@@ -1,9 +1,9 @@
 """Where pumps, restores and playbacks with a name copied the events of a topic.
 
-The catalog records each of them with its source and its sink. A proof of an erasure searches the
-topics that they wrote into, with their archives, and lists the other sinks. A playback without a
-name, one that was forgotten, a pipeline that was removed and a consumer that produces leave no such
-record.
+The catalog records each of them with its source and its sink. A pipeline that was deleted is known
+by its producers in the topic that it wrote to, whose rows are kept: they name source partitions. A
+proof of an erasure searches these topics, with their archives, and lists the other sinks. A
+playback without a name, one that was forgotten, and a consumer that produces leave no such record.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from tidelog.log.ledger import ErasedIds
 from tidelog.model import layout
 from tidelog.model.address import parse_address
 from tidelog.model.pipeline import NamedPipeline
+from tidelog.model.producers import pipeline_of
 from tidelog.model.topic import Topic
 from tidelog.pipeline.deletions import Deletions, read_deletions
 from tidelog.pipeline.descent import archives_of, partitions_of
@@ -112,8 +113,11 @@ def _follow(home: Home, found: Copies, left: list[Topic]) -> None:
     """Add the copies of some topics, and the copies of those."""
     topics = {each.incarnation: each for each in home.topics() if each.state == "ready"}
     known = {each.incarnation for each in left}
+    deleted = list(_deleted_pipelines(home, topics.values()))
     while left:
-        for step in _steps(home, left.pop()):
+        topic = left.pop()
+        by_deleted = (step for source, step in deleted if source == topic.name)
+        for step in (*_steps(home, topic), *by_deleted):
             if not step.target:
                 found.outside += [_outside(step)]
             elif step.target in topics and step.target not in known:
@@ -130,6 +134,24 @@ def _steps(home: Home, topic: Topic) -> Iterator[_Step]:
         if pinned.pin.incarnation == topic.incarnation:
             how = f"playback `{playback.name}` copied events of `{topic.name}` to it"
             yield _Step(how, pinned.sink, pinned.target)
+
+
+def _deleted_pipelines(home: Home, topics: Iterable[Topic]) -> Iterator[tuple[str, _Step]]:
+    """Yields what deleted pipelines copied into topics, each with the name of its source's topic.
+
+    That may have been a topic of another system: only a search tells.
+    """
+    known = {each.incarnation for each in list_pipelines(home)}
+    for topic in topics:
+        for partition in range(topic.partitions):
+            where = layout.topic_partition(topic.incarnation, partition)
+            for row in home.catalog.scan(where, *layout.producer_rows()):
+                producer = layout.producer_of(row.row)
+                pipeline = pipeline_of(producer)
+                if pipeline is not None and pipeline not in known:
+                    source = producer.partition(f"{pipeline}:")[2].rpartition("/")[0]
+                    how = f"a pipeline that was deleted copied events of `{source}` to it"
+                    yield source, _Step(how, f"topic:{topic.name}", topic.incarnation)
 
 
 def _of_pipelines(pipelines: Iterable[NamedPipeline]) -> Iterator[_Step]:
