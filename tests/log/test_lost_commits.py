@@ -170,7 +170,31 @@ def test_journal_is_kept_when_the_catalog_forgot_it_and_its_sources_are_deleted(
         past.compile(topic)
     past.clock.advance(DAY_S)
     past.append_each(topic, "d")
-    past.check_kept(topic, {journal}, is_proven=False)
+    past.check_kept(topic, {journal}, is_proven=True)
+
+
+@pytest.mark.parametrize("more", [1, 3, 5])
+def test_journal_proves_a_loss_no_matter_what_is_appended_and_compiled_since(
+    past: Past, more: int
+) -> None:
+    """Its epoch and its first offset are below those of the catalog soon: it has other events."""
+    topic = past.topic()
+    past.append_each(topic, "a", "b")
+    past.compile(topic)
+    sweep_home(past.log, 0)
+    past.keep()
+    kept = past.objects()
+    past.append_each(topic, "lost", "lost too", "lost as well")
+    past.compile(topic)
+    sweep_home(past.log, 0)
+    lost = past.objects() - kept
+    past.go_back()
+    for number in range(more):
+        past.append_each(topic, f"new {number}")
+        past.compile(topic)
+    past.check_kept(topic, lost, is_proven=True)
+    past.clock.advance(2 * WEEK_S)
+    past.check_kept(topic, lost, is_proven=True)
 
 
 def test_journals_of_a_compile_that_died_are_no_loss_and_go(past: Past) -> None:

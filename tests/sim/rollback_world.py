@@ -4,16 +4,17 @@ Producers, a compiler, a trimmer and a sweeper are at work, and a copy of all ro
 random moment, often between two commits of one flush. When they have ended, the catalog is put back
 to that copy, perhaps weeks later and perhaps with a store that dates its objects in another order,
 and others go on, with fresh clients, from what it knows. After every step each event that was
-acknowledged, and never trimmed while the catalog knew it, is in some object. In the end the
-sweep refuses the topic wherever a lost commit was seen by another lost one, or was that of a staged
-segment, and ``verify`` names an
-object of every lost event. In some worlds recoveries run beside the others after the loss. Then
-each event is in the topic once in the end, unless a row names an object that is missing. In some of
-these worlds, with drivers of staged segments, all is compiled and swept before the catalog goes
-back, and a person trims the topic past what is lost before the last recovery. In some, events
-share ids, others have keys, and all events of a key are deleted after the loss: then no recovery
-brings back what the catalog had forgotten of it. Rows and objects are read here as plain
-MessagePack, Arrow and Parquet.
+acknowledged, and never trimmed while the catalog knew it, is in some object. In the end the sweep
+refuses the topic wherever a lost commit was seen by another lost one, was that of a staged segment,
+or is in a journal that the catalog does not know, and ``verify`` names an object of every lost
+event. In some worlds all is compiled and swept before the copy and before the catalog goes back, so
+that journals are the only copies of what is lost. In some worlds recoveries run beside the others
+after the loss. Then each event is in the topic once in the end, unless a row names an object that
+is missing. In some of these worlds, with drivers of staged segments, all is compiled and swept
+before the catalog goes back, and a person trims the topic past what is lost before the last
+recovery. In some, events share ids, others have keys, and all events of a key are deleted after the
+loss: then no recovery brings back what the catalog had forgotten of it. Rows and objects are read
+here as plain MessagePack, Arrow and Parquet.
 """
 
 from __future__ import annotations
@@ -104,6 +105,10 @@ class RollbackWorld(SimWorld):
         self.only_stages = seed % 8 == 1  # before the loss: nothing else proves it then
         if self.only_stages:
             self.copy_at = self.random.randrange(2, 16)
+        self.only_journals = seed % 10 == 2 and not self.recovers  # when the catalog goes back
+        if self.only_journals:
+            self.copy_at = 1 << 30  # the copy is taken when all is compiled
+            self.copies_between = False
         # The newest journals are the only copies, and a person trims the topic past what is lost.
         self.trims_past_lost = self.stages and self.recovers
         self.erased: dict[bytes, int] = {}  # keys of deletes that have returned, until when
@@ -118,10 +123,16 @@ class RollbackWorld(SimWorld):
                 self.spawn_all()
                 self.scheduler.run(self.steps_max, self._after_step)
                 if phase == 0:
-                    if self.trims_past_lost:
+                    if self.only_journals:
+                        self.compile_and_sweep()
+                        self.spawn_all()
+                        self.scheduler.run(self.steps_max, self._after_step)
+                    if self.trims_past_lost or self.only_journals:
                         self.compile_and_sweep()
                     self.go_back()
             self.faults.heal()
+            if self.only_journals:
+                in_peace(self, "others", self._go_on, PEACE_S)
             self.check_end()
         return self.faults.counts
 
@@ -134,7 +145,7 @@ class RollbackWorld(SimWorld):
             self._spawn(f"one-shot-{number}", self.append_once)
         for number in range(self.random.choice([0, 1])):
             self._spawn(f"producer-{number}", self.append_many)
-        if self.chance(0.7):
+        if self.chance(0.7) or self.only_journals:
             self._spawn("compiler", self.compile)
         if self.chance(0.5) and not (self.phase and self.recovers):
             self._spawn("trimmer", self.trim)
@@ -281,16 +292,27 @@ class RollbackWorld(SimWorld):
 
     def compile_and_sweep(self) -> None:
         """Let journals be the only copies of all events when the catalog goes back."""
-        self._keep_copy_once()
+        if not self.only_journals:
+            self._keep_copy_once()
         rates, self.faults.rates = self.faults.rates, {}
         in_peace(self, "compiler", self._compile_all, PEACE_S)
         for _ in range(2):
             in_peace(self, "sweeper", lambda log: sweep_home(log, 0), PEACE_S)
         self.faults.rates = rates
+        self._keep_copy_once()
 
     def _compile_all(self, log: Log) -> None:
         with contextlib.suppress(*ACCEPTED, ConflictError):
             compile_topic(log, self.topic, Policy.everything())
+
+    def _go_on(self, log: Log) -> None:
+        """Take the offsets and the epochs of what is lost once more, from what the catalog has."""
+        for _ in range(4):
+            appender = Appender(log, find_topic(log, "t"), f"~{log.ids.new()}")
+            self._append(log, appender, list(range(PARTITIONS)), {})
+            appender.close()
+            with contextlib.suppress(CorruptError):  # a row may name an object that is missing
+                self._compile_all(log)
 
     def _trim_past_lost(self, log: Log) -> None:
         """Trim each partition past the last row that names an object which is missing."""
@@ -382,7 +404,7 @@ class RollbackWorld(SimWorld):
             self._check_recovered()
             return
         self._check_reported(in_peace(self, "verify", self._verify, PEACE_S))
-        lost = list(self._seen_losses())
+        lost = [*self._seen_losses(), *self._lost_in_journals()]
         if lost:
             refused = [each.topic for each in report.refused]
             assert refused == ["t"], f"no sweep refuses, though {lost[0]} was lost"
@@ -494,6 +516,26 @@ class RollbackWorld(SimWorld):
             is_lost = each.phase == 0 and each.value in self.forgotten
             if is_lost and each.before in keys - known - listed:
                 yield each
+
+    def _lost_in_journals(self) -> Iterator[_Sent]:
+        """Lost commits that a journal proves: it is there, and the catalog never had it.
+
+        Where the offset is not trimmed, it has another event or none.
+        """
+        rows = [row for each in range(PARTITIONS) for row in self._rows_of(each)]
+        known = {each for row in rows for each in [row.get("object"), *row.get("objects", ())]}
+        strays = {key for key in self._data_keys() if key.endswith(".parquet")} - known
+        values = frozenset[bytes]().union(*(self._read(key) for key in strays))
+        for each in self.sent:
+            is_lost = each.phase == 0 and each.value in self.forgotten & values
+            if is_lost and each.offset >= self._head(each.partition)["start"]:
+                yield each
+
+    def _rows_of(self, partition: int) -> Iterator[dict[str, Any]]:
+        """The rows of a partition that name or list objects."""
+        for name, row in self.rows.bare(self._place(partition)).items():
+            if name.startswith(("run/", "journal/", "unused/")):
+                yield fields(row.value)
 
     def _data_keys(self) -> list[str]:
         return [key for key in self.objects.bare() if key.endswith((".arrow", ".parquet"))]

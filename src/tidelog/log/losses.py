@@ -13,6 +13,9 @@ strays carry proves more, without any clock:
   once. No compile, trim or later commit hides that
 - a copy of a staged segment does not: its driver puts a witness after its commits (``witnesses``).
   A partition that has committed it, by the witness, and neither names nor lists it is a proof
+- a journal lists the segments that its offsets came from. Offsets above the head's, or that came
+  from other segments than those of the partition's rows, are a proof (``origins``). No compile or
+  later commit hides that
 - an update's value has the newest amendment before it in its key, a journal the epoch of its
   compiler and its first offset: a number above that of the head or of the ``compile`` row is a
   proof. So is a generation above the registry's. None of these ever shrinks
@@ -44,6 +47,7 @@ from tidelog.errors import CorruptError, NotFoundError, UnavailableError
 from tidelog.log.base import Log
 from tidelog.log.heads import RACE
 from tidelog.log.hold import put_held
+from tidelog.log.origins import contradiction
 from tidelog.log.topics import find_topic, read_head
 from tidelog.log.unused import read_unused
 from tidelog.log.witnesses import lost_partition
@@ -245,6 +249,8 @@ class _Check:
                 f"up to {end}"
             )
             self._found.proofs.append(Proof(info, what))
+        elif (found := contradiction(self._log, self._topic, partition, info)) is not None:
+            self._found.proofs.append(Proof(info, found))
         elif epoch > compiler.epoch:
             what = (
                 f"was compiled under epoch {epoch} of partition {partition}, the catalog is at "
