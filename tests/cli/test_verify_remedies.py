@@ -43,8 +43,10 @@ class Place:
         assert done.code == 0, (words, done.err)
 
     def follow(self, commands: list[str], begins: str) -> None:
-        """Run the command that was printed and begins so."""
-        (command,) = {each for each in commands if each.startswith(begins)}
+        """Run the command that was printed, or the only one that begins so."""
+        (command,) = {each for each in commands if each == begins} or {
+            each for each in commands if each.startswith(begins)
+        }
         words = shlex.split(command)
         self.run(*words, *(["--no-spark"] if words[1] in ("backfill", "run") else []))
 
@@ -148,6 +150,52 @@ def test_damaged_archive_is_whole_after_the_backfill_and_the_promote_that_verify
     report = archive_report(archived)
     assert report["problems"] == []
     assert report["written"] == 13
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_damage_that_the_source_cannot_fill_is_left_out_by_the_commands_that_verify_names(
+    archived: Place, kind: str
+) -> None:
+    DAMAGES[kind](archived)
+    archived.send(5, first=20)
+    archived.run("archive", "run", "daily", "--no-spark")
+    archived.send(2, first=30)
+    archived.run("archive", "run", "daily", "--no-spark")
+    archived.run("trim", "t", "--offset", "0:18")
+    found = [each for each in archive_problems(archived) if each["kind"] == kind]
+    commands = commands_in(found[0]["do"])
+    refused = archived.tidelog("archive", "backfill", "daily", "--no-spark")
+    assert refused.code == 1
+    assert "`tidelog archive backfill daily --accept-loss`" in refused.err
+    archived.follow(commands, "archive backfill daily --accept-loss")
+    assert archived.tidelog("archive", "promote", "daily").code == 2
+    archived.follow(commands, "archive promote daily --force")
+    report = archive_report(archived)
+    assert (report["problems"], report["written"]) == ([], 7)
+    (account,) = report["accounts"]
+    assert (account["archived"], account["in_gaps"], account["adds_up"]) == (7, 13, True)
+    archived.send(1, first=40)
+    archived.run("archive", "run", "daily", "--no-spark")
+    assert archive_report(archived)["written"] == 8
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_damaged_archive_of_an_archive_is_made_again_from_it(place: Place, kind: str) -> None:
+    """A source that is no topic may lack events: what files hold beside it is compared."""
+    place.run("archive", "create", "raw", "--source", "topic:t")
+    parser = ("--kind", "partition", "--parser", "json:at")
+    place.run("archive", "create", "daily", "--source", "archive:raw", *parser)
+    for first in (0, 10):
+        place.send(first=first)
+        for name in ("raw", "daily"):
+            place.run("archive", "run", name, "--no-spark")
+    DAMAGES[kind](place)
+    found = [each for each in archive_problems(place) if each["kind"] == kind]
+    commands = commands_in(found[0]["do"])
+    place.follow(commands, "archive backfill daily --accept-loss")
+    place.follow(commands, "archive promote daily")
+    report = archive_report(place)
+    assert (report["problems"], report["written"]) == ([], 20)
 
 
 @pytest.mark.parametrize("kind", DAMAGES)

@@ -14,10 +14,12 @@ from tidelog.cli.driving import Watch, open_workers, worker_options
 from tidelog.cli.exit_codes import FAILED
 from tidelog.cli.making import making_of, making_options
 from tidelog.cli.output import Output, json_option
-from tidelog.home import open_home
+from tidelog.errors import CorruptError
+from tidelog.home import Home, open_home
 from tidelog.model.archive import Archive
 from tidelog.pipeline.archive import check_active, find_archive, open_pipeline
 from tidelog.pipeline.base import Workers
+from tidelog.pipeline.damage import is_by_offset
 from tidelog.pipeline.driver import Driver, Driving
 from tidelog.pipeline.flush import request_flush, wait_until_done
 from tidelog.pipeline.generations import begin_backfill, drop_generation
@@ -69,6 +71,12 @@ def with_dead_share(archive: Archive, share: float | None) -> Archive:
     help="Begin at the first event that the source holds, be it before the archive's beginning. "
     "[default: where the archive begins]",
 )
+@click.option(
+    "--accept-loss",
+    is_flag=True,
+    help="Leave out ranges that the source no longer has and whose files or manifests in the live "
+    "generation are damaged. They are recorded as gaps. Reads these files twice.",
+)
 @making_options
 @dead_share_option
 @worker_options
@@ -93,20 +101,42 @@ def backfill(
         making = msgspec.structs.replace(making, start=given["start"] or "")
         found, generation = begin_backfill(home, name, making)
         found = with_dead_share(found, given["dead_share"])
-        pipeline = open_pipeline(home, found, open_workers(name, given), generation, given["rate"])
+        workers, accept_loss = open_workers(name, given), given["accept_loss"]
+        pipeline = open_pipeline(home, found, workers, generation, given["rate"], accept_loss)
         with Watch(output, f"{name} g{generation}") as watch:
             how = Driving(
                 policy=Policy(found.max_bytes, found.max_age_ms),
+                accept_loss=accept_loss,
                 stop=watch.stop,
                 on_look=watch.look,
                 on_cycle=watch.cycle,
             )
-            events = Driver(home.log, pipeline, how).run()
+            try:
+                events = Driver(home.log, pipeline, how).run()
+            except CorruptError as exc:
+                if not accept_loss and _is_own_damage(home, found, exc):
+                    raise CorruptError(
+                        f"{exc}; without a copy, leave out its range with `tidelog archive "
+                        f"backfill {name} --accept-loss`",
+                        **exc.context,
+                    ) from exc
+                raise
         output.record({"archive": name, "generation": generation, "events": events})
         limit = restore_limit(making)
         if limit:
             output.say(f"Note: {limit}.")
         output.say(f"Next: tidelog archive promote {name}")
+
+
+def _is_own_damage(home: Home, archive: Archive, error: CorruptError) -> bool:
+    """Whether it is in the live generation, which the one that is built can do without."""
+    file, manifest = error.context.get("file", ""), error.context.get("manifest", "")
+    if not is_by_offset(home.log, archive):
+        return False
+    return archive.pipeline() in str(manifest) or any(
+        str(file).startswith(f"{folder}/")
+        for folder in (archive.folder(archive.generation), archive.dead)
+    )
 
 
 def _switch_options(command: _Command) -> _Command:

@@ -160,15 +160,22 @@ def open_pipeline(
     workers: Workers,
     generation: int | None = None,
     rate: float | None = None,
+    accept_loss: bool = False,
 ) -> Pipeline:
-    """The pipeline that fills a generation of an archive, the promoted one by default."""
+    """The pipeline that fills a generation of an archive, the promoted one by default.
+
+    With ``accept_loss`` one that is being built leaves out what is damaged in the live one.
+    """
     making = archive.making(generation)
     check_active(archive)
     files_at(home, archive)  # is the folder ours
     number = archive.generation if generation is None else generation
     if archive.state_of(number) == "building":
         given = source_at(home, making.source or archive.source)
-        source: Source = fill_source(home, archive, number, given)
+        filled = fill_source(home, archive, number, given)
+        if accept_loss:
+            filled.pass_damage()
+        source: Source = filled
     else:
         source = source_at(home, archive.source)
     return Pipeline(

@@ -19,6 +19,8 @@ and from its dead letters. So a new generation begins where the live one began, 
 - It begins where the live generation begins, or would begin by the archive's start and the ends
   that its creation listed, though the source or a backup holds earlier events; these are read only
   if the backfill was told so (``Making.start``).
+- Where a person has accepted that (``pass_damage``), it passes over commits of the live generation
+  that are damaged and whose events the source no longer holds: each is a gap.
 """
 
 from __future__ import annotations
@@ -45,6 +47,7 @@ from tidelog.pipeline.coverage import (
     is_same_sequence,
     read_covered,
 )
+from tidelog.pipeline.damage import damaged_spans
 from tidelog.pipeline.places import source_at, store_at
 from tidelog.pipeline.same_events import SAMPLE_OFFSETS, are_other_events
 from tidelog.sources.archive import ArchiveSource
@@ -81,6 +84,7 @@ class _Held:
     bounds: Bounds
     spans: tuple[Interval, ...] = ()  # offsets that the source holds
     note: bytes = b""  # what a source that tracks knows it by, after a range of the generation
+    damaged: tuple[Interval, ...] = ()  # by the live generation, whose loss is accepted
 
     def end_of_span(self, position: int) -> int | None:
         """Returns up to where the source holds what begins at an offset; None if it does not."""
@@ -89,6 +93,24 @@ class _Held:
     def next_span(self, position: int) -> int | None:
         """Returns from where on the source holds events after an offset."""
         return next((start for start, _ in self.spans if start > position), None)
+
+    def end_of_damage(self, position: int) -> int | None:
+        """Returns where reading goes on after a damaged commit; None where none is damaged."""
+        ends = [end for start, end in self.damaged if start <= position < end]
+        if not ends or self.end_of_span(position) is not None:
+            return None
+        following = self.next_span(position)
+        return min([*ends, *([] if following is None else [following])])
+
+    def until_damage(self, position: int, end: int) -> tuple[int, bool]:
+        """Returns up to where all commits are damaged from an offset on, or none; and which."""
+        inside = [last for first, last in self.damaged if first <= position < last]
+        borders = [end, *inside, *([] if (at := self.next_damage(position)) is None else [at])]
+        return min(borders), bool(inside)
+
+    def next_damage(self, position: int) -> int | None:
+        """Returns where the next damaged commit after an offset begins."""
+        return next((start for start, _ in self.damaged if start > position), None)
 
 
 class FillSource:
@@ -122,6 +144,12 @@ class FillSource:
         self._filled: dict[SourcePartition, str] = {}  # starts of ranges read from the generation
         self._unknown: set[SourcePartition] = set()  # of a backup, and not compared yet
         self._is_from_first = archive.making(generation).start == "earliest"
+        self._passes_damage = False
+        self._damaged: dict[SourcePartition, tuple[Interval, ...]] = {}
+
+    def pass_damage(self) -> None:
+        """Leave out commits of the live generation that cannot be read; a person accepts that."""
+        self._passes_damage = True
 
     @property
     def url(self) -> str:
@@ -151,13 +179,20 @@ class FillSource:
             return self._carried(range, self._next_border(range, held.old), b"")
         end = held.end_of_span(int(range.start))
         if end is not None:
-            self._check_same(_limited(range, str(end)), held.old)
-            return self._completed(self._source.reader(_limited(range, str(end))), held.old)
+            end, is_damaged = held.until_damage(int(range.start), end)
+            self._check_same(_limited(range, str(end)), None if is_damaged else held.old)
+            reader = self._source.reader(_limited(range, str(end)))
+            return reader if is_damaged else self._completed(reader, held.old)
         following = held.next_span(int(range.start))
         if held.old is None:
             return self._source.reader(range)
-        ends = [int(held.old.end), *([] if following is None else [following])]
-        return self._carried(range, str(min(ends)), held.note)
+        if held.end_of_damage(int(range.start)) is not None:
+            raise NotFoundError(
+                f"source partition `{range.partition.text}`: what generation "
+                f"{self._archive.generation} has from {range.start} on is damaged: plan it again"
+            )
+        ends = [int(held.old.end), following, held.next_damage(int(range.start))]
+        return self._carried(range, str(min(end for end in ends if end is not None)), held.note)
 
     def missing(self, range: Range, read: int) -> Missing:
         """As the one says that the range was read from."""
@@ -292,15 +327,17 @@ class FillSource:
 
     def _join(self, partition: SourcePartition, old: Covered, source: Bounds | None) -> _Held:
         """What both hold; the source first."""
+        damaged = self._damage(partition, old)
+        position = self._position(partition)
         bounds = Bounds(old.begin, old.end, old.incarnation, begins=old.begins)
         if source is None:
-            return _Held(old, bounds, note=old.note)
+            held = _Held(old, bounds, note=old.note, damaged=damaged)
+            return replace(held, bounds=_past_damage(held, bounds, position))
         spans = held_spans(self._source, partition, source, old)
         first, begins = bounds.first, bounds.begins
         if int(source.first) < int(first):
             first, begins = source.first, source.begins
-        held = _Held(old, source, tuple(spans))
-        position = self._position(partition)
+        held = _Held(old, source, tuple(spans), damaged=damaged)
         if position is not None and position >= int(old.end):
             # No store holds what lies between the end of the files and the source's first event.
             following = held.next_span(position)
@@ -309,7 +346,17 @@ class FillSource:
         end = str(max(int(source.end), int(old.end)))
         incarnation = source.incarnation or old.incarnation
         joined = Bounds(first, end, incarnation, begins=begins, note=source.note)
-        return _Held(old, joined, tuple(spans), source.note or old.note)
+        joined = _past_damage(held, joined, position)
+        return replace(held, bounds=joined, note=source.note or old.note)
+
+    def _damage(self, partition: SourcePartition, old: Covered) -> tuple[Interval, ...]:
+        """What is damaged in the live generation, if a person accepts that; read once."""
+        if not self._passes_damage:
+            return ()
+        if partition not in self._damaged:
+            found = damaged_spans(self._home, self._archive, self._old, partition, old)
+            self._damaged[partition] = found
+        return self._damaged[partition]
 
     def _begun(self, partition: SourcePartition, old: Covered | None, source: Bounds) -> Bounds:
         """What the source holds from where the live generation begins, or would begin."""
@@ -376,6 +423,12 @@ class FillSource:
         numbers = None if are_offsets(range.start, end) else self._old.counted(reader.range)
         carried = Carried(self._archive.generation, bool(making.transform), numbers, note)
         return CarriedReader(reader, carried)
+
+
+def _past_damage(held: _Held, bounds: Bounds, position: int | None) -> Bounds:
+    """Bounds that begin after a damaged commit, for a generation that has come to it."""
+    after = None if position is None else held.end_of_damage(position)
+    return bounds if after is None else replace(bounds, first=str(after))
 
 
 def _limited(range: Range, end: str) -> Range:

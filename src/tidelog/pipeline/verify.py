@@ -46,6 +46,7 @@ from tidelog.model.pipeline import (
 from tidelog.model.run import decode_row
 from tidelog.pipeline.account import read_before
 from tidelog.pipeline.contents import ArchiveFiles
+from tidelog.pipeline.damage import is_by_offset
 from tidelog.pipeline.listing import track
 from tidelog.pipeline.places import source_at, store_at
 from tidelog.pipeline.recount import Recount, check_before, check_head
@@ -147,14 +148,21 @@ class _Rows:
         return cls(intent, head, commits, Manifests(log, pipeline, partition))
 
 
-def _other_way(archive: Archive, generation: int) -> str:
+def _other_way(log: Log, archive: Archive, generation: int) -> str:
     """What ends a damage of a generation's files and manifests where there is no copy of them."""
     name = archive.name
     if generation != archive.generation:
         return f"remove this generation with `tidelog archive drop {name} {generation}`"
+    if not is_by_offset(log, archive):  # its files are all that another generation is made of
+        return (
+            "create another archive of the source, and end this one with "
+            f"`tidelog archive delete {name}`"
+        )
     return (
         f"make all files again with `tidelog archive backfill {name}`, and go over to them with "
-        f"`tidelog archive promote {name}`"
+        f"`tidelog archive promote {name}`; if the backfill fails as the damage is in its way, "
+        f"`tidelog archive backfill {name} --accept-loss` does without these files, and `tidelog "
+        f"archive promote {name} --force` accepts what the source no longer has"
     )
 
 
@@ -180,7 +188,7 @@ class _Look:
         self._coming: set[str] = set()  # by those of intents
         self._unread = 0  # manifests that are missing or damaged: which files they name is unknown
         is_live = number == archive.generation  # then its source is the archive's own
-        self._restore = f"restore it from a copy, or {_other_way(archive, number)}"
+        self._restore = f"restore it from a copy, or {_other_way(home.log, archive, number)}"
         url = "" if is_live else making.source
         self._source: SourceCheck | None = None
         if how.source:
