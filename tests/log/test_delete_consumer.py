@@ -16,7 +16,7 @@ from tidelog.catalog.base import Change, Put
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.errors import FencedError, InvalidError, NotFoundError
 from tidelog.log.base import Log, LogSettings
-from tidelog.log.consumers import delete_consumer
+from tidelog.log.consumers import _Deletion, consumer_version, delete_consumer
 from tidelog.log.lag import consumer_names
 from tidelog.log.lease import (
     Member,
@@ -115,6 +115,50 @@ def test_topic_delete_removes_the_rows_of_deleted_consumers(home: Home) -> None:
         where = layout.lease_partition(topic.incarnation, "c", partition)
         assert list(home.catalog.scan(where)) == []
     assert list(home.catalog.scan(layout.REGISTRY, "consumer/", "consumer0")) == []
+
+
+@pytest.mark.parametrize("asked", [True, False], ids=["asked", "not asked"])
+@pytest.mark.parametrize("force", [True, False], ids=["force", "no force"])
+def test_consumer_that_began_while_another_was_deleted_stays(asked: bool, force: bool) -> None:
+    """The delete waits for silence, or stalls; meanwhile the name is free and used again."""
+    clock = SleepingClock()
+    log = a_log(MemoryCatalog(), clock)
+    topic = create_topic(log, Topic("t", "i", 1, 0))
+    a_member(log, topic, 0)  # which is silent
+    shown = consumer_version(log, topic, "c") if asked else ""
+    deletion = _Deletion(log, topic, "c")
+    begin = deletion._begin
+
+    def stall(wanted: str) -> tuple[Any, str]:
+        delete_consumer(log, topic, "c", force=True)
+        again = a_member(log, topic, 0)
+        again.commit(0, 0)
+        again.leave()
+        return begin(wanted)
+
+    deletion._begin = stall  # type: ignore[method-assign]
+    with pytest.raises(NotFoundError, match="was deleted and made again"):
+        deletion.run(force, shown)
+    assert consumer_names(log, topic) == ["c"]
+    assert read_lease(log, topic, "c", 0) is not None
+    with pytest.raises(NotFoundError, match="was deleted and made again since you were asked"):
+        delete_consumer(log, topic, "c", force=True, shown=f"{topic.incarnation}/0")
+    delete_consumer(log, topic, "c", shown=consumer_version(log, topic, "c"))
+    assert consumer_names(log, topic) == []
+
+
+def test_consumer_whose_delete_died_is_the_one_that_was_shown() -> None:
+    clock = FakeClock()
+    catalog = MemoryCatalog()
+    log = a_log(catalog, clock)
+    topic = create_topic(log, Topic("t", "i", 1, 0))
+    a_member(log, topic, 0).leave()
+    shown = consumer_version(log, topic, "c")
+    died = _Deletion(log, topic, "c")
+    assert died._begin(shown)[0] == "deleting"
+    assert consumer_version(log, topic, "c") == shown
+    delete_consumer(log, topic, "c", shown=shown)
+    assert consumer_names(log, topic) == []
 
 
 def test_consumer_with_a_living_member_is_deleted_only_by_force(home: Home) -> None:
@@ -283,22 +327,27 @@ def test_delete_that_dies_after_any_call_is_finished_by_the_next(call: int) -> N
 
 
 def test_member_does_not_join_a_consumer_whose_delete_did_not_finish() -> None:
-    catalog = MemoryCatalog()
-    log = a_log(catalog, FakeClock())
-    topic = create_topic(log, Topic("t", "first", 2, 0))
-    a_member(log, topic, 0).leave()
-    for call in range(1, 40):
-        faults = Faults(crash_after_call=call)
-        with contextlib.suppress(Crash):
-            delete_consumer(a_log(FaultyCatalog(catalog, faults), FakeClock(), call), topic, "c")
-        found = read_lease_row(log, topic, "c", 0)
-        if found is not None and found[0].deleted:
+    unfinished = 0
+    for call in range(1, 60):
+        catalog = MemoryCatalog()
+        log = a_log(catalog, FakeClock())
+        topic = create_topic(log, Topic("t", "first", 2, 0))
+        a_member(log, topic, 0).leave()
+        dying = a_log(FaultyCatalog(catalog, Faults(crash_after_call=call)), FakeClock(), call)
+        try:
+            delete_consumer(dying, topic, "c")
             break
-    assert consumer_names(log, topic) == ["c"], "trims wait for it until it is deleted"
-    with pytest.raises(NotFoundError, match="is being deleted: delete it again to finish"):
-        a_member(log, topic)
-    delete_consumer(log, topic, "c")
-    a_member(log, topic, 0, 1)
+        except Crash:
+            found = read_lease_row(log, topic, "c", 0)
+        if found is None or not found[0].deleted or not consumer_names(log, topic):
+            continue  # not begun, or done
+        unfinished += 1
+        assert consumer_names(log, topic) == ["c"], "trims wait for it until it is deleted"
+        with pytest.raises(NotFoundError, match="is being deleted: delete it again to finish"):
+            a_member(log, topic)
+        delete_consumer(log, topic, "c")
+        a_member(log, topic, 0, 1)
+    assert unfinished > 5
 
 
 def test_console_knows_a_deleted_consumer_only_when_it_is_new_again(home: Home) -> None:
@@ -354,8 +403,8 @@ class StallingCatalog:
         return getattr(self._inner, name)
 
 
-STALLS = range(1, 25)
-AFTER_STEP_2 = 10  # the call of a delete that is the first of step 3
+STALLS = range(1, 28)
+AFTER_STEP_2 = 12  # the call of a delete that is the first of step 3
 
 
 def state_of(catalog: MemoryCatalog, topic: Topic) -> str:

@@ -364,6 +364,15 @@ def release_without_version(self: Membership, partition: int) -> None:
             self._log.catalog.write(where, change, write_id=self._log.ids.new())
 
 
+_begin_delete = consumers._Deletion._begin
+
+
+def mark_whichever(self: consumers._Deletion, wanted: str) -> Any:
+    """Marks the consumer that has the name now, whichever was asked about."""
+    with mock.patch.object(self, "_which", lambda: wanted):
+        return _begin_delete(self, wanted)
+
+
 def never_overtaken(self: Any, version: str) -> None:
     """Goes on with a delete of a consumer, whatever another call has made of it meanwhile."""
 
@@ -567,6 +576,9 @@ BUGS: dict[str, Bug] = {
     "doubled release of a lease": _members("P3", (Membership, "release", release_without_version)),
     "consumer deleted by a call that was overtaken": _members(
         "P3", (consumers._Deletion, "_check_ours", never_overtaken)
+    ),
+    "delete of a consumer that began meanwhile": _members(
+        "P3", (consumers._Deletion, "_begin", mark_whichever)
     ),
     "heartbeat passes a delete": _members("P3", (Membership, "_beat", beat_whatever)),
     "deleted topic read as damage": _topics("P7", (read, "read_head", read_closed_head)),

@@ -1,30 +1,64 @@
 """Members of one consumer that lose their leases and get them again, while reads fail.
 
 In every fourth world the consumer is deleted by two processes at once, again and again, and its
-name is used again. In every fourth there are also members of another consumer, which seek back to
-their last commit when they do not know what became of the next.
+name is used again. In every eighth a person is asked before: the delete then marks no consumer that
+began after the question. In every fourth there are also members of another consumer, which seek
+back to their last commit when they do not know what became of the next.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 
 from tests.sim.base import RATES, in_peace
 from tests.sim.clients import PARTITIONS, PEACE_S, ClientsWorld
+from tidelog.catalog.base import Change, Put, Row
 from tidelog.codec.events import table_of
 from tidelog.codec.segment import encode_staged
 from tidelog.errors import FencedError, InvalidError, NotFoundError
 from tidelog.log.append import Appender
 from tidelog.log.base import Log, LogSettings
 from tidelog.log.consumer import Consumer
-from tidelog.log.consumers import delete_consumer
+from tidelog.log.consumers import consumer_version, delete_consumer
+from tidelog.log.lease import Membership, Registered, decode_registered
+from tidelog.log.outcome import Sent, _Noting
 from tidelog.log.topics import find_topic
+from tidelog.model import layout
 from tidelog.model.event import Event
+from tidelog.model.run import decode_row
 from tidelog.testing.faults import Fault
 
 __all__ = ["RebalanceWorld"]
 
 EVENTS = 40  # of each partition, from the beginning
+
+
+class Asked(_Noting):
+    """The catalog of a call that deletes a consumer which a person was asked about; it stalls."""
+
+    def __init__(self, log: Log, world: RebalanceWorld, lives: range) -> None:
+        super().__init__(log.catalog, Sent())
+        self._clock = log.clock
+        self._world = world
+        self._lives = lives  # that it may have had when it was looked at
+
+    def get(self, partition: str, row: str) -> Row | None:
+        if row.startswith("consumer/") and self._world.chance(0.4):
+            self._clock.sleep(self._world.random.uniform(0, 4))
+        return super().get(partition, row)
+
+    def write(self, partition: str, *changes: Change, write_id: str) -> None:
+        for change in changes:
+            if isinstance(change, Put) and change.row.startswith("consumer/"):
+                self._check(change)
+        super().write(partition, *changes, write_id=write_id)
+
+    def _check(self, change: Put) -> None:
+        """P3: only the consumer that was asked about is marked; what is decided is finished."""
+        if decode_row(change.value, Registered, "a consumer").state == "deleting":
+            life = self._world.versions[str(change.expect)]
+            assert life in self._lives, f"consumer {life} is deleted, asked about: {self._lives}"
 
 
 class RebalanceWorld(ClientsWorld):
@@ -40,6 +74,9 @@ class RebalanceWorld(ClientsWorld):
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         self.deletes = seed % 4 == 2
+        self.asks = seed % 8 == 6
+        self.lives = 0  # how often the consumer was deleted
+        self.versions: dict[str, int] = {}  # of its row in the registry, and how often before each
         self.seeks = seed % 4 == 3
         topic = find_topic(self._quiet, "t")
         appender = Appender(self._quiet, topic, f"~{self._ids.new()}")
@@ -56,6 +93,8 @@ class RebalanceWorld(ClientsWorld):
         self._start("member", self.take_part, 2)
         if self.deletes:
             self._start("deleter", self.delete, 2)
+        if self.asks:
+            self._start("asker", self.ask_and_delete, 2)
         if self.seeks:
             self._start("seeker", self.go_back, 2)
 
@@ -76,10 +115,41 @@ class RebalanceWorld(ClientsWorld):
         """Deletes the consumer, with its members or only without."""
         log = self._log()
         topic = find_topic(log, "t")
-        for _ in range(6):
-            log.clock.sleep(self.random.uniform(0, 6))
+        rounds, apart_s = (12, 3) if self.asks else (6, 6)
+        for _ in range(rounds):
+            log.clock.sleep(self.random.uniform(0, apart_s))
             with contextlib.suppress(*self.passing, InvalidError, NotFoundError):
                 delete_consumer(log, topic, "c", force=self.chance(0.7))
+                if self.asks:  # a job uses the name again, for a moment
+                    again = Membership(log, topic, "c", "earliest")
+                    again.join()
+                    again.leave()
+
+    def ask_and_delete(self) -> None:
+        """Looks at the consumer, waits for an answer, and deletes the one that it has seen."""
+        log = self._log()
+        topic = find_topic(log, "t")
+        for _ in range(24):
+            log.clock.sleep(self.random.uniform(0, 1))
+            with contextlib.suppress(*self.passing, InvalidError, NotFoundError):
+                before = self.lives
+                shown = consumer_version(log, topic, "c")
+                asked = Asked(log, self, range(before, self.lives + 1))
+                log.clock.sleep(self.random.uniform(0, 1))
+                noting = dataclasses.replace(log, catalog=asked)
+                delete_consumer(noting, topic, "c", force=self.chance(0.8), shown=shown)
+
+    def check(self) -> None:
+        if self.asks:
+            self._count_lives()
+        super().check()
+
+    def _count_lives(self) -> None:
+        incarnation = self.ledger.bare.topics()["t"]["incarnation"]
+        row = self.rows.get(layout.REGISTRY, layout.consumer_row(incarnation, "c"))
+        if row is not None and row.version not in self.versions:
+            self.lives += decode_registered(row).state == "deleted"
+            self.versions[row.version] = self.lives
 
     def check_after(self) -> None:
         incarnation = self.ledger.bare.topics()["t"]["incarnation"]

@@ -4,7 +4,8 @@
    puts ``ready`` back, where a call that died has left
    ``deleting``                                         → nothing
 2. registry row as ``deleting``, by its version, also
-   over that of another call: the version is ours alone → takes no new member; delete it again
+   over that of another call: the version is ours alone.
+   Not that of a consumer which has got the name since 1 → takes no new member; delete it again
 3. check again, without waiting: a member that joined
    since 1 puts the row back to ``ready``               → the same
 4. registry row as ``ending``, by the version of 2: from
@@ -25,6 +26,11 @@ Any call may put ``ready`` back in 1 or 3, also over another's ``deleting``: tha
 over then, so it has not come to 4 and never will. After 4 no call looks for members: the first one
 has, and cursors may be gone. So a consumer stays in ``deleting`` or ``ending`` only until the next
 call has ended, with or without living members.
+
+Which consumer has the name is told by the fence, which counts: 6 comes before the name is free, and
+after the decision. A question reads the fence before the registry row, so that it never names a
+later consumer. Step 2 reads the row, then the fence, and writes the row by its version: so it never
+marks a consumer that began after the question, or after the call.
 
 Rows of the registry, leases and fences stay, some bytes each, until the topic is deleted. So a
 delayed repeat of an old write, which expects no row or an older version, brings nothing back, and
@@ -68,7 +74,7 @@ _PATIENCE = 1.5  # times to live without a sign, as for a takeover from a one-sh
 
 def consumer_version(log: Log, topic: Topic, name: str) -> str:
     """Returns what tells a consumer from a later one of its name. ``NotFoundError``."""
-    return _Deletion(log, topic, name).version()
+    return _Deletion(log, topic, name).look()[0]
 
 
 def delete_consumer(
@@ -106,19 +112,26 @@ class _Deletion:
         self._row = layout.consumer_row(topic.incarnation, name)
         self._members = layout.consumer_members(topic.incarnation, name)
 
-    def version(self) -> str:
-        """The row is changed by each delete and each consumer that begins again, never removed."""
-        return f"{self._topic.incarnation}/{self._found()[1].version}"
+    def look(self) -> tuple[str, Registered, Row]:
+        """Which consumer has the name, and its row.
+
+        The fence is read first: it may be that of an earlier consumer then, never of a later one.
+        What is decided to end is none that a later one could be taken for.
+        """
+        which = self._which()
+        found, row = self._found()
+        return (f"{which}/ending" if found.state == "ending" else which), found, row
 
     def run(self, force: bool, shown: str) -> None:
         """Steps 1 to 8."""
-        found, row = self._found()
-        check_shown(self._what, shown, f"{self._topic.incarnation}/{row.version}")
+        wanted, found, row = self.look()
         silent: Mapping[str, _Sign] = {}
-        if not force and found.state != "ending":
-            with self._ready_if_alive(row.version, found.state == "deleting"):
-                silent = self._wait_for_silence()
-        state, version = self._begin()
+        if found.state != "ending":
+            check_shown(self._what, shown, wanted)
+            if not force:
+                with self._ready_if_alive(row.version, found.state == "deleting"):
+                    silent = self._wait_for_silence()
+        state, version = self._begin(wanted)
         if state == "deleting":
             if not force:
                 with self._ready_if_alive(version):
@@ -147,11 +160,27 @@ class _Deletion:
             raise NotFoundError(f"{self._what}: not found{like}: see `tidelog lag`")
         return found, row
 
-    def _begin(self) -> tuple[_State, str]:
-        """Step 2: ``deleting``, or ``ending`` where that is decided; and the row's version."""
+    def _which(self) -> str:
+        """How often the name was free, or nearly so: a delete raises the fence before it is."""
+        row = self._log.catalog.get(self._members, layout.FENCE_ROW)
+        what = f"fence of {self._what}"
+        deletes = 0 if row is None else decode_row(row.value, Fence, what).deletes
+        return f"{self._topic.incarnation}/{deletes}"
+
+    def _begin(self, wanted: str) -> tuple[_State, str]:
+        """Step 2: ``deleting``, or ``ending`` where that is decided; and the row's version.
+
+        ``NotFoundError`` where another consumer than the one that is wanted has the name by now.
+        What is decided is finished, no matter which one it is.
+        """
         for delay_s in RACE.delays_s(self._log.random):
             found, row = self._found()  # perhaps ``deleting``, by one that died or is beside us
             state: _State = "ending" if found.state == "ending" else "deleting"
+            if state == "deleting" and self._which() != wanted:  # the fence is read last here
+                raise NotFoundError(
+                    f"{self._what}: was deleted and made again meanwhile: nothing was deleted by "
+                    "this call: look at it, then delete again"
+                )
             version = self._put(state, row.version)
             if version is not None:
                 return state, version
