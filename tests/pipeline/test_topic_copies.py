@@ -20,6 +20,8 @@ from tidelog.pipeline.erasure import carry_out
 from tidelog.pipeline.proof import Proof, prove_erased
 from tidelog.pipeline.registry import list_pipelines
 from tidelog.pipeline.topic_copies import copies_of_topic
+from tidelog.playback.named import NamedPlayback
+from tidelog.playback.names import find_playback, start_playback
 
 COMMANDS = {
     "pump": ["pump", "topic:t", "--topic", "copy", "--no-spark"],
@@ -125,6 +127,24 @@ def test_range_of_a_pump_under_way_keeps_the_proof_from_being_clean(shell: Shell
         where,
         f"a range of pipeline `{pump.name}` is under way there",
     )
+
+
+def test_playback_under_way_keeps_the_proof_from_being_clean(shell: Shell) -> None:
+    shell(*COMMANDS["playback"])
+    erase(shell, "t")
+    erase(shell, "copy")
+    assert proof(shell).is_erased
+    log = shell.made.log
+    pinned = find_playback(log, "drill")
+    assert pinned is not None
+    start_playback(log, "again", pinned)
+    assert proof(shell).is_erased, "no process plays it"
+    playing = NamedPlayback(log, "again", 1)
+    assert playing.take(lambda: True)
+    (trace,) = proof(shell).traces
+    assert trace.what == "playback `again` of the topic is under way"
+    playing.release(lot_is_out=True)
+    assert proof(shell).is_erased
 
 
 def test_proof_lists_copies_outside_of_the_home(shell: Shell, tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ from tidelog.pipeline.sought import (
     rows_of,
 )
 from tidelog.pipeline.tables.registration import stale_entries
-from tidelog.pipeline.topic_copies import copies_of_topic, copy_deletions, ranges_under_way
+from tidelog.pipeline.topic_copies import copies_of_topic, copy_deletions, copying_under_way
 from tidelog.store.base import ObjectInfo, Store
 from tidelog.store.cache import CachedStore
 
@@ -108,7 +108,10 @@ _AGAIN = (
     "{archive}` shows and run it, or end it with `tidelog archive delete {archive}` (a generation "
     "that is being built: `tidelog archive drop`), and prove again"
 )
-_COPYING = "prove again when it is committed; `tidelog pipeline list` shows its pipeline"
+_COPYING = (
+    "prove again when it has ended; `tidelog pipeline list` and `tidelog playback --list` show it; "
+    "resume one that died, or forget it"
+)
 _REASON = "run `tidelog delete {topic} ID` or `--key K` again, which takes it out of the audit"
 _LOG = "prove again; if it stays, end the process that reads the catalog's file all the time"
 _UPLOAD = (
@@ -443,16 +446,17 @@ class _Search:
     def copies(self, store: Store, deletions: Deletions) -> None:
         """Search topics that pumps, restores and playbacks copied events into, and their archives.
 
-        A range under way counts too. Other places that they wrote to are listed.
+        What is under way counts too. Other places that they wrote to are listed.
         """
         found = copies_of_topic(self._home, self._topic)
-        ranges = ranges_under_way(self._home, self._topic, found.pipelines, self._sought)
-        for pipeline, place in ranges:
-            self._add(place, f"a range of pipeline `{pipeline.name}` is under way there", _COPYING)
+        for place, what in copying_under_way(self._home, self._topic, self._sought):
+            self._add(place, what, _COPYING)
         for copy in found.topics:
             sought = Sought(copy_deletions(self._home, copy.topic, deletions))
             inner = _Search(self._home, copy.topic, sought, self._progress)
             inner._seen = self._seen
+            for place, what in copying_under_way(self._home, copy.topic, sought):
+                inner._add(place, what, _COPYING)
             inner.topic_objects(store)
             for archive, generation in reachable_archives_of(self._home, copy.topic):
                 inner.archive(archive, generation)

@@ -34,7 +34,7 @@ __all__ = [
     "copies_of_archives",
     "copies_of_topic",
     "copy_deletions",
-    "ranges_under_way",
+    "copying_under_way",
 ]
 
 
@@ -51,7 +51,6 @@ class Copies:
 
     topics: list[TopicCopy] = field(default_factory=list)
     outside: list[str] = field(default_factory=list)  # messages about all other sinks
-    pipelines: list[NamedPipeline] = field(default_factory=list)  # that read the topic itself
 
 
 class _Step(NamedTuple):
@@ -63,7 +62,6 @@ class _Step(NamedTuple):
 def copies_of_topic(home: Home, topic: Topic) -> Copies:
     """Returns where events of a topic were copied to."""
     found = Copies()
-    found.pipelines = list(_pipelines_from(home, topic.name, _archives(home, topic)))
     _follow(home, found, [topic])
     return found
 
@@ -81,18 +79,23 @@ def copies_of_archives(home: Home, names: Collection[str]) -> list[str]:
     return messages
 
 
-def ranges_under_way(
-    home: Home, topic: Topic, pipelines: Iterable[NamedPipeline], sought: Sought
-) -> Iterator[tuple[NamedPipeline, str]]:
-    """Yields ranges under way that may hold what was deleted: the pipeline, and the row's place.
+def copying_under_way(home: Home, topic: Topic, sought: Sought) -> Iterator[tuple[str, str]]:
+    """Yields what is under way and may hold what was deleted: the place of its row, and what it is.
 
-    Their driver may have read an event before it was deleted, and commits it later.
+    A driver or a playback may have read an event before it was deleted, and append it later.
     """
-    for pipeline in pipelines:
+    for pipeline in _pipelines_from(home, topic.name, _archives(home, topic)):
         for name, number in partitions_of(home.log, pipeline.incarnation, topic).items():
             wanted = np.array(sorted(sought.offsets(number)), np.int64)
             if len(wanted) and is_under_way(home.log, pipeline.incarnation, name, wanted):
-                yield pipeline, layout.pipeline_partition(pipeline.incarnation, name)
+                place = layout.pipeline_partition(pipeline.incarnation, name)
+                yield place, f"a range of pipeline `{pipeline.name}` is under way there"
+    for playback in list_playbacks(home.log):
+        is_of_topic = playback.pinned.pin.incarnation == topic.incarnation
+        is_active = playback.is_played and not playback.state.finished_ms
+        if is_of_topic and is_active and playback.pinned.target:
+            place = layout.playback_partition(playback.name)
+            yield place, f"playback `{playback.name}` of the topic is under way"
 
 
 def copy_deletions(home: Home, copy: Topic, original: Deletions) -> Deletions:
