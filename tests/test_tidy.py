@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "src" / "tidelog").rglob("*.py"))
@@ -24,16 +23,47 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
+@functools.cache
+def text_of(path: Path) -> str:
+    return path.read_text()
+
+
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(text_of(path))
+
+
+def of_each(paths: Sequence[Path]) -> Callable[[Callable[[Path], None]], Callable[[], None]]:
+    """Makes one test of a check, which lists every file that fails it.
+
+    A test for each file and check would be a third of all tests, and take longer than the checks.
+    """
+
+    def test_of(check: Callable[[Path], None]) -> Callable[[], None]:
+        def test() -> None:
+            wrong = []
+            for path in paths:
+                try:
+                    check(path)
+                except AssertionError as exc:
+                    wrong.append(f"{name_of(path)}: {exc}")
+            assert not wrong, "\n".join(wrong)
+
+        test.__name__, test.__doc__ = check.__name__, check.__doc__
+        return test
+
+    return test_of
+
+
 def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+@of_each(SOURCES)
 def test_module_shape(path: Path) -> None:
-    text = path.read_text()
-    tree = ast.parse(text)
+    text, tree = text_of(path), parsed(path)
     assert ast.get_docstring(tree), "a module says what it is for"
     assert len(text.splitlines()) <= MODULE_LINES_MAX, "a long module hides a second one"
     assert not EMPTY_NAMES.search(path.stem), "the name says nothing: which noun is missing?"
@@ -46,19 +76,19 @@ def test_module_shape(path: Path) -> None:
         assert len(own) <= allowed, f"{function.name} takes {len(own)} parameters"
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+@of_each(SOURCES)
 def test_no_bare_assert_outside_the_testing_kit(path: Path) -> None:
     if "testing" in path.parts:
         return
-    asserts = [n.lineno for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Assert)]
+    asserts = [n.lineno for n in ast.walk(parsed(path)) if isinstance(n, ast.Assert)]
     assert asserts == [], "an assert vanishes under -O: raise InternalError"
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+@of_each(SOURCES)
 def test_public_names_are_listed_and_exist(path: Path) -> None:
     if path.name == "__main__.py":
         return
-    tree = ast.parse(path.read_text())
+    tree = parsed(path)
     body = [node for node in tree.body if not isinstance(node, ast.Import | ast.ImportFrom)]
     if all(isinstance(node, ast.Expr) for node in body):
         return  # a docstring alone
@@ -72,28 +102,24 @@ def test_public_names_are_listed_and_exist(path: Path) -> None:
     assert listed, "a module lists what it offers in __all__"
 
 
-@pytest.mark.parametrize(
-    "path",
-    [p for p in SOURCES if p.name == "__init__.py" and p.parent.name != "tidelog"],
-    ids=name_of,
-)
+@of_each([p for p in SOURCES if p.name == "__init__.py" and p.parent.name != "tidelog"])
 def test_a_room_says_what_it_is(path: Path) -> None:
-    docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
+    docstring = ast.get_docstring(parsed(path)) or ""
     assert 3 <= len(docstring.splitlines()) <= 15
 
 
-@pytest.mark.parametrize("path", TESTS, ids=name_of)
+@of_each(TESTS)
 def test_test_modules_stay_short(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= TEST_MODULE_LINES_MAX
+    assert len(text_of(path).splitlines()) <= TEST_MODULE_LINES_MAX
 
 
-@pytest.mark.parametrize("path", SOURCES + TESTS, ids=name_of)
+@of_each(SOURCES + TESTS)
 def test_nothing_is_left_for_later(path: Path) -> None:
     marks = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X)\b")
-    assert not marks.search(path.read_text())
+    assert not marks.search(text_of(path))
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+@of_each(SOURCES)
 def test_no_code_takes_the_first_chunk_for_the_whole_table(path: Path) -> None:
     """A table of more than 2 GiB has several chunks even when combined: use `one_batch`."""
     first_chunk = re.compile(
@@ -101,7 +127,7 @@ def test_no_code_takes_the_first_chunk_for_the_whole_table(path: Path) -> None:
     )
     if path.name == "events.py":
         return  # where `one_batch` is
-    assert not first_chunk.search(path.read_text())
+    assert not first_chunk.search(text_of(path))
 
 
 def goes_on(handler: ast.ExceptHandler) -> bool:
@@ -118,12 +144,12 @@ SINGLE_ERRORS = {  # loops that try one thing again, and hold no others
 }
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+@of_each(SOURCES)
 def test_loop_that_goes_on_after_an_error_contains_every_exception(path: Path) -> None:
     """One topic, archive or table must not stop the others, whatever it raises."""
     if str(path.relative_to(ROOT / "src" / "tidelog")) in SINGLE_ERRORS:
         return
-    loops = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.For | ast.While)]
+    loops = [n for n in ast.walk(parsed(path)) if isinstance(n, ast.For | ast.While)]
     found = [
         handler.lineno
         for loop in loops
@@ -154,10 +180,10 @@ TYPED_READERS = {  # files whose `to_pylist` is on columns of ours, or on whole 
 TYPED_PLACES = ("codec/formats/", "pipeline/", "codec/event_json.py", "cli/archive_look.py")
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+@of_each(SOURCES)
 def test_columns_of_a_schema_are_not_read_with_to_pylist(path: Path) -> None:
     """It fails on times that Python cannot hold: plain_rows reads them all."""
     name = str(path.relative_to(ROOT / "src" / "tidelog"))
     if name.startswith(TYPED_PLACES):
-        calls = re.findall(r"\.to_pylist\(", path.read_text())
+        calls = re.findall(r"\.to_pylist\(", text_of(path))
         assert len(calls) <= TYPED_READERS.get(name, 0), "use codec.plain_rows.plain_rows"
