@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -21,6 +26,43 @@ settings.load_profile("patient")
 # What takes long to start, or much memory: all tests that want one of these run in one process,
 # where tests are spread over several; and before all others, so that none of them comes last.
 SHARED = ("spark_cluster", "local_spark", "cassandra_server", "kafka_server")
+
+# Files that take long come after these, and rooms of many short ones last, so that no worker is
+# left alone with a long file while the others have nothing to do.
+EARLY = ("tests/browser", "tests/contract", "tests/sim", "tests/test_docs.py", "tests/test_site.py")
+LATE = ("tests/codec", "tests/model", "tests/test_tidy.py", "tests/testing")
+
+# Where tests have their folders: in memory, as no test pulls the machine's plug, and waiting for a
+# disk is most of what a test with a home does. Some rooms are about files and locks themselves.
+MEMORY = Path("/dev/shm")
+MEMORY_BYTES_MIN = 4 << 30
+ON_DISK = ("tests/catalog", "tests/contract", "tests/sources", "tests/stateful", "tests/store")
+
+
+def pytest_configure() -> None:
+    """Put folders of tests into memory if there is room, and the environment names no place."""
+    if "PYTEST_DEBUG_TEMPROOT" not in os.environ and _has_memory():
+        os.environ["PYTEST_DEBUG_TEMPROOT"] = str(MEMORY)
+
+
+def _has_memory() -> bool:
+    try:
+        found = re.search(r"^MemAvailable: +(\d+) kB$", Path("/proc/meminfo").read_text(), re.M)
+        free = shutil.disk_usage(MEMORY).free
+    except OSError:
+        return False
+    return found is not None and min(free, int(found[1]) << 10) >= MEMORY_BYTES_MIN
+
+
+@pytest.fixture
+def tmp_path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """The test's own folder: on a disk in the rooms that are about files themselves."""
+    room = request.path.relative_to(request.config.rootpath).as_posix()
+    if not room.startswith(ON_DISK) or not tmp_path.is_relative_to(MEMORY):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(prefix="tidelog-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder).resolve()
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
@@ -42,7 +84,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _turn(item: pytest.Item) -> int:
     """Tests of one group, in their order, one group of ``SHARED`` after the other."""
     group = next(item.iter_markers("xdist_group")).args[0]
-    return SHARED.index(group) if group in SHARED else len(SHARED)
+    if group in SHARED:
+        return SHARED.index(group)
+    return len(SHARED) + (0 if group.startswith(EARLY) else 2 if group.startswith(LATE) else 1)
 
 
 @pytest.fixture(autouse=True)
