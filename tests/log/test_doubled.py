@@ -29,7 +29,7 @@ ALLOWED = {
     ("pipeline/finalize.py", "_settle"): "in a write that expects the folder's row",
     ("log/topics.py", "delete_topic"): "in a write that expects the registry row",
     ("pipeline/ending.py", "finish_removal"): "in a write that expects the registry row",
-    ("pipeline/failures.py", "_note"): "a failure that is shown, with its time",
+    ("pipeline/failures.py", "_note"): "in a write that expects the row `failures`",
     ("log/keepers.py", "put_keeper"): "a heartbeat that is shown; an old one counts as silent",
     ("log/lease.py", "_beat"): "a heartbeat, in a write that expects the fence of its members",
     ("playback/names.py", "start_playback"): "a name for lists; the pin says whether it is there",

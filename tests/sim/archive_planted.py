@@ -24,6 +24,7 @@ from tidelog.log import sweep as log_sweep
 from tidelog.log.append import Appender
 from tidelog.log.archives import read_partitions, read_progress
 from tidelog.log.replays import Replays
+from tidelog.model import layout
 from tidelog.model.pipeline import Totals
 from tidelog.pipeline import archive as archives
 from tidelog.pipeline import (
@@ -43,6 +44,7 @@ from tidelog.pipeline.completed import CompletedReader
 from tidelog.pipeline.coverage import MissingRange
 from tidelog.pipeline.cycle import Cycle
 from tidelog.pipeline.driver import Driver
+from tidelog.pipeline.failures import Failures
 from tidelog.pipeline.finalize import Finalizer
 from tidelog.pipeline.proof import _Search
 from tidelog.pipeline.topic_copies import Copies
@@ -158,6 +160,28 @@ def _commit_before_publish(patch: Patch) -> None:
         discard(manifest)
 
     patch.setattr(Cycle, "_finish", late)
+
+
+def _withdrawn_under_the_same_head(patch: Patch) -> None:
+    """A range is withdrawn without a new version of the head, so its intent can come back."""
+
+    def without(self: Cycle, track: Any) -> None:
+        gone = Delete("intent", expect=track.intent_version)
+        self._write(track, gone, Check("head", track.head_version))
+        track.intent, track.intent_version = None, ""
+
+    patch.setattr(Cycle, "_withdraw", without)
+
+
+def _failures_are_not_guarded(patch: Patch) -> None:
+    """Failures are put and deleted without an expectation, so that one can come back."""
+
+    def anyhow(self: Failures, rows: Any) -> bool:
+        where = layout.pipeline_shards(self.pipeline)
+        self.log.catalog.write(where, *rows, write_id=self.log.ids.new())
+        return True
+
+    patch.setattr(Failures, "_write_lot", anyhow)
 
 
 def _gaps_are_not_recorded(patch: Patch) -> None:
@@ -471,6 +495,8 @@ BUGS: Mapping[str, Bug] = {
     "copies have no numbers": Bug("P4", _copies_have_no_numbers),
     "a trim passes over archives": Bug("P4a", _trim_passes_over_archives),
     "gaps are not recorded": Bug("P4a", _gaps_are_not_recorded),
+    "a withdrawn range can come back": Bug("P4a", _withdrawn_under_the_same_head),
+    "a removed failure can come back": Bug("P5a", _failures_are_not_guarded),
     "a removed generation keeps late files": Bug("P5a", _drop_leaves_files, GenerationsWorld),
     "a journal keeps trimmed events": Bug("P5a", _journal_keeps_trimmed_events, ErasureWorld),
     "what a backup lacks was never there": Bug("P4a", _holes_count_as_never_there, HolesWorld),

@@ -1,16 +1,26 @@
-"""A catalog that watches its own history: versions that recur are caught as they are written."""
+"""A catalog that watches its own history: no version recurs, and no write could land again.
+
+A repeated packet may arrive at any time. So a write that took effect is checked as soon as a row
+that it changed changes again, whether or not a packet is repeated in this world.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import msgspec
 
-from tidelog.catalog.base import Change, Put, Row
+from tidelog.catalog.base import Change, Check, Outcome, Put, Row, judge, versions_of
 from tidelog.catalog.memory import MemoryCatalog
 
-# Rows that are put without an expectation: a repeated packet may put the same beat twice.
-UNCONDITIONAL = ("member/", "consumer/")
+# Rows that are put without an expectation: a repeated packet may put the same beat twice, or a name
+# of a playback, which is not listed without its pin.
+UNCONDITIONAL = ("member/", "consumer/", "playback/")
+
+# Lists of unused objects stay true: one that comes back after a sweep is deleted by the next sweep.
+# Only a compile makes its plan untrue, by a write that has other rows too.
+LISTS = "unused/"
 
 
 class AuditedCatalog(MemoryCatalog):
@@ -22,6 +32,7 @@ class AuditedCatalog(MemoryCatalog):
         self.touched: set[str] = set()  # partitions, since a simulation last cleared it
         self.changed: Counter[str] = Counter()  # writes by partition, refused ones too
         self._had: dict[tuple[str, str], set[str]] = {}
+        self._done: dict[tuple[str, str], dict[str, tuple[Change, ...]]] = {}  # by row and write
 
     def bare(self, partition: str) -> dict[str, Row]:
         """The rows of a partition, without a copy."""
@@ -33,26 +44,56 @@ class AuditedCatalog(MemoryCatalog):
         self.changed[partition] += 1
         before = {change.row: self.get(partition, change.row) for change in changes}
         super().write(partition, *changes, write_id=write_id)
-        for change in changes:
-            row = self.get(partition, change.row)
-            if not isinstance(change, Put) or row is None or row == before[change.row]:
-                continue
-            if change.row.startswith(UNCONDITIONAL) or self._is_left(partition):
-                continue
+        changed = [each for each in changes if self.get(partition, each.row) != before[each.row]]
+        if not all(each.row.startswith(LISTS) for each in changed):
+            self._check(partition, changed)
+        if changed and not any(isinstance(each.expect, str) for each in changed):
+            for change in changed:
+                self._done.setdefault((partition, change.row), {})[write_id] = changes
+
+    def _check(self, partition: str, changed: Sequence[Change]) -> None:
+        if self._is_left(partition):
+            return
+        for change in changed:
+            if not change.row.startswith(UNCONDITIONAL):
+                self._check_version(partition, change)
+                self._check_repeats(partition, change.row)
+
+    def _check_version(self, partition: str, change: Change) -> None:
+        """No version of a row recurs."""
+        row = self.get(partition, change.row)
+        if isinstance(change, Put) and row is not None:
             had = self._had.setdefault((partition, change.row), set())
             assert row.version not in had, f"version {row.version} of {change.row} recurs"
             had.add(row.version)
 
-    def _is_left(self, partition: str) -> bool:
-        """Whether it is a row of a deleted topic: consumer, notification, audit or ledger.
+    def _check_repeats(self, partition: str, changed: str) -> None:
+        """No write that took effect could do so once more, if its packet were repeated now.
 
-        A repeated packet may bring such a row back. No process uses it, as the head is closed.
+        Versions do not recur, so only a write can that expects none of the rows that it changes.
+        """
+        for write_id, changes in self._done.get((partition, changed), {}).items():
+            rows = {change.row: self.get(partition, change.row) for change in changes}
+            outcome = judge(changes, versions_of(rows), write_id)
+            names = [each.row for each in changes if not isinstance(each, Check)]
+            assert outcome is not Outcome.HOLDS, f"write {write_id} of {names} could land again"
+
+    def _is_left(self, partition: str) -> bool:
+        """Whether it is a row of a deleted pipeline, or a consumer's, say, of a deleted topic.
+
+        A repeated packet may bring such a row back. No process uses it, as heads are closed.
         """
         kind, *rest = partition.split("/")
-        head = self.bare(f"topic/{rest[0]}/0").get("head") if rest else None
-        if kind not in ("consumer", "notify", "audit", "erased") or head is None:
-            return False
-        return bool(msgspec.msgpack.decode(head.value)["closed"])
+        heads: list[Row] = []
+        if kind in ("consumer", "notify", "audit", "erased") and rest:
+            heads = self._heads(f"topic/{rest[0]}/0")
+        elif kind == "pipeline":
+            heads = self._heads(f"pipeline/{rest[0]}/")
+        return bool(heads) and all(msgspec.msgpack.decode(each.value)["closed"] for each in heads)
+
+    def _heads(self, start: str) -> list[Row]:
+        named = [rows for name, rows in self._partitions.items() if name.startswith(start)]
+        return [rows["head"] for rows in named if "head" in rows]
 
 
 class RecurringCatalog(AuditedCatalog):

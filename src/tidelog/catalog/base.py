@@ -2,8 +2,9 @@
 
 Three calls carry everything above. A row's *version* is the id of the write that made it, so it
 never recurs, also when a row is deleted and made again: an expectation that went stale can never
-fit by accident. The one expectation that can come true twice is ``ABSENT``; so whoever creates a
-row that may be deleted later also expects the version of another row in the same write.
+fit by accident. The one expectation that can come true twice is ``ABSENT``. So a write that creates
+a row which may be deleted later also expects the version of another row, and the write that deletes
+it, or an earlier one, changes that other row: no write that landed can land again.
 """
 
 from __future__ import annotations

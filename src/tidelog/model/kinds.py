@@ -186,6 +186,10 @@ ROWS = (
         "why its driver fails there now, since when; without a name: in the source as a whole",
     ),
     Kind(
+        "pipeline/<name> · failures",
+        "changes with each write of failures, so that no repeated packet brings one back",
+    ),
+    Kind(
         "pipeline/<name> · seen/<source partition>",
         "the end of a file or of a topic of a pattern, should it vanish before it is read",
     ),

@@ -12,6 +12,7 @@ __all__ = [
     "BEFORE",
     "COMPILE_ROW",
     "ERASED",
+    "FAILURES_ROW",
     "FAILURE_ROWS",
     "FENCE_ROW",
     "FLUSH_ROW",
@@ -120,6 +121,7 @@ HOME_ROW = "identity"
 KEEPERS = "keepers"
 REGISTRY = "registry"
 REGISTRY_CHANGES = "changes"
+FAILURES_ROW = "failures"
 FAILURE_ROWS = "failure/"
 FENCE_ROW = "fence"
 FLUSH_ROW = "flush"

@@ -268,7 +268,7 @@ class Cycle:
                 work.move(each)
             report.aside += [each.record for each in found]
         track.late = ()
-        track.head = msgspec.structs.replace(track.head, looked=self._epoch)  # at the next commit
+        track.head = msgspec.structs.replace(track.head, looked=self._epoch)  # at the next write
         self._looked.add(track.partition)
 
     def _decide(self, track: Track, rows: Sequence[Put]) -> None:
@@ -418,11 +418,10 @@ class Cycle:
 
     def _withdraw(self, track: Track) -> None:
         """Nothing was decided, so the next intent may be another one."""
-        self._write(
-            track,
-            Delete("intent", expect=track.intent_version),
-            Check("head", track.head_version),
-        )
+        # The head gets a new version: no repeated packet of step 3 brings the intent back.
+        head = Put("head", encode_row(track.head), expect=track.head_version)
+        gone = Delete("intent", expect=track.intent_version)
+        track.head_version = self._write(track, head, gone)
         track.intent, track.intent_version = None, ""
 
     def _record(self, track: Track, produced: Produced) -> Manifest:

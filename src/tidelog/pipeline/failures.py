@@ -6,6 +6,9 @@ Each failure is kept as a row until the source partition commits again, has noth
 no longer one of the source, as a folder that may be read again.
 A driver that was replaced writes none: no driver would remove it.
 Rows are for display only: a row that cannot be written is left out, and no driver decides by one.
+Each write expects and changes the row ``failures``, which is never deleted. So a packet that is
+repeated, or arrives late, brings back no failure that was removed: its message may quote an event
+that has been erased since. A row whose removal failed is removed later.
 """
 
 from __future__ import annotations
@@ -14,8 +17,8 @@ import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from tidelog.catalog.base import Change, Delete, Put
-from tidelog.errors import TidelogError
+from tidelog.catalog.base import ABSENT, Change, Delete, Put
+from tidelog.errors import ConflictError, TidelogError
 from tidelog.log.base import Log
 from tidelog.model import layout
 from tidelog.model.pipeline import Failure
@@ -28,6 +31,7 @@ _WAIT_S = 0.5  # after the first failure
 _WAIT_MAX_S = 15.0
 _MESSAGE_CHARS_MAX = 500
 _ROWS_AT_ONCE = 25
+_ATTEMPTS = 5  # of a write, while drivers of other shards write theirs
 _WHOLE = ""  # means the source as a whole
 
 
@@ -105,15 +109,26 @@ class Failures:
         known = [name for name in names if name in self._failing or name in self._stored]
         for name in known:
             self._failing.pop(name, None)
-            self._stored.discard(name)
-        self._write([Delete(layout.failure_row(name)) for name in known])
+        if self._write([Delete(layout.failure_row(name)) for name in known]):
+            self._stored.difference_update(known)
 
-    def _write(self, rows: list[Change]) -> None:
+    def _write(self, rows: list[Change]) -> bool:
+        """Write rows; returns whether all are known to be written."""
+        lots = [rows[at : at + _ROWS_AT_ONCE] for at in range(0, len(rows), _ROWS_AT_ONCE)]
+        try:
+            return all(self._write_lot(lot) for lot in lots)
+        except TidelogError:  # shown less, and nothing else
+            return False
+
+    def _write_lot(self, rows: list[Change]) -> bool:
         where = layout.pipeline_shards(self.pipeline)
-        with contextlib.suppress(TidelogError):  # shown less, and nothing else
-            for first in range(0, len(rows), _ROWS_AT_ONCE):
-                some = rows[first : first + _ROWS_AT_ONCE]
-                self.log.catalog.write(where, *some, write_id=self.log.ids.new())
+        for _ in range(_ATTEMPTS):
+            row = self.log.catalog.get(where, layout.FAILURES_ROW)
+            guard = Put(layout.FAILURES_ROW, b"", expect=row.version if row else ABSENT)
+            with contextlib.suppress(ConflictError):
+                self.log.catalog.write(where, guard, *rows, write_id=self.log.ids.new())
+                return True
+        return False
 
 
 def read_failures(log: Log, pipeline: str) -> dict[str, Failure]:

@@ -6,7 +6,7 @@ them again: with other limits and other bytes, perhaps even with other events, s
 be a topic of the same catalog. Such files must not stay where readers list them.
 
 Their manifests are still in the store. A head says under which epoch a driver has last looked for
-such ranges, and then committed one of its own (``looked``): the forgotten ones are of that epoch or
+such ranges, and then written the head (``looked``): the forgotten ones are of that epoch or
 later, and no sweep deletes manifests that are. A driver lists these when it adopts a source
 partition. Once that is adopted and has no decided range:
 

@@ -1,0 +1,125 @@
+"""Writes that arrive again after every later write: no row that was deleted comes back."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+
+from tests.pipeline.test_driver import Home, grow
+from tidelog.catalog.base import Change, Delete
+from tidelog.catalog.memory import MemoryCatalog
+from tidelog.codec.events import table_of
+from tidelog.errors import ConflictError, InvalidError, UnavailableError
+from tidelog.log.archives import read_intent
+from tidelog.model.pipeline import Begin
+from tidelog.pipeline.cycle import Cycle, CycleReport
+from tidelog.pipeline.failures import Failures, read_failures
+from tidelog.sources.base import Chunk, Range, SourcePartition
+
+PARTITION = SourcePartition("t", "0")
+ERROR = InvalidError("event `id-7`: has no time: fix the parser")
+
+
+class RepeatingCatalog(MemoryCatalog):
+    """Sends every write that has landed once more after each later one, the oldest last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._landed: list[tuple[str, tuple[Change, ...], str]] = []
+
+    def write(self, partition: str, *changes: Change, write_id: str) -> None:
+        super().write(partition, *changes, write_id=write_id)
+        self._landed.append((partition, changes, write_id))
+        for where, again, known in reversed(self._landed):
+            with contextlib.suppress(ConflictError):
+                super().write(where, *again, write_id=known)
+
+
+class FailingCatalog(MemoryCatalog):
+    """Refuses to delete while it is told to."""
+
+    fails = False
+
+    def write(self, partition: str, *changes: Change, write_id: str) -> None:
+        if self.fails and any(isinstance(each, Delete) for each in changes):
+            raise UnavailableError("catalog: no answer: try again")
+        super().write(partition, *changes, write_id=write_id)
+
+
+def home_on(catalog: MemoryCatalog) -> Home:
+    home = Home(partitions=1)
+    home.log = dataclasses.replace(home.log, catalog=catalog)
+    return home
+
+
+def run(home: Home, cycle: Cycle) -> CycleReport:
+    bounds = home.source.bounds([PARTITION])
+    return cycle.run({PARTITION: bounds[PARTITION].end}, bounds)
+
+
+def test_driver_archives_everything_once() -> None:
+    home = home_on(RepeatingCatalog())
+    home.driver().run()
+    grow(home, 70)
+    home.driver().run()
+    home.check()
+
+
+def test_withdrawn_range_does_not_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A source that knows no ends has nothing to read; the driver keeps its partition."""
+    home = home_on(RepeatingCatalog())
+    cycle = Cycle(home.log, home.pipeline, epoch=1)
+    cycle.adopt(PARTITION, Begin("0", "earliest"))
+
+    def nothing(wanted: Range) -> Iterator[Chunk]:
+        yield Chunk(pa.RecordBatch.from_pylist([], table_of([], 0).schema), wanted.start)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(home.source, "read", nothing)
+        for _ in range(2):
+            assert run(home, cycle).errors == {}
+            assert read_intent(home.log, "inc", PARTITION.text) is None
+    report = run(home, cycle)
+    assert report.errors == {}
+    assert cycle.position(PARTITION) == "60"
+    home.check()
+
+
+def test_removed_failure_does_not_come_back() -> None:
+    home = home_on(RepeatingCatalog())
+    failures = Failures(home.log, "inc")
+    for _ in range(2):
+        failures.add([(PARTITION, ERROR)])
+        assert read_failures(home.log, "inc")[PARTITION.text].message == ERROR.message
+        failures.remove([PARTITION])
+        assert read_failures(home.log, "inc") == {}
+
+
+def test_failures_of_two_drivers_do_not_hinder_each_other() -> None:
+    home = home_on(MemoryCatalog())
+    other = SourcePartition("t", "1")
+    one, two = Failures(home.log, "inc"), Failures(home.log, "inc")
+    one.add([(PARTITION, ERROR)])
+    two.add([(other, ERROR)])
+    one.add([(PARTITION, ERROR)])
+    assert read_failures(home.log, "inc").keys() == {PARTITION.text, other.text}
+    one.remove([PARTITION])
+    two.remove([other])
+    assert read_failures(home.log, "inc") == {}
+
+
+def test_failure_whose_removal_failed_is_removed_later() -> None:
+    catalog = FailingCatalog()
+    home = home_on(catalog)
+    failures = Failures(home.log, "inc")
+    failures.add([(PARTITION, ERROR)])
+    catalog.fails = True
+    failures.remove([PARTITION])
+    assert not failures.is_failing(PARTITION)
+    catalog.fails = False
+    failures.remove([PARTITION])
+    assert read_failures(home.log, "inc") == {}
