@@ -274,3 +274,35 @@ def test_pump_counts_what_it_leaves_out_and_brings_a_new_event_of_an_erased_id(
     pump("two")
     assert counts == [(0, 0), (1, 0), (0, 0)]
     assert home.get("t", "b").value == b"new"
+
+
+def test_driver_whose_segment_another_has_appended_and_deleted_reports_no_damage() -> None:
+    """Both make a segment without what was erased; the other driver has not noted its batch yet."""
+    press, topic = world()
+    delete(press.log, topic)
+    staged = _staged(press, topic)
+    batch = Batch("q", 1, staged, Contents())
+    copier = Copier.adopt
+
+    class Dies(BaseException):
+        """Between the last commit and the row."""
+
+    def finish_first(self: Copier, *given: object) -> object:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Copier, "adopt", copier)
+            write = Sink._write
+
+            def dies(sink: Sink, state: object, *others: object) -> None:
+                if getattr(state, "done", False):
+                    raise Dies
+                write(sink, state, *others)  # type: ignore[arg-type]
+
+            patch.setattr(Sink, "_write", dies)
+            with pytest.raises(Dies):
+                Sink(press.log, topic, "s").commit(batch)
+        return copier(self, *given)  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Copier, "adopt", finish_first)
+        Sink(press.log, topic, "s").commit(batch)
+    assert ids(press.log, topic) == sorted(set(IDS) - {"x"})

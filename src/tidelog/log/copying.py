@@ -61,6 +61,11 @@ class Copier(Appender):
         self.erased = read_erased(self._log, self._topic, self.erased)
         return self.erased
 
+    def forget(self) -> None:
+        """Read the rows of all partitions again, when they are next needed."""
+        for partition in range(self._topic.partitions):
+            self._forget(partition)
+
     def check_head(self, partition: int, head: Head) -> None:
         super().check_head(partition, head)
         if head.erasures != self.erased.stamp[partition]:
@@ -127,8 +132,14 @@ def append_staged(
             without_erased(producer.store, each, erased, producer.writer) for each in segments
         ]
         tried.update({each.key: each for each in wanted})
-        _append(producer, wanted, first_sequence, pool)
         made = {each.key for each in wanted} - {each.key for each in segments}
+        try:
+            _append(producer, wanted, first_sequence, pool)
+        except NotFoundError:
+            producer.forget()
+            if not made or _pieces(producer, wanted, first_sequence):
+                raise
+            # Another driver has appended them all, and deleted what it had made beside.
         if made:
             producer.store.delete(made)
         return sum(len(out) for each in wanted for out in each.left_out.values())
