@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+from tidelog.catalog.base import Put
 from tidelog.errors import UnknownOutcomeError
+from tidelog.log import consumers
 from tidelog.log.consumer import Consumer
 from tidelog.log.failures import Failure, Failures
 from tidelog.log.flush import SendFuture
 from tidelog.log.intake import Intake
+from tidelog.log.lease import Lease, Member, Membership
+from tidelog.model import layout
 from tidelog.model.event import Position
+from tidelog.model.run import encode_row
 
 __all__ = [
+    "back_to_positions",
+    "beat_whatever",
     "commit_polled_ahead",
     "commit_position",
     "commit_unless_remembered",
     "due_to_one_thread",
     "keep_one_failure",
+    "mark_whichever",
+    "never_overtaken",
+    "release_without_version",
     "result_tells_the_flush",
 ]
 
@@ -71,4 +86,53 @@ def commit_position(self: Consumer, partition: int, intake: Intake) -> bool:
     if not is_same or held is None or held.lease.cursor != intake.position:
         self._membership.commit(partition, intake.position, intake.epoch, back=True)
     intake.committed()
+    return True
+
+
+@contextlib.contextmanager
+def back_to_positions(self: Consumer) -> Iterator[None]:
+    """After a failed poll, goes back to where it was, under whatever lease."""
+    before = {partition: each.position for partition, each in self._intakes.items()}
+    try:
+        yield
+    except BaseException:
+        for partition, intake in list(self._intakes.items()):
+            if partition in before:
+                intake.rewind(before[partition])
+            else:
+                del self._intakes[partition]
+        raise
+
+
+def release_without_version(self: Membership, partition: int) -> None:
+    """Releases a lease without expecting it, so that a doubled packet brings an old cursor back."""
+    held = self.held.pop(partition, None)
+    if held is not None:
+        free = Lease("", held.lease.epoch, held.lease.cursor)
+        where = layout.lease_partition(self._topic.incarnation, self._name, partition)
+        with contextlib.suppress(UnknownOutcomeError):
+            change = Put("lease", encode_row(free))
+            self._log.catalog.write(where, change, write_id=self._log.ids.new())
+
+
+_begin_delete = consumers._Deletion._begin
+
+
+def mark_whichever(self: consumers._Deletion, wanted: str) -> Any:
+    """Marks the consumer that has the name now, whichever was asked about."""
+    with mock.patch.object(self, "_which", return_value=wanted):
+        return _begin_delete(self, wanted)
+
+
+def never_overtaken(self: Any, version: str) -> None:
+    """Goes on with a delete of a consumer, whatever another call has made of it meanwhile."""
+
+
+def beat_whatever(self: Membership) -> bool:
+    """Writes a heartbeat without regard to a delete of the consumer."""
+    self._beats += 1
+    member = Member(self._beats, self._log.processes.mark(), self._log.clock.now_ms())
+    change = Put(layout.member_row(self.id), encode_row(member))
+    with contextlib.suppress(UnknownOutcomeError):
+        self._log.catalog.write(self._members, change, write_id=self._log.ids.new())
     return True

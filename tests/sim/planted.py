@@ -31,7 +31,6 @@ from tidelog.errors import (
     NotFoundError,
     TidelogError,
     UnavailableError,
-    UnknownOutcomeError,
 )
 from tidelog.journal import recover
 from tidelog.journal.audit import key_mark, read_records
@@ -56,7 +55,7 @@ from tidelog.log.consumer import Consumer
 from tidelog.log.copying import Copier
 from tidelog.log.failures import Failures
 from tidelog.log.flush import SendFuture
-from tidelog.log.lease import Lease, Member, Membership, read_lease
+from tidelog.log.lease import Lease, Membership, read_lease
 from tidelog.log.notify import Checked, Debounce, NotifyState
 from tidelog.log.partitioner import KeylessTurns
 from tidelog.log.pending import Rest
@@ -335,58 +334,6 @@ def no_readers(log: Log, topic: Topic, starts: Any, past: Any = False) -> list[A
     return []
 
 
-# In the world of two members.
-
-
-@contextlib.contextmanager
-def back_to_positions(self: Consumer) -> Iterator[None]:
-    """After a failed poll, goes back to where it was, under whatever lease."""
-    before = {partition: each.position for partition, each in self._intakes.items()}
-    try:
-        yield
-    except BaseException:
-        for partition, intake in list(self._intakes.items()):
-            if partition in before:
-                intake.rewind(before[partition])
-            else:
-                del self._intakes[partition]
-        raise
-
-
-def release_without_version(self: Membership, partition: int) -> None:
-    """Releases a lease without expecting it, so that a doubled packet brings an old cursor back."""
-    held = self.held.pop(partition, None)
-    if held is not None:
-        free = Lease("", held.lease.epoch, held.lease.cursor)
-        where = layout.lease_partition(self._topic.incarnation, self._name, partition)
-        with contextlib.suppress(UnknownOutcomeError):
-            change = Put("lease", encode_row(free))
-            self._log.catalog.write(where, change, write_id=self._log.ids.new())
-
-
-_begin_delete = consumers._Deletion._begin
-
-
-def mark_whichever(self: consumers._Deletion, wanted: str) -> Any:
-    """Marks the consumer that has the name now, whichever was asked about."""
-    with mock.patch.object(self, "_which", lambda: wanted):
-        return _begin_delete(self, wanted)
-
-
-def never_overtaken(self: Any, version: str) -> None:
-    """Goes on with a delete of a consumer, whatever another call has made of it meanwhile."""
-
-
-def beat_whatever(self: Membership) -> bool:
-    """Writes a heartbeat without regard to a delete of the consumer."""
-    self._beats += 1
-    member = Member(self._beats, self._log.processes.mark(), self._log.clock.now_ms())
-    change = Put(layout.member_row(self.id), encode_row(member))
-    with contextlib.suppress(UnknownOutcomeError):
-        self._log.catalog.write(self._members, change, write_id=self._log.ids.new())
-    return True
-
-
 # In the topics' world.
 
 
@@ -570,17 +517,19 @@ BUGS: dict[str, Bug] = {
     "trim passes a reader": _clients("P7", (readers, "readers_behind", no_readers)),
     "failed poll rewinds the next lease": _members(
         "P3",
-        (Consumer, "_all_or_nothing", back_to_positions),
+        (Consumer, "_all_or_nothing", wrong.back_to_positions),
         (Consumer, "_commit", wrong.commit_position),
     ),
-    "doubled release of a lease": _members("P3", (Membership, "release", release_without_version)),
+    "doubled release of a lease": _members(
+        "P3", (Membership, "release", wrong.release_without_version)
+    ),
     "consumer deleted by a call that was overtaken": _members(
-        "P3", (consumers._Deletion, "_check_ours", never_overtaken)
+        "P3", (consumers._Deletion, "_check_ours", wrong.never_overtaken)
     ),
     "delete of a consumer that began meanwhile": _members(
-        "P3", (consumers._Deletion, "_begin", mark_whichever)
+        "P3", (consumers._Deletion, "_begin", wrong.mark_whichever)
     ),
-    "heartbeat passes a delete": _members("P3", (Membership, "_beat", beat_whatever)),
+    "heartbeat passes a delete": _members("P3", (Membership, "_beat", wrong.beat_whatever)),
     "deleted topic read as damage": _topics("P7", (read, "read_head", read_closed_head)),
     "delete without closing": _topics("P1", (topics, "_close_head", no_closing)),
     "heads go with their topic": _topics("P1", (topics, "remove_partition", remove_heads_too)),
