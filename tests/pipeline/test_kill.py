@@ -13,7 +13,7 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import duckdb
@@ -24,6 +24,7 @@ from tests.pipeline.test_archive import an_archive, drive, folder
 from tests.servers.kafka import Kafka
 from tests.servers.s3 import S3
 from tests.servers.spark import SparkCluster
+from tests.waiting import until
 from tidelog import Event, Home
 from tidelog.codec.formats import open_format
 from tidelog.home import World, create_home
@@ -253,6 +254,16 @@ def command(home: Home, name: str, *more: str) -> list[str]:
     return [sys.executable, "-c", main, "--home", home.config, "archive", "run", name, *more]
 
 
+def wait_for_a_death(tokens: Path, drivers: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Return once a worker has taken a token, or no driver is left whose workers could."""
+    held = len(list(tokens.iterdir()))
+
+    def is_over() -> bool:
+        return len(list(tokens.iterdir())) < held or all(d.poll() is not None for d in drivers)
+
+    until(is_over, DRIVER_S)
+
+
 def kill_workers(
     home: Home, tmp_path: Path, kills: int, more: list[str], environ: dict[str, str]
 ) -> None:
@@ -274,7 +285,8 @@ def kill_workers(
             for _ in range(2)
         ]
         try:
-            time.sleep(8 + 4 * chance.random())
+            wait_for_a_death(tokens, drivers)
+            time.sleep(2 * chance.random())
             drivers[0].kill()
             for driver in drivers:
                 driver.wait(DRIVER_S)
