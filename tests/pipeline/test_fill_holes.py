@@ -158,6 +158,22 @@ def test_rollback_to_a_generation_that_lacks_what_a_transform_dropped_is_refused
     assert held(home, "chain") == list(range(20))
 
 
+def test_range_is_completed_no_further_than_the_live_generation_is(home: Home) -> None:
+    """What that archives later is compared: it may have what the backup lacks there."""
+    home.append("t", [Event(b"%d" % n) for n in range(10)], partition=0)
+    an_archive(home, "slow")
+    drive(home, "slow")
+    home.append("t", [Event(b"%d" % n) for n in range(10, 20)], partition=0)
+    an_archive(home, "half", transform="m:f")
+    drive(home, "half")
+    build(home, "slow", source="archive:half")
+    drive(home, "slow")
+    assert held(home, "slow") == list(range(20))
+    with pytest.raises(InvalidError, match=re.escape("lacks what generation 1 has: `t/0` from 11")):
+        promote(home, "slow")
+    assert held(home, "slow") == list(range(20))
+
+
 @pytest.fixture
 def three(home: Home) -> Home:
     """Archives ``a`` with a transform, ``b`` of that, and ``c`` of ``b``, with typed columns."""

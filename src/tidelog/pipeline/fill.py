@@ -179,6 +179,8 @@ class FillSource:
             return self._carried(range, self._next_border(range, held.old), b"")
         end = held.end_of_span(int(range.start))
         if end is not None:
+            if held.old is not None and int(range.start) < int(held.old.end):
+                end = min(end, int(held.old.end))  # a range is completed as a whole, or not at all
             end, is_damaged = held.until_damage(int(range.start), end)
             self._check_same(_limited(range, str(end)), None if is_damaged else held.old)
             reader = self._source.reader(_limited(range, str(end)))

@@ -7,7 +7,8 @@ offsets themselves are compared, of the ranges that say that something was not t
 was read from that generation's files, or was completed from them, has all that they have.
 
 Which offsets a range left out by its own transform, or as erased, is not known, only how many: a
-range lacks something when more offsets are missing than that.
+range lacks something when more offsets are missing than that, or when its source lacked more
+offsets than the other generation does.
 """
 
 from __future__ import annotations
@@ -72,7 +73,11 @@ class LackingEvents:
         for manifest, (start, end) in doubtful:
             lacking = np.setdiff1d(_within(before, start, end), _within(now, start, end))
             lacking = np.setdiff1d(lacking, np.array(manifest.erased, np.int64))
-            if len(lacking) > manifest.dropped + manifest.left_out + manifest.deleted:
+            excused = manifest.dropped + manifest.left_out + manifest.deleted
+            held = len(_within(before, start, end))
+            if len(lacking) > excused or (
+                len(lacking) and _unread(manifest) > _span(manifest) - held
+            ):
                 yield MissingRange(partition, str(lacking[0]), str(lacking[-1] + 1))
             elif int(manifest.end) <= int(old.end):
                 self._compared.add((partition, manifest.start, manifest.end))
@@ -102,6 +107,15 @@ class LackingEvents:
                 held = (files.offsets(batch, file) for batch in files.batches(manifest, file))
                 found.extend(each.to_numpy().astype(np.int64) for each in held)
         return np.sort(np.concatenate(found))
+
+
+def _unread(manifest: Manifest) -> int:
+    """Returns how many offsets of a range its source did not have; the range cannot have them."""
+    return manifest.absent + sum(gap.offsets for gap in manifest.lost if gap.is_partial)
+
+
+def _span(manifest: Manifest) -> int:
+    return int(manifest.end) - int(manifest.start)
 
 
 def _is_in(file: FileEntry, spans: list[Interval]) -> bool:
