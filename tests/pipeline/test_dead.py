@@ -346,6 +346,23 @@ def test_replays_that_are_killed_archive_each_event_once(home: Home) -> None:
     ]
 
 
+def test_sweep_deletes_what_a_replay_left_that_died_after_its_commit(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next replay has nothing to do, and takes the source partition over all the same."""
+    fill(home, range(1, 5))
+    archive = an_archive(home, parser=AT)
+    drive(home, archive)
+    with monkeypatch.context() as patch:
+        patch.setattr(files_module.FilesSink, "discard", lambda *_: None)
+        assert replay(home, archive, Replaying(parser=AT_OR_WHEN), LocalWorkers()).replayed
+    staged = layout.staging_of(replay_pipeline(archive.pipeline()))
+    assert list(home.store.list(staged))
+    assert replay(home, archive, Replaying(parser=AT_OR_WHEN), LocalWorkers()).tried == 0
+    home.sweep("0s")
+    assert not list(home.store.list(staged))
+
+
 def test_files_of_dead_letters_that_overlap_are_tried_together(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:

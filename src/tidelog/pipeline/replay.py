@@ -138,8 +138,13 @@ class DeadSource:
         return f"dead:{self._archive.name}"
 
     def partitions(self) -> list[SourcePartition]:
+        """Those with dead letters, and those of an earlier replay, which may have died there.
+
+        A driver that takes these over fences it, so that sweeps delete what it has staged.
+        """
         known = read_partitions(self._log, self._pipeline)
-        return [SourcePartition.named(name) for name in known if self._files(name)]
+        wanted = [each for each in known if self._files(each) or self._has_begun(each)]
+        return [SourcePartition.named(each) for each in wanted]
 
     def bounds(self, partitions: Sequence[SourcePartition]) -> dict[SourcePartition, Bounds]:
         return {each: Bounds(Place().text, self._end(each).text) for each in partitions}
@@ -183,6 +188,11 @@ class DeadSource:
     def count(self, start: str, end: str) -> int | None:
         return None
 
+    def _has_begun(self, partition: str) -> bool:
+        """Whether a replay has a head there; that of a dropped generation is closed."""
+        head = read_progress(self._log, replay_pipeline(self._pipeline), partition)
+        return head is not None and not head.closed
+
     def _files(self, partition: str) -> list[list[FileEntry]]:
         return dead_files(self._log, self._pipeline, partition)
 
@@ -192,7 +202,7 @@ class DeadSource:
         place = Place.parse(progress.position) if progress else Place()
         if partition not in self._ends:
             found = [file.last_offset for files in self._files(partition.text) for file in files]
-            self._ends[partition] = Place(place.number + 1, max(found, default=-1) + 1)
+            self._ends[partition] = Place(place.number + 1, max(found) + 1) if found else place
         return max(self._ends[partition], place)
 
 
