@@ -14,10 +14,13 @@ from tidelog.catalog.base import Change, Delete
 from tidelog.catalog.memory import MemoryCatalog
 from tidelog.codec.events import table_of
 from tidelog.errors import ConflictError, InvalidError, UnavailableError
-from tidelog.log.archives import read_intent
-from tidelog.model.pipeline import Begin
+from tidelog.log.archives import list_partitions, read_intent
+from tidelog.model import layout
+from tidelog.model.archive import Promotion
+from tidelog.model.pipeline import Begin, Listed
 from tidelog.pipeline.cycle import Cycle, CycleReport
 from tidelog.pipeline.failures import Failures, read_failures
+from tidelog.pipeline.freezing import freeze_heads, release_heads
 from tidelog.sources.base import Chunk, Range, SourcePartition
 
 PARTITION = SourcePartition("t", "0")
@@ -86,6 +89,18 @@ def test_withdrawn_range_does_not_come_back(monkeypatch: pytest.MonkeyPatch) -> 
     report = run(home, cycle)
     assert report.errors == {}
     assert cycle.position(PARTITION) == "60"
+    home.check()
+
+
+def test_frozen_head_that_comes_back_does_not_stop_a_driver() -> None:
+    """A partition without a head gets a frozen one in a promote, which is deleted after it."""
+    home = home_on(RepeatingCatalog())
+    list_partitions(home.log, "inc", [Listed(PARTITION.text)])
+    promotion = Promotion("promote", 2, 0)
+    freeze_heads(home.log, home.pipeline, promotion)
+    release_heads(home.log, "inc", promotion)
+    assert home.log.catalog.get(layout.pipeline_partition("inc", PARTITION.text), "head")
+    home.driver().run()
     home.check()
 
 

@@ -74,6 +74,8 @@ class AuditedCatalog(MemoryCatalog):
         """
         for write_id, changes in self._done.get((partition, changed), {}).items():
             rows = {change.row: self.get(partition, change.row) for change in changes}
+            if partition.startswith("pipeline/") and all(map(_is_frozen, changes)):
+                continue
             outcome = judge(changes, versions_of(rows), write_id)
             names = [each.row for each in changes if not isinstance(each, Check)]
             assert outcome is not Outcome.HOLDS, f"write {write_id} of {names} could land again"
@@ -94,6 +96,17 @@ class AuditedCatalog(MemoryCatalog):
     def _heads(self, start: str) -> list[Row]:
         named = [rows for name, rows in self._partitions.items() if name.startswith(start)]
         return [rows["head"] for rows in named if "head" in rows]
+
+
+def _is_frozen(change: Change) -> bool:
+    """Whether it puts the frozen head of a pipeline's partition that no driver has begun.
+
+    The driver that meets it thaws it (``test_repeated_packets``).
+    """
+    if not isinstance(change, Put) or change.row != "head":
+        return False
+    head = msgspec.msgpack.decode(change.value)
+    return bool(head.get("frozen")) and not head["position"]
 
 
 class RecurringCatalog(AuditedCatalog):
