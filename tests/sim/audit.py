@@ -19,8 +19,9 @@ from tidelog.catalog.memory import MemoryCatalog
 UNCONDITIONAL = ("member/", "consumer/", "playback/")
 
 # Lists of unused objects stay true: one that comes back after a sweep is deleted by the next sweep.
-# Only a compile makes its plan untrue, by a write that has other rows too.
-LISTS = "unused/"
+# Only a compile makes its plan untrue, by a write that has other rows too. The same holds for notes
+# of strays: one that comes back says when its objects were found, and the next sweep reads it.
+LISTS = ("unused/", "stray/")
 
 
 class AuditedCatalog(MemoryCatalog):
