@@ -32,8 +32,8 @@ SHARED = ("spark_cluster", "local_spark", "cassandra_server", "kafka_server")
 EARLY = ("tests/browser", "tests/contract", "tests/sim", "tests/test_docs.py", "tests/test_site.py")
 LATE = ("tests/codec", "tests/model", "tests/test_tidy.py", "tests/testing")
 
-# Where tests have their folders: in memory, as no test pulls the machine's plug, and every append to
-# a home waits for the disk. Some rooms are about files and locks themselves.
+# Where tests have their folders: in memory, as no test pulls the machine's plug, and every append
+# to a home waits for the disk. Some rooms are about files and locks themselves.
 MEMORY = Path("/dev/shm").resolve()
 MEMORY_BYTES_MIN = 4 << 30
 ON_DISK = ("tests/catalog", "tests/contract", "tests/sources", "tests/stateful", "tests/store")
